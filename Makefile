@@ -37,7 +37,7 @@ quick: $(VENV)/.installed  ## The tests that need no other process, no browser a
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
 	for image in serving serving-gpu trainer; do \
-		$(TOOLS_VENV)/bin/pip-audit --disable-pip --require-hashes --requirement docker/requirements-$$image.txt || exit; \
+		$(TOOLS_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --requirement docker/requirements-$$image.txt || exit; \
 	done
 
 check: $(VENV)/.installed  ## Formatting, lint and types; seconds.

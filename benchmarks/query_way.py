@@ -31,7 +31,7 @@ from longtail.serving import Settings, create_app
 from tests.bundles import make_bundle
 from tests.serving.process import free_port
 
-_ROOT = Path(longtail.serving.__file__).resolve().parents[1]
+_ROOT = Path(longtail.__file__).parent
 _ROOMS = ("bundle", "index", "serving", "state")
 _WARM, _ROUNDS = 50, 10
 

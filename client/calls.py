@@ -174,6 +174,8 @@ def retrieve(
         arm: name of the arm that answers; None: the unit's arm.
         selection: the other fields of the single query.
     """
+    if isinstance(queries, Mapping):
+        raise ValueError(f"expected a Query or several, received features: did you mean features={dict(queries)!r}?")
     _one_of(queries=queries, features=features)
     if queries is not None and selection:
         raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")

@@ -56,7 +56,7 @@ packages=$venv/lib/python$wanted/site-packages
 run=(env -i "HOME=$root/home" "PATH=$venv/bin:/usr/bin:/bin" LANG=C.UTF-8 TF_CPP_MIN_LOG_LEVEL=2)
 cd "$root/home"
 "${clean[@]}" python -m pip --python "$venv/bin/python" check
-for room in "$root"/src/{bundle,commands,index,serving,state,trainer}; do
+for room in "$root"/src/{bundle,commands,index,serving,state,tables,trainer}; do
     [[ ! -d $room ]] || (cd "$root/src" && find "${room##*/}" -type f ! -name '*.pyc' ! -name '*.md')
 done | while read -r file; do
     [[ -f $packages/longtail/$file ]] || { echo "expected $file in the wheel: [tool.setuptools.package-data] leaves it out" >&2; exit 1; }

@@ -11,6 +11,7 @@ COPY LICENSE README.md pyproject.toml setup.py ./
 COPY bundle bundle
 COPY commands commands
 COPY index index
+COPY longtail longtail
 COPY serving serving
 COPY state state
 COPY tables tables

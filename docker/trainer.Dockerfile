@@ -13,6 +13,7 @@ COPY LICENSE README.md pyproject.toml setup.py ./
 COPY bundle bundle
 COPY commands commands
 COPY index index
+COPY longtail longtail
 COPY state state
 COPY tables tables
 COPY trainer trainer

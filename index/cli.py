@@ -15,6 +15,7 @@ from rich.table import Table
 from longtail.bundle import BundleError, LabelChanges
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
+from longtail.commands.app import app_of_commands
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -29,13 +30,7 @@ from longtail.index.release.releases import Releases
 from longtail.state import StoreError, read_label_changes
 from longtail.tables import as_place
 
-app = typer.Typer(
-    help="Build FAISS indexes over bundles and decide which release serves.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = app_of_commands("Build FAISS indexes over bundles and decide which release serves.")
 
 ReleasesArgument = Annotated[
     str, typer.Argument(metavar="RELEASES", help="Directory of releases, or its URL, such as s3://bucket/releases.")
@@ -247,26 +242,26 @@ def publish(
     _publish(releases, name, force=force)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index stage releases books-2")
 def stage(releases: ReleasesArgument, name: NameArgument) -> None:
     """Send a release a share of live queries as shadow traffic. The release is verified, and not published."""
     Releases(releases).stage(name)
     print(f"staged: {name}")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index unstage releases")
 def unstage(releases: ReleasesArgument) -> None:
     """End shadow traffic."""
     print(f"no longer staged: {Releases(releases).unstage() or 'nothing was'}")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index rollback releases")
 def rollback(releases: ReleasesArgument) -> None:
     """Point CURRENT back at the release published before."""
     print(f"published: {Releases(releases).rollback()}")
 
 
-@app.command("list")
+@app.command("list", epilog="Example: longtail-index list releases")
 def list_(releases: ReleasesArgument) -> None:
     """Show every release; * is published, s is staged."""
     shelf = Releases(releases)
@@ -289,7 +284,7 @@ def list_(releases: ReleasesArgument) -> None:
     console.print(table)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index merge releases/b/bundle releases/.state --out merged")
 def merge(
     bundle: BundleArgument,
     state: Annotated[
@@ -307,7 +302,7 @@ def merge(
     print(f"written: {out}")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index upload releases/books-2 s3://bucket/releases")
 def upload(
     release: Annotated[Path, typer.Argument(metavar="RELEASE", help="A release's directory.")],
     releases: ReleasesArgument,
@@ -318,7 +313,7 @@ def upload(
     print(f"uploaded: {shelf}/{release.resolve().name}")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index verify releases books-2")
 def verify(releases: ReleasesArgument, name: NameArgument) -> None:
     """Read a release and compare every byte with the manifest."""
     release = Releases(releases).verify(name)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from longtail.bundle import BundleError
 from longtail.bundle.integrity import MANIFEST
 from longtail.bundle.objects import is_url, local_path
+from longtail.commands.app import app_of_commands
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
@@ -36,13 +37,7 @@ from longtail.state import Place, StoreError, copy_label_changes, read_place
 from longtail.tables import as_place
 
 logger = logging.getLogger(__name__)
-app = typer.Typer(
-    help="Serve releases over HTTP.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = app_of_commands("Serve releases over HTTP.")
 
 SinceOption = Annotated[
     str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
@@ -141,7 +136,7 @@ def run(
     serve(settings, log_level)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve check releases/books-2")
 def check(
     release: Annotated[Path, typer.Argument(help="A release's directory.", exists=True, file_okay=False)],
 ) -> None:
@@ -189,7 +184,7 @@ def export_feedback(
         print(line)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve experiments releases --since 7d")
 def experiments(
     releases: ReleasesArgument,
     *,
@@ -300,7 +295,7 @@ def batch(
     print(out)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve openapi > openapi.json")
 def openapi() -> None:
     """Print the OpenAPI document of the service."""
     print(json.dumps(openapi_document(), indent=1, ensure_ascii=False))

@@ -67,6 +67,10 @@ first AS (
 SELECT first.* EXCLUDE (features), coalesce(first.features, answers.features) AS features, impressions
 FROM first LEFT JOIN answers USING (answer) WHERE {IN_WINDOW}
 """
+_REPEATS = f"""
+SELECT coalesce(sum(len(labels)), 0)::BIGINT - (SELECT count(*) FROM chosen) FROM events
+WHERE kind IN ('choice', 'organic') AND {IN_WINDOW} AND time < to_timestamp($until)
+"""
 _LATER = "SELECT count(*) FROM events WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)"
 _UNDER_WAY_SECONDS = 60
 """Age after which every event is certainly on disk."""
@@ -135,6 +139,7 @@ def export(
     try:
         with events_of(events) as connection:
             connection.execute(_CHOSEN, {"since": since, "until": until})
+            repeats = connection.execute(_REPEATS, {"since": since, "until": until}).fetchone() or (0,)
             later = connection.execute(_LATER, {"until": until}).fetchone() or (0,)
             kept = "TRUE" if everything else "features IS NOT NULL"
             left_out = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
@@ -158,6 +163,8 @@ def export(
     if left_out[0]:
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
         said.append(f"left out: {left_out[0]:,} labels {why}")
+    if repeats[0]:
+        said.append(f"left out: {repeats[0]:,} labels sent again: by an idempotency key, or by answer, label and event")
     if later[0]:
         said.append(
             f"left out: {later[0]:,} events of {_iso(until)} and later, for the next export (--until 0m takes all)"

@@ -71,8 +71,8 @@ def refresh(settings: Settings) -> str:
     """Publish a release that knows the events up to now, and the labels that were added; returns its name.
 
     Raises:
-        LongtailIndexError: there is no release with a forecast or co-occurrence, or no later event; or another release
-            was published.
+        LongtailIndexError: there is no release with a forecast or co-occurrence, or no later event; or a label has
+            become popular all at once; or another release was published.
         StoreError, ServingError, BundleError, OSError: label changes or events cannot be read, or a release cannot be
             written.
     """
@@ -91,8 +91,9 @@ def refresh(settings: Settings) -> str:
             return connection.sql(_CHOSEN, params=given).to_arrow_table()
 
     building.refresh(
-        settings.releases, chosen, changes=changes, source=current, name=name, until=until, progress=logger.info
-    )
+        settings.releases, chosen, changes=changes, source=current, name=name, until=until, unattended=True,
+        progress=logger.info,
+    )  # fmt: skip
     try:
         releases.publish(name, instead_of=current)
     finally:  # releases that could not be published are pruned too

@@ -3,7 +3,7 @@
 `engine.py` and `table.py` need DuckDB, and are imported by their names.
 """
 
-from longtail.tables.errors import DataError
+from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile, as_place, find_files, is_query
 
-__all__ = ["DataError", "DataFile", "as_place", "find_files", "is_query"]
+__all__ = ["DataError", "DataFile", "EmptyFileError", "as_place", "find_files", "is_query"]

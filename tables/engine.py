@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.bundle.validation import did_you_mean
-from longtail.tables.errors import DataError
+from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import PACKED, DataFile, store_errors
 from longtail.tables.lake import lake_reader
 from longtail.tables.queries import opened_query
@@ -74,6 +74,7 @@ class Engine:
 
     Attributes:
         views: tables of the places that queries name.
+        empty_files: names of files without rows, which were left out.
 
     Args:
         folder: is the connection's alone, and removed after it.
@@ -82,6 +83,7 @@ class Engine:
 
     def __init__(self, folder: Path, memory: int | None) -> None:
         self.folder, self._numbers, self.views = folder, 0, dict[Path | str, str]()
+        self.empty_files: list[str] = []
         self.connection = duckdb.connect(config={"autoinstall_known_extensions": False})
         self.run(f"SET temp_directory = {literal(str(folder / 'spilled'))}")
         self.run("SET TimeZone = 'UTC'")
@@ -115,6 +117,13 @@ class Engine:
         name = self.name("arrow")
         self.connection.register(name, table)
         return name
+
+    def empty_in_words(self) -> str | None:
+        """Describe the files that were left out without rows; None without any."""
+        if not self.empty_files:
+            return None
+        more = f" and {len(self.empty_files) - 1:,} more" if len(self.empty_files) > 1 else ""
+        return f"Without rows: {self.empty_files[0]}{more}"
 
     def name(self, of: str) -> str:
         """Return a name that nothing has yet."""
@@ -211,7 +220,11 @@ class Opened:
         names = [row[0] for row in found]
         if file.kind == "parquet":  # DuckDB tells no case apart, and gives a second column another name
             with open(file.path, "rb") if file.system is None else file.system.open(file.path) as content:
-                names = pq.read_schema(content).names
+                about = pq.read_metadata(content)
+                schema = about.schema.to_arrow_schema()
+            if not about.num_rows and all(map(pa.types.is_null, schema.types)):
+                raise EmptyFileError(f"{file.name}: expected columns with types, found an empty file")
+            names = schema.names
         return source, [(name, row[1]) for name, row in zip(names, found, strict=True)]
 
     @property
@@ -350,6 +363,8 @@ def _look_at(engine: Engine, file: DataFile) -> _Text:
     with open(path, encoding="utf-8-sig", newline="") as content:
         head = content.read(1 << 20)
     first = head.splitlines()[0] if head else ""
+    if not head.strip():
+        raise EmptyFileError(f"{file.name}: expected a header with the names of columns, found an empty file")
     if not first.strip():
         raise DataError(f"{file.name}: expected a header with the names of columns in its first line, found none")
     unquoted = re.sub(r'"[^"]*"', "", first)
@@ -465,7 +480,7 @@ def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, st
     """
     staged, count, _ = _staged(engine, file)
     if not count:
-        raise DataError(f"{file.name}: expected a JSON object in every line, found an empty file")
+        raise EmptyFileError(f"{file.name}: expected a JSON object in every line, found an empty file")
     path, lines = one_path(staged), "format = 'newline_delimited', records = true"
     auto = f"read_json({path}, {lines}, sample_size = -1, map_inference_threshold = -1)"
     try:

@@ -3,3 +3,7 @@
 
 class DataError(Exception):
     """A data file is missing, unreadable, or does not hold what its reader needs."""
+
+
+class EmptyFileError(DataError):
+    """A file has neither rows nor names of columns, such as one of an hour without events."""

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -21,6 +21,8 @@ PACKED = (".gz", ".bz2", ".zst")
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs")
 _ICEBERG = "*.metadata.json"
 """Files below `metadata` of an Iceberg table."""
+_HIDDEN = ("_", ".")
+"""First letters of names that hold no data: leftovers of writers and of editors."""
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SHOWN = 60
 """Characters of a query that messages show."""
@@ -125,13 +127,14 @@ def _local(place: Path) -> list[DataFile]:
     if place.exists():
         tops = [place]
     elif "**" in place.parts:
-        at = next(at for at, part in enumerate(place.parts) if glob.has_magic(part))
-        base = os.path.join(*place.parts[:at]) if at else "."
-        below = {name: PurePosixPath(name[len(base) :].lstrip("/")).parts for name in _below(Path(base))}
-        names = _listed((name for name, parts in below.items() if _meets(parts, place.parts[at:])), base)
+        base, pattern = _split_pattern(place.parts)
+        folder = os.path.join(*base) if base else "."
+        below = {name: PurePosixPath(name[len(folder) :].lstrip("/")).parts for name in _below(Path(folder))}
+        matches = (name for name, parts in below.items() if _meets(parts, pattern))
+        names = [name for name in _visible(matches, place.parts) if _ending(name) is not None]
         tops = []
     else:
-        tops = [Path(name) for name in sorted(glob.glob(str(place)))]
+        tops = [Path(name) for name in _visible(glob.glob(str(place), include_hidden=True), place.parts)]
     for top in tops:
         if not top.is_dir():
             names.append(str(top))
@@ -144,7 +147,25 @@ def _local(place: Path) -> list[DataFile]:
     return files + [DataFile(name, name, kind_of(name)) for name in _once(names)]
 
 
-def _meets(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+def _split_pattern(parts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split the parts of a glob before the first that has a wildcard."""
+    first = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    return parts[:first], parts[first:]
+
+
+def _visible(paths: Iterable[str], parts: Sequence[str]) -> list[str]:
+    """Sort the paths of a glob with these parts; leave out those with a hidden name that no part of it spells."""
+    base, pattern = _split_pattern(parts)
+    spelled = [part for part in pattern if part.startswith(_HIDDEN)]
+
+    def is_visible(path: str) -> bool:
+        names = [name for name in PurePosixPath(path).parts[len(base) :] if name.startswith(_HIDDEN)]
+        return all(any(fnmatchcase(name, part) for part in spelled) for name in names)
+
+    return sorted(filter(is_visible, paths))
+
+
+def _meets(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Tell whether the parts of a path meet those of a glob, of which `**` is any number of folders."""
     if not pattern or not parts:
         return not parts and all(part == "**" for part in pattern)
@@ -195,7 +216,7 @@ def _remote(url: str) -> list[DataFile]:
         obstore.fsspec.register([*_OBJECT_STORES])
         options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}
         system, path = fsspec.core.url_to_fs(url, **options)
-        tops = sorted(system.glob(path)) if re.search(r"[*?\[]", path) else [path]
+        tops = _visible(system.glob(path), PurePosixPath(path).parts) if glob.has_magic(path) else [path]
         files, paths = [], []
         for top in tops:
             name = system.unstrip_protocol(top)
@@ -219,7 +240,7 @@ def _listed(paths: Iterable[str], top: str) -> list[str]:
 
     def is_data(path: str) -> bool:
         parts = PurePosixPath(path[len(top) :].lstrip("/")).parts
-        hidden = any(part.startswith(("_", ".")) for part in parts)
+        hidden = any(part.startswith(_HIDDEN) for part in parts)
         return not hidden and _ending(path) is not None
 
     return sorted(filter(is_data, paths))

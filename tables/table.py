@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from longtail.tables.engine import Engine, Opened, Rejected
-from longtail.tables.errors import DataError
+from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile
 from longtail.tables.values import (
     TEXT,
@@ -154,14 +154,22 @@ def read_table(
         views: kinds of files whose rows stay where they are, if all files are of these.
     """
     opened: list[tuple[int, Opened, dict[str, tuple[str, str]]]] = []
+    empty: list[EmptyFileError] = []
     for number, file in enumerate(files):
         try:
             one = Opened(engine, file)
             opened.append((number, one, wanted(one, number)))
+        except EmptyFileError as error:
+            empty.append(error)
+            engine.empty_files.append(file.name)
         except DataError as error:
             if errors is None:
                 raise
             errors.append(str(error))
+    if empty and len(empty) == len(files):
+        if errors is None:
+            raise empty[0]
+        errors.append(str(empty[0]))
     kinds = _kinds([columns for *_, columns in opened], where)
     made = Table(engine, engine.name("rows"), kinds)
     stay = "HUGEINT" not in kinds.values() and all(one.file.kind in views for _, one, _ in opened)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 TEXT = "TEXT"
 """Type of a column of a text file, which has no types; DuckDB holds it as VARCHAR."""
+NULLS = '"NULL"'
+"""Type of a column whose values are all null."""
 NOTHING = ("", "na", "n/a", "#n/a", "nan", "null", "nil", "none", "\\n", "-", "--", "?")
 """Words for a missing number, time or boolean, in lower case."""
 NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
@@ -32,7 +34,7 @@ def literal(value: str) -> str:
 
 def is_text(kind: str) -> bool:
     """Tell whether a column holds text."""
-    return kind in (TEXT, "VARCHAR") or kind.startswith("ENUM")
+    return kind in (TEXT, "VARCHAR", NULLS) or kind.startswith("ENUM")
 
 
 def is_integer(kind: str) -> bool:
@@ -181,7 +183,7 @@ def one_type(kinds: set[str]) -> str | None:
 
     Numbers become wider, and dates timestamps. With text, all but lists become text.
     """
-    kinds = {"VARCHAR" if kind.startswith("ENUM") else kind for kind in kinds if kind != '"NULL"'} or {"VARCHAR"}
+    kinds = {"VARCHAR" if kind.startswith("ENUM") else kind for kind in kinds if kind != NULLS} or {"VARCHAR"}
     if len(kinds) == 1:
         return next(iter(kinds))
     if all(kind.endswith("[]") for kind in kinds):

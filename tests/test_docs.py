@@ -14,6 +14,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+import longtail
 from longtail.index.cli import app as index_app
 from longtail.serving.cli import app as serve_app
 from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS
@@ -164,6 +165,7 @@ def test_one_version_stands_everywhere() -> None:
     assert (newest, cited["version"], str(cited["date-released"])) == (version, version, date)
     assert len(section.splitlines()) <= 300
     assert json.loads((ROOT / "serving/openapi.json").read_text())["info"]["version"] == version
+    assert longtail.__version__ == version
     files = [*(ROOT / "docker").rglob("*.yaml"), ROOT / "docker/README.md", DOCS / "orchestrators.md"]
     text = "\n".join(path.read_text() for path in files)
     tags = re.findall(r"longtail-(?:serving|trainer)[a-z-]*:([\d.]+\d)|newTag: (\S+?)}?$", text, re.MULTILINE)

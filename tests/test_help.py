@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,27 @@ def test_help_shows_every_character_of_the_docstring_and_options(
     assert "<bool>" not in shown
 
 
+@PAGES
+def test_arguments_are_bare_and_values_in_capitals(app: typer.Typer, words: list[str], command: Any) -> None:
+    shown = page(app, *words)
+    usage, _, options = shown.partition("Options:")
+    arguments = [
+        one.metavar + ("..." if one.nargs == -1 else "") for one in command.params if one.param_type_name == "argument"
+    ]
+    assert "{" not in usage
+    assert usage.splitlines()[0].split("[OPTIONS]")[1].split() == arguments
+    assert re.findall("<(?!debug)[^>]*>", options) == []
+    for one in command.params:
+        if one.param_type_name == "option" and one.multiple:
+            assert re.search(rf"{one.opts[0]} \S+ \(repeatable\)", options)
+
+
+@pytest.mark.parametrize("app", [*GROUPS.values(), audit_app], ids=[*GROUPS, "longtail-audit"])
+def test_the_version_is_an_option(app: typer.Typer) -> None:
+    assert re.search(r"--version +Show the version and exit\.", page(app))
+    assert CliRunner().invoke(app, ["--version"]).output == f"longtail {version('longtail')}\n"
+
+
 @pytest.mark.parametrize("app", GROUPS.values(), ids=GROUPS)
 def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
     shown = page(app)
@@ -59,11 +82,13 @@ def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
 
 
 @PAGES
-def test_an_example_is_read_by_its_command(app: typer.Typer, words: list[str], command: Any) -> None:
-    if command.epilog is None:
-        return
+def test_an_example_is_read_by_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: typer.Typer, words: list[str], command: Any
+) -> None:
+    (tmp_path / "releases/books-2").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     assert command.epilog in page(app, *words)
-    program, *given = shlex.split(command.epilog.removeprefix("Example: "))
+    program, *given = shlex.split(command.epilog.removeprefix("Example: ").split(" > ")[0])
     assert [program, *given[: len(words)]] in (name.split() for name in COMMANDS)
     command.make_context(program, given[len(words) :])
 

@@ -1,19 +1,19 @@
-"""The wheel: only `longtail` at the top level, every file in it, commands of the rooms that are there, extras named."""
+"""Wheel, sdist and editable install: `longtail` alone, every file, commands of the rooms there, extras named."""
 
 from __future__ import annotations
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,24 +29,50 @@ pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "tables", "trainer")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
-def pip(*arguments: object) -> None:
+def pip(*arguments: object, **environment: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *map(str, arguments)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | environment)
+
+
+def copy_source(folder: Path, rooms: Iterable[str] = ROOMS) -> Path:
+    """Copy what a build reads, as a clone or an image's context has it."""
+    shutil.copytree(ROOT / "longtail", folder / "longtail", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in rooms:
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in BUILD_FILES:
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def tracked(*rooms: str) -> set[str]:
+    """Return the committed files of rooms, and of `longtail` itself, as paths in an installed package."""
+    listed = subprocess.run(["git", "ls-files", "--", *rooms], cwd=ROOT, capture_output=True, text=True, check=True)
+    links = {f"longtail/{room}" for room in ROOMS}
+    own = subprocess.run(["git", "ls-files", "longtail"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {f"longtail/{name}" for name in listed.stdout.split()} | (set(own.stdout.split()) - links)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    for room in ROOMS:
-        shutil.copytree(ROOT / room, folder / "source" / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in BUILD_FILES:
-        shutil.copy(ROOT / name, folder / "source")
-    pip("wheel", "--no-deps", "--wheel-dir", folder, folder / "source")
-    (wheel,) = folder.glob("*.whl")
+def build_tools(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with setuptools as pyproject.toml demands it, for builds without an environment each."""
+    folder = tmp_path_factory.mktemp("tools")
+    pip("install", "--target", folder, *PROJECT["build-system"]["requires"])
+    return str(folder)
+
+
+def build_wheel(source: Path, build_tools: str) -> Path:
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", source / "dist", source, PYTHONPATH=build_tools)
+    (wheel,) = (source / "dist").glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(build_tools: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(copy_source(tmp_path_factory.mktemp("source")), build_tools)
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +82,11 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(environment, with_pip=False)
     pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     return environment
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
 def scripts(wheel: Path) -> set[str]:
@@ -81,37 +112,63 @@ def test_the_wheel_builds_and_answers_from_its_own_files(bare: Path, tmp_path: P
         found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert (found.returncode, found.stderr) == (0, ""), found.stderr
     where = "import longtail.bundle as room; print(room.__file__)"
-    found = subprocess.run([bare / "bin" / "python", "-c", where], env=environment, capture_output=True, text=True)
+    program = [bare / "bin" / "python", "-c", where]
+    found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.stdout.startswith(str(bare))
 
 
-def test_rooms_are_named_once_and_none_is_forgotten() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+def test_every_room_has_a_link_in_the_package() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "longtail"}
+    links = {path.name: path.readlink() for path in (ROOT / "longtail").iterdir() if path.is_symlink()}
     assert packages == set(ROOMS)
-    assert project["tool"]["mypy"]["packages"] == [f"longtail.{room}" for room in ROOMS]
-    assert f"ROOMS = {ROOMS}".replace("'", '"') in (ROOT / "setup.py").read_text()
+    assert links == {room: Path("..", room) for room in ROOMS}
 
 
 def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    tracked = subprocess.run(["git", "ls-files", "--", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert names == {f"longtail/{name}" for name in tracked.stdout.split()}
+    assert files_of(wheel) == tracked(*ROOMS)
     assert scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
-def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("bundle", "commands", "index", "serving"):
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").touch()
-    told: dict[str, Any] = {}
-    monkeypatch.setattr("setuptools.setup", told.update)
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "setup.py"))
-    assert sorted(told["packages"]) == [f"longtail.{room}" for room in ("bundle", "commands", "index", "serving")]
-    names = [line.split(" = ")[0] for line in told["entry_points"]["console_scripts"]]
-    assert names == ["longtail", "longtail-index", "longtail-serve"]
+def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools: str, tmp_path: Path) -> None:
+    program = "import setuptools.build_meta as build; build.build_sdist('dist')"
+    environment = os.environ | {"PYTHONPATH": build_tools}
+    source = wheel.parent.parent
+    subprocess.run([sys.executable, "-c", program], cwd=source, env=environment, check=True, stdout=subprocess.DEVNULL)
+    (sdist,) = (source / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert not [member.name for member in archive if member.issym() or member.islnk()]
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    rebuilt = build_wheel(unpacked, build_tools)
+    assert files_of(rebuilt) == files_of(wheel)
+    assert scripts(rebuilt) == scripts(wheel)
+
+
+@pytest.mark.parametrize("image", ["serving", "serving-gpu", "trainer"])
+def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
+    image: str, build_tools: str, tmp_path: Path
+) -> None:
+    text = (ROOT / f"docker/{image}.Dockerfile").read_text()
+    rooms = {name for name, target in re.findall(r"(?m)^COPY (\w+) (\w+)$", text) if name == target} - {"longtail"}
+    built = build_wheel(copy_source(tmp_path / "source", rooms), build_tools)
+    assert rooms < set(ROOMS)
+    assert files_of(built) == tracked(*rooms)
+    own = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
+    assert scripts(built) == {"longtail", "longtail-index"} | own
+
+
+def test_an_editable_install_is_a_path_that_editors_follow(build_tools: str, tmp_path: Path) -> None:
+    """Editors read lines of `.pth` files that name a folder, and none that run code."""
+    source, environment = copy_source(tmp_path / "source"), tmp_path / "environment"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    install = ("install", "--no-deps", "--no-index", "--no-build-isolation", "--editable", source)
+    pip("--python", python, *install, PYTHONPATH=build_tools)
+    (path_file,) = environment.glob("lib/python*/site-packages/*.pth")
+    assert path_file.read_text().splitlines() == [str(source)]
+    program = "import longtail.commands as room; print(room.__file__)"
+    found = subprocess.run([python, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert found.stdout.strip() == str(source / "longtail/commands/__init__.py"), found.stderr
 
 
 def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

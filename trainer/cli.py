@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from longtail.commands.app import app_of_commands
+
 if TYPE_CHECKING:
     from longtail.trainer.config import Recipe
 
-app = typer.Typer(
-    help="Train two-tower retrieval models and write bundles.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = app_of_commands("Train two-tower retrieval models and write bundles.")
 
 _Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; must not exist.")]
 _RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
@@ -88,7 +84,7 @@ def init(
     typer.echo(out)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train prepare recipe.toml")
 def prepare(
     recipe: _RecipeFile,
     since: _Since = None,

@@ -44,6 +44,8 @@ _REMEMBERED = 50
 
 Value = Callable[[Task, Int32], float]
 """Returns the value of lists of a task, int32 [N, K]."""
+Error = Callable[[Int32, Int32], float]
+"""Returns the standard error of the difference of the metric between two lists, int32 [N, K] each."""
 
 
 class Choice(NamedTuple):
@@ -55,13 +57,15 @@ class Choice(NamedTuple):
 
 def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
-    metric: Value, judge: Value, k: int,
+    metric: Value, judge: Value, error: Error, k: int,
 ) -> Choice | None:  # fmt: skip
-    """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are no worse.
+    """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are within chance.
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
-    measured for the best, by the mean of `judge` over a cell and its neighbours.
+    measured for the best, by the mean of `judge` over a cell and its neighbours. Where pairs have an order in time, of
+    the cells of the best ω within one standard error that of least λ and μ is taken [Breiman et al. 1984]: popularity
+    fades until the service answers, and less of it finds more of the tail.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
@@ -102,8 +106,22 @@ def choose_term(
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
     judged_GW = np.array([judge(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
-    best = int(uniform_filter(judged_GW, 3, mode="nearest").argmax())
-    return Choice(chosen, settings[best]) if judged_GW.ravel()[best] > max(alone) else None
+    means_GW = uniform_filter(judged_GW, 3, mode="nearest")
+    best = int(means_GW.argmax())
+    towers = int(np.argmax(alone))
+    if judged_GW.ravel()[best] - alone[towers] <= error(top_SNK[best], lists.top_GNK[towers, :, :k]):
+        return None
+    within = [
+        cell
+        for cell in range(best % len(weights), len(settings), len(weights))
+        if cell == best
+        or (dataset.ordered and means_GW.max() - means_GW.ravel()[cell] <= error(top_SNK[cell], top_SNK[best]))
+    ]
+    return Choice(chosen, min((settings[cell] for cell in within), key=_popularity))
+
+
+def _popularity(setting: Setting) -> float:
+    return abs(setting.bias_removal) + abs(setting.popularity)
 
 
 def _some(rows: int, seed: int) -> Bools:
@@ -124,7 +142,7 @@ def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Seque
     The term brings popularity of its own, so less of λ or μ is needed with it.
     """
     best = int(np.argmax(values))
-    size = [abs(each.bias_removal) + abs(each.popularity) for each in settings]
+    size = [_popularity(setting) for setting in settings]
     wanted = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
     towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in wanted}
     some = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)

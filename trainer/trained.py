@@ -313,6 +313,11 @@ def _choose_term(
         point = CurvePoint(bias_removal=0.0, metrics=task.metrics(top_NK, facts))
         return point.metrics[config.metric].value - _FLOOR_FIRST * missed(point, floors)
 
+    def error(first_NK: Int32, second_NK: Int32) -> float:
+        if found is not None:  # a reweighted recall has no values by query
+            return 0.0
+        return task.error(config.metric, first_NK, second_NK, facts)
+
     k = task.k if floors else min(int(config.k), labels)
     entries = HistoryEntries(past, recipe.history_events)
-    return choose_term(recipe, dataset, task, lists, entries, metric=metric, judge=judge, k=k)
+    return choose_term(recipe, dataset, task, lists, entries, metric=metric, judge=judge, error=error, k=k)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import top_labels
-from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import LabelSide, rank
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.evaluation.ranking import LabelSide, tower_lists
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 
@@ -37,26 +39,27 @@ class Measurement:
             raise ValueError("bundle: expected the labels of the recipe's data, in their order, received others")
         self._trial = Trial(recipe, self.dataset)
         self.task, self._facts = self._trial.task, self._trial.facts
-        queries = int(bundle.manifest.training_data["training_queries"])
-        self.label_side = LabelSide.of_bundle(
-            bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=queries
-        )
+        queries, labels = int(bundle.manifest.training_data["training_queries"]), bundle.labels
+        if bundle.forecast is not None:  # labels that appear within the test period are there, as in `evaluate`
+            log_prior_L = bundle.forecast.log_popularity(whole=True).astype(np.float32)
+            labels = replace(labels, log_popularity=log_prior_L)
+        self.label_side = LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=queries)
 
     def ours(self, seconds: float) -> Row:
-        """Answer by the bundle at its default λ and μ."""
-        manifest = self.bundle.manifest
+        """Answer by the bundle at its default λ, μ and ω."""
+        manifest, matrix = self.bundle.manifest, self.bundle.cooccurrence
         encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
         features = encoding.query.with_history(self.task.past)
         session = onnx_session(self.bundle.query_model, "query_tower.onnx")
-        dial = Setting(manifest.bias_removal.default, manifest.popularity.default)
-        (top_NK,), _ = rank(
-            self.task.rows_N,
+        dial = Dial.of_manifest(manifest).default
+        lists, _ = tower_lists(
+            self.task,
             lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
             self.label_side,
-            self.task.seen,
-            [dial],
-            k=self.task.k,
+            [dial.of_towers],
         )
+        entries = HistoryEntries(self.task.past, self.recipe.history_events)
+        (top_NK,) = lists.at([dial], None if matrix is None else TermOf(matrix, entries))
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
     def baseline(self, name: str) -> Row | None:

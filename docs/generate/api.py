@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import logging
 import re
-import tempfile
 import textwrap
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 
 import griffe
 
-_ROOMS = ("bundle", "client", "index", "serving", "state", "tables", "trainer")
 _ROOT = Path(__file__).resolve().parents[2]
 _PARSER = griffe.Parser.google
 _OPTIONS: dict[str, Any] = {"warnings": True, "warn_missing_types": False, "warn_unknown_params": True}
@@ -50,15 +48,10 @@ class _Warnings(logging.Handler):
 @cache
 def _rooms() -> griffe.ModulesCollection:
     """Every module of `longtail`, read once."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder, "longtail")
-        package.mkdir()
-        for room in _ROOMS:  # links to the rooms alone: griffe would follow `.types/longtail` into itself
-            (package / room).symlink_to(_ROOT / room)
-        loader = griffe.GriffeLoader(
-            search_paths=[folder], docstring_parser=_PARSER, docstring_options=_OPTIONS, allow_inspection=False
-        )
-        loader.load("longtail")
+    loader = griffe.GriffeLoader(
+        search_paths=[_ROOT], docstring_parser=_PARSER, docstring_options=_OPTIONS, allow_inspection=False
+    )
+    loader.load("longtail")
     loader.resolve_aliases(implicit=False, external=False)
     griffe_log = logging.getLogger("griffe")
     griffe_log.addHandler(_Warnings(logging.WARNING))

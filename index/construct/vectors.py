@@ -98,8 +98,15 @@ class VectorFiles:
 
     def _table(self, duck: Engine) -> Table:
         needed = [name for name in self._read if not (self.vectors and name == self.vector)]
+        options = {self.id: "--id", self.count: "--count", self.vector: "--vector", self.noise: "--noise"}
 
         def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+            for name in needed:
+                if name not in opened.names:
+                    raise VectorsError(
+                        f"{opened.file.name}: expected a column {name!r}, found {', '.join(opened.names)}: "
+                        f"{options[name]} names another"
+                    )
             found = {name: opened.column(name) for name in (*needed, *opened.names)}
             return found | {self.id: id_of(opened, self.id, *found[self.id])}
 

@@ -9,6 +9,7 @@ NAME/
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ from longtail.bundle import (
     sha256_of,
     working_directory,
 )
+from longtail.bundle.arrays import Float64
 from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
+from longtail.bundle.errors import describe
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
@@ -58,6 +61,8 @@ _MEASURED = (
     *("recall", "trials", "filtered"),
 )
 """Fields of `ReleaseManifest` that are copied from `TunedIndex`."""
+_MOST_NATS, _NOTABLE_SHARE = 4.0, 0.1
+"""A label's share of choices that grows 55 times, to more than a tenth, is a flood rather than taste."""
 
 
 def build(
@@ -174,6 +179,7 @@ def refresh(
     source: str | None = None,
     name: str | None = None,
     until: float | None = None,
+    unattended: bool = False,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
     """Write a new release from an existing one, with forecast and co-occurrence after later pairs; trains nothing.
@@ -187,9 +193,11 @@ def refresh(
         changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.
         until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
+        unattended: refuse a forecast in which a label becomes popular all at once, as a flood of events makes it.
 
     Raises:
-        PriorsError: the release has neither forecast nor co-occurrence, or knows every pair.
+        PriorsError: the release has neither forecast nor co-occurrence, or knows every pair; or a label has become
+            popular all at once.
     """
     there = Releases(releases)
     remove_stale(there.root)  # of refreshes that were killed, whose names differ
@@ -217,7 +225,10 @@ def refresh(
     pairs, until = known_pairs(rows, bundle, progress), newest if until is None else until
     same_rows = bundle is before.bundle and bundle.forecast is None
     if bundle.forecast is not None:
+        expected = bundle.forecast.log_popularity()
         bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until)
+        if unattended:
+            _check_moves(bundle, expected)
     if bundle.cooccurrence is not None:
         bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole=whole)
     name = _free_name(there, name, before.manifest.bundle)
@@ -248,6 +259,25 @@ def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until
     fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until)
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     return replace(bundle, labels=labels, forecast=fresh)
+
+
+def _check_moves(bundle: Bundle, before_L: Float64) -> None:
+    """Raise PriorsError if a label's share of choices has grown past what a person should look at.
+
+    Args:
+        before_L: log π* of the labels before the refresh, float64 [L].
+    """
+    assert bundle.labels.log_popularity is not None
+    after_L = bundle.labels.log_popularity.astype(np.float64)
+    moved_L = np.where(after_L > math.log(_NOTABLE_SHARE), after_L - before_L, -np.inf)
+    row = int(moved_L.argmax())
+    if moved_L[row] > _MOST_NATS:
+        label = describe(bundle.labels.ids[row].as_py())
+        raise PriorsError(
+            f"expected no label's share of choices to grow more than {math.exp(_MOST_NATS):.0f} times in a refresh "
+            f"that no person attends, found that of {label} go from {math.exp(before_L[row]):.2g} to "
+            f"{math.exp(after_L[row]):.2g}; if its events are right, run longtail-index refresh --publish"
+        )
 
 
 def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: float, *, whole: bool) -> Bundle:

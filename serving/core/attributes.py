@@ -48,6 +48,11 @@ _COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
 }  # fmt: skip
 _EQUAL = ("eq", "ne", "in", "not_in")
+_ELSEWHERE = {
+    "lte": "le", "gte": "ge", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "=": "eq", "==": "eq", "!=": "ne",
+    "<>": "ne", "nin": "not_in", "any": "in",
+}  # fmt: skip
+"""Operators by what other services call them."""
 _WANTED: dict[FilterKind, str] = {
     "string": "a string",
     "strings": "a string",
@@ -300,7 +305,8 @@ def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[
     """Check and convert the operand of an operator for a kind of column; raises InvalidRequestError."""
     if sign not in operators(kind):
         raise InvalidRequestError(
-            f"expected one of the operators {operators(kind)} of a column of kind {kind}, received {describe(sign)}",
+            f"expected one of the operators {operators(kind)} of a column of kind {kind}, received {describe(sign)}"
+            f"{did_you_mean(sign, operators(kind), _ELSEWHERE)}",
             field=field,
         )
     if sign == "exists":

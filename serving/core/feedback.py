@@ -19,6 +19,8 @@ from longtail.serving.settings import Settings
 LONGEST_NAME = 128
 """Characters of an idempotency key."""
 LONGEST_ANSWER_ID = 4096
+MOST_WEIGHT = 1e6
+"""Most weight of an event: training sums weights in float32, and one client must not stop it or outweigh all."""
 CANDIDATES = "candidates"
 """Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
 _NOT_OPTIONS = {"features", "display", "explain"}
@@ -59,12 +61,14 @@ class Event(RequestModel):
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
-        description="Of the client's making: events of one key are one event, sent again; the export keeps the first.",
+        description="Of the client's making: its events of one key are one event, sent again; the first counts.",
     )
     event: str = Field(
         default="click", min_length=1, max_length=64, description="What they did: click, cart, purchase, …"
     )
-    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="What it is worth in training.")
+    weight: float = Field(
+        default=1.0, ge=0, le=MOST_WEIGHT, allow_inf_nan=False, description="What it is worth in training."
+    )
 
     @property
     def distinct(self) -> list[str]:
@@ -108,6 +112,7 @@ def read_choices(
     *,
     now: float,
     settings: Settings,
+    client: str | None = None,
 ) -> list[Choice]:
     """Check events on answers, by the answers' ids alone.
 
@@ -115,6 +120,7 @@ def read_choices(
         read_answer: `read_answer_id` with keys and time bound.
         retriever_of: returns the release of a name, or the current one if that is not loaded, for the labels' buckets.
         settings: decide whether features are recorded, and up to which length.
+        client: fingerprint of the API key that sent the events.
 
     Raises:
         InvalidRequestError: an answer id is wrong, with the AnswerIdError as `__cause__`; or the release cannot read
@@ -151,6 +157,7 @@ def read_choices(
                 chosen,
                 kind="choice",
                 time=now,
+                client=client,
                 propensities=[1.0 if of is None else answer.propensities.get(of, 1.0) for of in positions],
                 answer=answer.name,
                 answered_at=answer.at,
@@ -167,9 +174,12 @@ def read_choices(
 
 
 def retrieve_unseen(
-    events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings
+    events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings, client: str | None = None
 ) -> list[Choice]:
     """Retrieve the answers that the release would have given to the queries of organic choices.
+
+    Args:
+        client: fingerprint of the API key that sent the events.
 
     Raises:
         InvalidRequestError: the release cannot read the query features.
@@ -194,6 +204,7 @@ def retrieve_unseen(
             chosen,
             kind="organic",
             time=now,
+            client=client,
             propensities=[1.0] * len(labels),
             bias_removal=result["bias_removal"],
             popularity=result["popularity"],

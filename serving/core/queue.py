@@ -1,21 +1,25 @@
 """Queue requests: one bounded queue of searches, answered in batches; and single threads for writes and reads.
 
 An idle service searches at once. While a search runs, the next requests gather until the window has passed or a batch
-is full: the busier the service, the larger its batches and the less each query costs. Clients take turns, one request
-each. The queries, labels and bytes that one client has waiting may not exceed the free part of the queue [Choudhury and
-Hahne 1998]. So one client alone fills at most half of the queue, and other clients always find room.
+is full: the busier the service, the larger its batches and the less each query costs. The client that has taken the
+least work so far comes next (start-time fair queueing [Goyal et al. 1996]): one expensive request waits for as many
+cheap ones of others as cost the same. The queries, labels and bytes that one client has waiting may not exceed the
+free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the queue, and other
+clients always find room.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 from time import perf_counter
 from typing import Generic, TypeVar
 
@@ -30,6 +34,8 @@ client: ContextVar[str] = ContextVar("client", default="")
 """The client of the request that this task answers: a key's fingerprint, or an address."""
 _LABELS_PER_QUERY = 64
 """Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
+_LABELS_A_QUERY = 200
+"""Labels whose search costs about as much time as a query does besides."""
 
 
 @dataclass(slots=True)
@@ -37,13 +43,19 @@ class Cost:
     """Cost of one request, or of all waiting requests.
 
     Attributes:
-        labels: k, or the size of the pool that max_per and mmr choose from, summed over the queries.
+        labels: k, or the size of the pool that max_per and mmr choose from, and the entries of lists among the
+            features, summed over the queries; an explanation counts as the searches that it takes.
         bytes: estimated size of the answer as JSON.
     """
 
     queries: int = 0
     labels: int = 0
     bytes: float = 0.0
+
+    @property
+    def work(self) -> int:
+        """Estimate the time that the request takes, in labels."""
+        return _LABELS_A_QUERY * self.queries + self.labels
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +69,10 @@ class _Job(Generic[Work, Result]):
 
 @dataclass(eq=False, slots=True)
 class _Client(Generic[Work, Result]):
+    """The waiting jobs of a client; `start` is the virtual time at which the first of them may start."""
+
+    start: int
+    order: int
     jobs: deque[_Job[Work, Result]] = field(default_factory=deque)
     cost: Cost = field(default_factory=Cost)
 
@@ -92,7 +108,10 @@ class SearchQueue(Generic[Work, Result]):
         self._limit = limit
         self._timeout = timeout
         self._changed = threading.Condition()
-        self._clients: OrderedDict[str, _Client[Work, Result]] = OrderedDict()
+        self._clients: dict[str, _Client[Work, Result]] = {}
+        self._time, self._order = 0, count()
+        self._starts: dict[str, int] = {}
+        """Virtual times before which clients may not start again that left while others waited."""
         self._waiting = Cost()
         self._running = 0
         self._closed = False
@@ -116,7 +135,7 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
         with self._changed:
-            own = self._clients.get(client) or _Client()
+            own = self._clients.get(client) or self._joined(client)
             # An empty queue takes any request, so that one larger than the limits is answered too.
             held, waiting, limit = own.cost, self._waiting, self._limit
             if waiting.queries and (
@@ -143,6 +162,7 @@ class SearchQueue(Generic[Work, Result]):
                 self._count(own, cost, -1)
                 if not own.jobs:
                     del self._clients[client]
+                    self._starts[client] = own.start
             raise
         finally:
             late.cancel()
@@ -154,6 +174,10 @@ class SearchQueue(Generic[Work, Result]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _joined(self, client: str) -> _Client[Work, Result]:
+        """Create a client that starts at the present virtual time, or after the work that it has taken."""
+        return _Client(max(self._starts.get(client, 0), self._time), next(self._order))
 
     def _full(self, held: Cost, cost: Cost) -> QueueFullError:
         """Create the error that names the first limit which a request exceeds."""
@@ -198,7 +222,7 @@ class SearchQueue(Generic[Work, Result]):
                 batch[0].future.get_loop().call_soon_threadsafe(_deliver, batch, results)
 
     def _take_batch(self) -> list[_Job[Work, Result]]:
-        """Wait for the next batch: one request of each client in turn, with equal keys.
+        """Wait for the next batch: requests with equal keys, of the client with the least start each time.
 
         The batch is empty once the queue is closed.
         """
@@ -217,24 +241,31 @@ class SearchQueue(Generic[Work, Result]):
                 self._changed.wait(left)
             self._running += 1
             batch, queries, labels = list[_Job[Work, Result]](), 0, 0
-            in_turn = deque(self._clients.items())
+            in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]
+            heapify(in_turn)
             while in_turn and queries < self._max_batch:
-                name, client = in_turn.popleft()
+                start, _, name = heappop(in_turn)
+                client = self._clients[name]
                 job = client.jobs[0]
                 fits = (
                     queries + job.cost.queries <= self._max_batch
                     and labels + job.cost.labels <= _LABELS_PER_QUERY * self._max_batch
                 )
                 if batch and not (fits and job.key == batch[0].key):
-                    continue  # not moved to the end: this client comes first in the next batch
+                    continue  # its start stays: this client comes first in the next batch
+                self._time = max(self._time, start)
+                client.start, client.order = start + job.cost.work, next(self._order)
                 batch.append(client.jobs.popleft())
                 queries, labels = queries + job.cost.queries, labels + job.cost.labels
                 self._count(client, job.cost, -1)
                 if client.jobs:
-                    self._clients.move_to_end(name)
-                    in_turn.append((name, client))
+                    heappush(in_turn, (client.start, client.order, name))
                 else:
                     del self._clients[name]
+                    self._starts[name] = client.start
+            if not self._clients:  # what was taken while others waited is settled
+                self._time = max(self._time, *self._starts.values())
+                self._starts.clear()
             return batch
 
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:

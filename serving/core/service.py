@@ -46,6 +46,7 @@ from longtail.serving.errors import (
     UnknownReleaseError,
 )
 from longtail.serving.events import EventSink
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
@@ -97,6 +98,7 @@ class Service:
         self.settings = settings
         self.monitoring = monitoring
         self._events = events
+        self._now = ForwardClock(events.newest)
         self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
         self.draining = False
         self.release_problem: str | None = None
@@ -315,7 +317,8 @@ class Service:
         else:
             # An estimate, before the labels are known: every label takes the mean size.
             bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in options])
-            cost = Cost(len(options), sum([query.depth for query in options]), bytes_)
+            labels = sum([query.depth + _entries(query) for query in options])
+            cost = Cost(len(options), labels, bytes_)
         if cost.bytes > limit:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
@@ -386,7 +389,7 @@ class Service:
         retrieval: Retrieval,
     ) -> None:
         """Add an `answer_id` to the wanting results, and offer a share of answers as events."""
-        key, release, now = self.keys.signing, retrieval.release.encode(), time()
+        key, release, now = self.keys.signing, retrieval.release.encode(), self._now()
         share, lines = self.settings.answer_share, []
         for place, (query, result, start, end) in enumerate(
             zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
@@ -457,19 +460,24 @@ class Service:
             self._read_changes()
         self.keys.tend()
 
-    async def record_feedback(self, events: Sequence[Event]) -> None:
+    async def record_feedback(self, events: Sequence[Event], client: str | None = None) -> None:
         """Record events durably.
+
+        Args:
+            client: fingerprint of the API key that sent the events; None without keys.
 
         Raises:
             StorageError: the events are not known to be recorded; they may be sent again.
             InvalidRequestError: an answer id is wrong, or the release cannot read the query features.
         """
-        current, now, settings = self.retriever(), time(), self.settings
+        current, now, settings = self.retriever(), self._now(), self.settings
         organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
         named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
-        choices = await self._read_choices(named, now) if named else []
+        choices = await self._read_choices(named, now, client) if named else []
         if organic:
-            choices += await self.write(lambda: retrieve_unseen(organic, current, now=now, settings=settings))
+            choices += await self.write(
+                lambda: retrieve_unseen(organic, current, now=now, settings=settings, client=client)
+            )
         await self._keep([choice.line for choice in choices])
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
@@ -488,7 +496,7 @@ class Service:
             raise StorageError("the events could not be stored in time; send them again") from None
         figures.set_trouble("records", None)
 
-    async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
+    async def _read_choices(self, events: dict[int, Event], now: float, client: str | None) -> list[Choice]:
         """Check answer ids, and once more with fresh keys if one seems forged.
 
         Another replica may have created a key in the meantime.
@@ -497,7 +505,9 @@ class Service:
         def read() -> list[Choice]:
             oldest = now - 3600 * self.settings.answer_id_hours
             read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
-            return read_choices(events, read_answer, self._loaded_or_current, now=now, settings=self.settings)
+            return read_choices(
+                events, read_answer, self._loaded_or_current, now=now, settings=self.settings, client=client
+            )
 
         try:
             try:
@@ -571,6 +581,12 @@ class Service:
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
+
+
+def _entries(query: SearchOptions) -> int:
+    """Count the entries of lists and objects among a query's features."""
+    features = query.features if isinstance(query, Query) else None
+    return sum([len(value) for value in (features or {}).values() if isinstance(value, list | dict)])
 
 
 def _label_event(record: LabelRecord) -> bytes:

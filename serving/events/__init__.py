@@ -4,6 +4,7 @@
     folder.py    a folder: segments of JSON lines, rotated to Parquet
     kafka.py     a topic of Kafka
     reader.py    events of a folder, as a table of DuckDB
+    clock.py     the times of events, which never run back
 
 Imports no web framework.
 """
@@ -17,6 +18,9 @@ from typing import Protocol
 
 class EventSink(Protocol):
     """A destination that stores events. Thread-safe."""
+
+    newest: float
+    """Time of the newest event stored before, in seconds since 1970; 0 if unknown."""
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
         """Accept events, each as JSON; the future completes when the events are stored durably.

@@ -70,6 +70,7 @@ class FolderEvents:
         clock: Callable[[], float] = time.time,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.newest = _newest(folder)
         self._folder = folder
         self._days = days
         self._most_bytes = most_bytes
@@ -186,16 +187,27 @@ class FolderEvents:
 
     def _delete_old(self, folder: Path) -> None:
         kept = 0
+        # Of the newest events, where the clock is ahead: it may be wrong, and what is deleted is lost.
+        oldest = min(self._clock(), _newest(folder)) - 86_400 * self._days
         for path in sorted(folder.glob(f"*{FINISHED}"), reverse=True):
             with suppress(FileNotFoundError):  # another worker deleted it first
                 found = path.stat()
                 kept += found.st_size
-                if found.st_mtime < self._clock() - 86_400 * self._days or kept > self._most_bytes:
+                if found.st_mtime < oldest or kept > self._most_bytes:
                     path.unlink()
                     logger.info("%s was deleted: older than events are kept, or more than are", path)
                     deleted = max(found.st_mtime, kept_since(folder))
                     (folder / _DELETED).touch()
                     os.utime(folder / _DELETED, (deleted, deleted))
+
+
+def _newest(folder: Path) -> float:
+    """Return the time of the newest file of events, in seconds since 1970; 0 without any."""
+    times = [0.0]
+    for path in [*folder.glob(f"*{FINISHED}"), *folder.glob(f"*{SEGMENT}")]:
+        with suppress(FileNotFoundError):  # converted or deleted meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def kept_since(folder: Path) -> float:
@@ -268,6 +280,7 @@ def finish_segment(path: Path) -> None:
             working = path.with_name(f".{path.stem}.tmp")
             try:
                 pq.write_table(table, working, compression="zstd")
+                working.chmod(0o600)  # as a segment: events hold what users chose
                 fsync_path(working)
                 working.replace(path.with_suffix(FINISHED))
             finally:

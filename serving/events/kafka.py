@@ -66,6 +66,8 @@ class KafkaEvents:
     Raises ValueError: the URL or a setting is wrong, or the extra `kafka` is not installed.
     """
 
+    newest = 0.0
+
     def __init__(self, url: str, count_dropped: CountDropped, seconds: float = 5.0) -> None:
         settings, self._topic = parse_kafka(url)
         self._log = _Log()

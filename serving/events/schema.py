@@ -23,6 +23,7 @@ SCHEMA = pa.schema(
             "time",
             pa.timestamp("us", "UTC"),
         ),  # of an `answer`: its own time; otherwise when the service received the event
+        ("client", pa.string()),  # fingerprint of the API key that sent a choice; null without keys
         ("idempotency_key", pa.string()),  # chosen by the client
         ("answer", pa.string()),  # names the answer: the signature of its answer_id
         ("answered_at", pa.timestamp("us", "UTC")),

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.bundle.validation import did_you_mean, keys_at
-from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, RequestModel, features_json
+from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, Query, RequestModel, features_json
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -178,12 +178,19 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         message = f"expected a value for {path[-1]}, received none; /docs has examples"
     elif kind == "extra_forbidden":
         known = keys_at(first["loc"], model)
-        hint = did_you_mean(path[-1], known, ELSEWHERE)
+        hint = did_you_mean(path[-1], known, ELSEWHERE) or did_you_mean(path[-1].lower(), known)
+        if not hint and "features" in known and path[-1].lower() not in Query.model_fields:
+            hint = f': features go into "features", did you mean {{"features": {{{describe(path[-1])}: …}}}}?'
         message = f"expected one of the keys {known}, received {describe(path[-1])}{hint}"
     elif kind == "too_short":
-        message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
+        what = "an object" if isinstance(first["input"], dict) else "a list"
+        message = f"expected {what} of at least {context['min_length']}, received an empty one"
     elif kind == "too_long":
         message = f"expected at most {context['max_length']} of them, received {context['actual_length'] or 'more'}"
+    elif kind == "list_type":
+        given = first["input"]
+        example = f", such as [{describe(given)}]" if isinstance(given, str | int | float) else ""
+        message = f"expected a list{example}, received {describe(given)}"
     elif said.startswith("expected "):  # a message of our own validators, which is complete
         message = said
     else:

@@ -214,6 +214,11 @@ def test_labels_are_read_page_by_page(asker: Make) -> None:
     [
         (lambda: calls.retrieve(), ValueError, "either queries or features, received neither"),
         (lambda: calls.retrieve([], features={}), ValueError, "either queries or features, received both"),
+        (
+            lambda: calls.retrieve({"user_id": "u1"}, k=3),  # type: ignore[arg-type]
+            ValueError,
+            r"received features: did you mean features={'user_id': 'u1'}\?",
+        ),
         (lambda: calls.retrieve(Query({}), k=3, allow=[]), ValueError, "expected k, allow in every Query"),
         (lambda: calls.retrieve(Query()), ValueError, "expected either features or vector, received neither"),
         (lambda: calls.retrieve(Query({}, vector=[1])), ValueError, "features or vector, received both"),

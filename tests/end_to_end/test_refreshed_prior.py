@@ -91,6 +91,15 @@ def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
     np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
 
 
+def test_a_refresh_that_no_person_attends_refuses_a_flood(folder: Path) -> None:
+    place, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
+    with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from .*e-\d+ to 0\.\d+"):
+        refresh_release(folder / "releases", place, source=first(folder), name="flood", unattended=True)
+    assert Releases(folder / "releases").names() == names
+    refresh_release(folder / "releases", place, source=first(folder), name="flood")
+    assert share_of(folder, "flood") > 55 * share_of(folder, first(folder))
+
+
 def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
     forecast = Bundle.load(folder / "model").forecast
     assert forecast is not None
@@ -209,7 +218,8 @@ def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
         asking = Thread(target=ask)
         asking.start()
         try:
-            events = [{"features": {"user": f"u{user}"}, "labels": [RARE]} for user in range(200)]
+            labels = [RARE if user < 12 else f"i{user % 40}" for user in range(200)]
+            events = [{"features": {"user": f"u{user}"}, "labels": [label]} for user, label in enumerate(labels)]
             assert http.post("/v1/feedback", json={"events": events}).status_code == 200
             until(lambda: log_popularity(RARE) > before + 2 and len(releases) > 1, seconds=60)
         finally:

@@ -144,7 +144,8 @@ def test_repeats_are_dropped(releases: Path) -> None:
         *(choice(["o"], user, at=NOON + 4 + of, **organic) for of in range(2)),
         *(choice(["o"], user, at=NOON + 6, **organic | {"idempotency_key": key}) for key in ("k2", None, None)),
     )
-    rows, _ = exported(releases)
+    rows, said = exported(releases)
+    assert said[1] == "left out: 3 labels sent again: by an idempotency key, or by answer, label and event"
     assert [(row["label_id"], row["event"], row["answer"]) for row in rows] == [
         ("x", "click", "a"), ("y", "click", "a"), ("x", "purchase", "a"), ("x", "click", "b"), ("o", "click", None),
         *[("o", "click", None)] * 3,
@@ -153,6 +154,17 @@ def test_repeats_are_dropped(releases: Path) -> None:
     # A repeat in another window is no other choice.
     assert len(exported(releases, window=(NOON + 1, NOON + 5))[0]) == 3
     assert len(exported(releases, window=(NOON + 5, NOON + 9))[0]) == 3
+
+
+def test_keys_of_two_clients_are_two(releases: Path) -> None:
+    order = {"kind": "organic", "answer": None, "idempotency_key": "order-0"}
+    keep(
+        releases,
+        *(choice(["o"], {"user": user}, at=NOON + at, client=user, **order) for at, user in enumerate("abab")),
+        choice(["o"], {"user": "nobody"}, at=NOON + 4, **order),
+    )
+    rows, _ = exported(releases)
+    assert [row["user"] for row in rows] == ["a", "b", "nobody"]
 
 
 def test_recorded_answers_fill_impressions_and_features(releases: Path) -> None:

@@ -42,6 +42,30 @@ def test_links_are_followed_once(logs: Path, place: str) -> None:
     ]  # fmt: skip
 
 
+HIDDEN = ("day=1/_a.csv", "day=1/.a.csv", "_temporary/0/a.csv", ".trash/day=2/a.csv", "day=1/_x/a.csv")
+
+
+@pytest.mark.parametrize("url", ["", "file://"])
+@pytest.mark.parametrize("pattern", ["", "/*", "/**/*.csv", "/*/*.csv", "/[!x]*/*.csv", "/**"])
+def test_globs_leave_out_what_folders_leave_out(tmp_path: Path, pattern: str, url: str) -> None:
+    for name in ("day=1/a.csv", *HIDDEN):
+        (tmp_path / "_logs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "_logs" / name).write_text("item\n1\n")
+    place = f"{url}{tmp_path}/_logs{pattern}"
+
+    found = [file.name for file in find_files(place if url else Path(place))]
+
+    assert [name.removeprefix(f"{url}{tmp_path}/_logs/") for name in found] == ["day=1/a.csv"]
+
+
+@pytest.mark.parametrize("pattern", ["day=*/_*.csv", "**/_a.csv"])
+def test_a_glob_may_spell_hidden_names(tmp_path: Path, pattern: str) -> None:
+    for name in ("day=1/a.csv", *HIDDEN):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("item\n1\n")
+    assert names(tmp_path / pattern, tmp_path) == ["day=1/_a.csv"]
+
+
 def test_a_link_to_nothing_is_no_file(logs: Path) -> None:
     (logs / "gone.csv").symlink_to(logs / "nothing.csv")
     assert len(find_files(logs)) == 3

@@ -309,7 +309,7 @@ def test_seen_labels_may_be_found_where_repeats_are_allowed(tmp_path: Path) -> N
         ({"user_id": ["a"], "item_id": ["x"], "rank": ["1st"]}, {}, "expected a finite number in column 'rank'"),
         ({"user_id": ["a"], "item_id": [["x"]]}, {"score": "s"}, "expected a label in each row with 's', found"),
         ({"user_id": ["a"], "item_id": [1.5]}, {}, "column 'item_id': expected ids as strings or integers"),
-        ({"user": ["a"], "item_id": ["x"]}, {}, "expected a column 'user_id', found user, item_id"),
+        ({"user": ["a"], "item_id": ["x"]}, {}, "expected a column 'user_id', found user, item_id: --query-id"),
         ({"user_id": ["A "], "item_id": ["x"]}, {}, "expected queries of the interactions, found none, such as 'A '"),
         ({"user_id": ["a"], "item_id": ["9"]}, {}, "expected labels of the interactions, found none, such as '9', whe"),
         ({"user_id": ["a"], "item_id": [[]]}, {}, "expected lists of labels, found none"),

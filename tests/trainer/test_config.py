@@ -115,9 +115,13 @@ def test_bad_overrides(path: Path, override: str, message: str) -> None:
         (None, r"missing.toml: expected a recipe: No such file or directory"),
         (b"name = ", r"missing.toml: expected TOML: "),
         (b'name = "\xe9"', r"missing.toml: expected TOML: .*utf-8"),
+        (
+            b"PAR1 and more",
+            r"a TOML file, received a table: `longtail-train init .*missing.toml` drafts a recipe from it",
+        ),
         (b"", r"missing.toml: name: expected a value, received none; data: expected a value.*; query: .*; label: "),
     ],
-    ids=["missing", "garbled", "latin-1", "empty"],
+    ids=["missing", "garbled", "latin-1", "a table", "empty"],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
@@ -125,6 +129,21 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes | None, message
 
     with pytest.raises(RecipeError, match=message):
         load_recipe(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("key", "received", "hint"), [("label_id", "product_id", ""), ("query_id", "user", ": did you mean 'user_id'?")]
+)
+def test_a_column_of_ids_that_no_file_has_is_the_first_problem(
+    tmp_path: Path, key: str, received: str, hint: str
+) -> None:
+    recipe = tiny.write_job(tmp_path)
+    with pytest.raises(RecipeError) as refusal:
+        load_recipe(recipe, [f"data.{key}={received}", "model.dim=no"])
+    assert str(refusal.value) == (
+        f"{recipe}: data.{key}: expected a column of {tmp_path / 'interactions.parquet'}, which has user_id, item_id, "
+        f"timestamp, received {received!r}{hint}"
+    )
 
 
 def feature(**changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from longtail.bundle import Augmentation
 from longtail.bundle.cooccurrence import LogPairs, cooccurrences
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.trainer import evaluate, fit
+from longtail.trainer.cooccurrence import choose_term
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
@@ -119,6 +122,44 @@ def test_a_growing_past_is_read_event_by_event() -> None:
     known, held_out = tiny.pairs((0, 1)), tiny.pairs((0, 2), (0, 3))
     past = Past.growing(known, held_out, queries=1)
     assert HistoryEntries(past).padded(np.int32([0, 1]), 3).tolist() == [[-1, -1, 1], [-1, 1, 2]]
+
+
+def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
+    world, queries = World(), 30
+    towers = [Setting(bias_removal) for bias_removal in (0.0, 0.5, 1.0)]
+    lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
+    unordered = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
+    ordered = replace(unordered, ordered=True)
+    recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "powers": [0.3], "weights": [0, 5]})
+    of_towers = {lists.top_GNK[place].tobytes() for place in range(3)}
+    facts = world.side.facts(world.config)
+
+    def judge(_: Task, top_NK: np.ndarray) -> float:  # the more popularity, and the term, the better
+        if top_NK.tobytes() in of_towers:
+            return 0.0
+        return 1 + float(world.side.log_pn[top_NK].mean()) / 100
+
+    def settings(within: float, gain: float, dataset: Dataset = ordered) -> object:
+        def error(_: np.ndarray, second_NK: np.ndarray) -> float:
+            return gain if second_NK.tobytes() in of_towers else within
+
+        entries = HistoryEntries(world.past)
+        choice = choose_term(
+            recipe, dataset, world.task, lists, entries, metric=judge, judge=judge, error=error, k=world.task.k
+        )
+        return None if choice is None else choice.best
+
+    assert settings(within=0.0, gain=0.5) == Setting(1.0, 0.0, 5.0)
+    assert settings(within=10.0, gain=0.5) == Setting(0.0, 0.0, 5.0)
+    assert settings(within=10.0, gain=0.5, dataset=unordered) == Setting(1.0, 0.0, 5.0)
+    assert settings(within=10.0, gain=2.0) is None
+    first_NK, second_NK = lists.top_GNK[0], lists.top_GNK[2]
+    hits_N, other_N = (
+        (top_NK[:, :3] == world.task.positives.label_rows[:, None]).any(axis=1) for top_NK in (first_NK, second_NK)
+    )
+    expected = np.std(hits_N.astype(float) - other_N) / np.sqrt(len(hits_N))
+    assert expected > 0
+    assert world.task.error("recall@3", first_NK, second_NK, facts) == pytest.approx(expected)
 
 
 CHAIN = tiny.RECIPE.replace('"recall@5"', '"recall@3"') + "\n[cooccurrence]\n"

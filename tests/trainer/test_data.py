@@ -1,3 +1,4 @@
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,55 @@ def test_temporal_cuts_the_latest_pairs_of_all(train: Path) -> None:
     dataset = load(train, timestamp="when", split={"strategy": "temporal", "valid": 0.34, "test": 0.17})
 
     assert named(dataset, dataset.test) == ["a-y"]
-    assert named(dataset, dataset.valid) == ["b-x", "c-x"]
-    assert named(dataset, dataset.train) == ["b-z", "b-y", "a-x"]
+    assert named(dataset, dataset.valid) == ["b-x", "b-y", "c-x"]  # two of them have one time
+    assert named(dataset, dataset.train) == ["b-z", "a-x"]
+
+
+def days(folder: Path, *pairs_of_day: int) -> Dataset:
+    """Load a log of so many pairs on each day, with a tenth of them in valid and in test."""
+    when = [date(2026, 1, day) for day, pairs in enumerate(pairs_of_day, 1) for _ in range(pairs)]
+    path = write(
+        folder, "train", user=[f"u{n % 7}" for n in range(len(when))], item=[f"i{n % 5}" for n in range(len(when))],
+        when=when,
+    )  # fmt: skip
+    return load(path, timestamp="when", split={"strategy": "temporal", "valid": 0.1, "test": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("pairs_of_day", "sizes"),
+    [
+        ((150, 150, 150, 150, 150, 150), (600, 150, 150)),
+        ((700, 100, 100), (700, 100, 100)),
+        ((1, 1, 98), (1, 1, 98)),
+        ((98, 1, 1), (98, 1, 1)),
+        ((60, 20, 12, 4, 4), (80, 12, 8)),  # 12 are nearer to 10 than 32, and 8 nearer than 20
+    ],
+)
+def test_temporal_parts_no_day(tmp_path: Path, pairs_of_day: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+    dataset = days(tmp_path, *pairs_of_day)
+
+    assert tuple(len(part) for part in (dataset.train, dataset.valid, dataset.test)) == sizes
+    times = [{*part.times.tolist()} for part in (dataset.train, dataset.valid, dataset.test)]
+    assert max(times[0]) < min(times[1]) <= max(times[1]) < min(times[2])
+
+
+def test_temporal_says_which_size_a_split_has_and_refuses_too_few_times(tmp_path: Path) -> None:
+    assert days(tmp_path, 700, 100, 100, 50, 50).report.remarks == []
+    assert days(tmp_path, 750, 100, 150).report.remarks == [
+        "data.split: test has 150 pairs (15.0%) instead of 100: pairs of one time stay together"
+    ]
+    with pytest.raises(DataError, match="expected a time of its own for each split by strategy 'temporal'"):
+        days(tmp_path, 90, 10)
+
+
+def test_pairs_of_one_time_are_counted_where_a_split_by_query_parts_them(tmp_path: Path) -> None:
+    path = write(tmp_path, "train", user=list("aaabbb"), item=list("xyzxyz"), when=[1, 2, 2, 1, 2, 3])
+    dataset = load(path, timestamp="when", split={"strategy": "leave_last_out"})
+
+    assert dataset.report.remarks == [
+        "data.split: 1 of 4 held-out pairs have the time of an earlier pair of their query: the order in the file "
+        "decides"
+    ]
 
 
 def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:

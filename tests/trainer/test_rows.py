@@ -1,5 +1,6 @@
 """Dirty rows, repeats, event types, ages: what becomes of each row of a log."""
 
+import gzip
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from longtail.trainer.errors import DataError
 NOW = int(datetime(2025, 6, 1, tzinfo=UTC).timestamp())
 
 
-def load(train: Path, **changes: Any) -> Dataset:
+def load(train: Path | list[Path], **changes: Any) -> Dataset:
     settings = {"train": train, "query_id": "user", "label_id": "item"} | changes
     return load_dataset(DataConfig.model_validate(settings), seed=0)
 
@@ -68,7 +69,7 @@ def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
         load(path, test=other, valid=tmp_path / "gone.csv", placeholders=["undefined"], **SETTINGS)
 
     head, *lines = str(refused.value).split("\n")
-    assert head == 'data with 8 problems; data.on_bad_row = "drop" leaves such rows out:'
+    assert head == 'data with 10 problems; data.on_bad_row = "drop" leaves such rows out:'
     assert [line.replace(f"{tmp_path}/", "").strip() for line in lines] == [
         "gone.csv: expected a csv file, found none",
         "other.csv: expected a column 'when', found user, item",
@@ -76,6 +77,9 @@ def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
         "log.csv: column 'user': expected an id in every row, found 'undefined' in row 3",
         "log.csv: column 'item': expected an id in every row, found null in row 2",
         "log.csv: column 'when': expected numbers or timestamps, found 'soon' in row 4",
+        "log.csv: column 'when': expected seconds as in most rows, found milliseconds "
+        f"({NOW}000, 2025-06-01 00:00) in row 5",
+        "log.csv: column 'when': expected times since 1990 and not in the future, found 1970-01-01 00:00 in row 6",
         "log.csv: column 'much': expected numbers, found 'inf' in 2 rows (8, 9)",
         "log.csv: column 'much': expected weights >= 0, found -1.0 in row 7",
     ]
@@ -109,14 +113,74 @@ def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str)
     assert len(load(path, on_bad_row="drop", max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
 
 
-def test_implausible_times_are_reported_and_stay_where_bad_rows_are_errors(tmp_path: Path) -> None:
+def test_times_that_cannot_be_true_are_bad_rows(tmp_path: Path) -> None:
     times = [NOW, NOW + 1, NOW + 2, NOW * 1000, 0]
     path = parquet(tmp_path, user=list("abcde"), item=[1, 1, 1, 1, 1], when=times)
 
-    dataset = load(path, timestamp="when")
+    with pytest.raises(DataError) as refused:
+        load(path, timestamp="when")
+    assert "expected seconds as in most rows, found milliseconds (1748736000000, 2025-06-01 00:00) in row 3" in str(
+        refused.value
+    )
+    assert "expected times since 1990 and not in the future, found 1970-01-01 00:00 in row 4" in str(refused.value)
+    dataset = load(path, timestamp="when", on_bad_row="drop", max_bad_rows=2)
+    assert dataset.train.times.tolist() == times[:3]
 
-    assert dataset.train.times.tolist() == times
-    assert [problem.fatal for problem in dataset.report.problems] == [False, False]
+
+def test_each_file_has_a_unit_of_its_own(tmp_path: Path) -> None:
+    units = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
+    paths = [
+        parquet(tmp_path, f"{unit}.parquet", user=["a"] * 2, item=[unit, unit], when=[(NOW + at) * scale, NOW * scale])
+        for at, (unit, scale) in enumerate(units.items())
+    ]
+    days = parquet(tmp_path, "days.parquet", user=["a"], item=["days"], when=[datetime.fromtimestamp(NOW + 9, UTC)])
+    order = parquet(tmp_path, "order.parquet", user=["a", "b"], item=["x", "x"], when=[1, 2])
+
+    dataset = load([*paths, days], timestamp="when")
+
+    assert sorted(dataset.train.times.tolist()) == [*[NOW] * 5, NOW + 1, NOW + 2, NOW + 3, NOW + 9]
+    assert dataset.report.unit == "seconds"
+    assert load(paths[2:], timestamp="when").report.unit == "microseconds"
+    with pytest.raises(DataError, match=r"order\.parquet: column 'when': expected times since 1990"):
+        load([*paths, order], timestamp="when")
+    with pytest.raises(DataError, match=r"since 1970 in .*order\.parquet, as there are dates in .*days\.parquet"):
+        load([days, order], timestamp="when")
+
+
+def test_versions_of_a_query_have_a_unit_of_their_own(tmp_path: Path) -> None:
+    log = parquet(tmp_path, user=["a", "a"], item=[1, 2], when=[NOW, NOW + 100])
+    users = parquet(tmp_path, "users.parquet", user=["a", "a"], since=[0, (NOW + 50) * 1000], plan=["free", "paid"])
+    more = parquet(tmp_path, "more.parquet", user=["b", "b"], since=[NOW * 1000, NOW * 1000 - 5], plan=["free", "paid"])
+
+    dataset = load(log, timestamp="when", queries=[users, more], valid_from="since")
+
+    assert dataset.query_table is not None
+    assert dataset.requests is not None
+    plans = dataset.query_table["plan"].to_pylist()
+    assert [plans[row] for row in dataset.requests.attributes[dataset.train.requests]] == ["free", "paid"]
+
+
+def test_files_without_rows_are_named(tmp_path: Path) -> None:
+    for name, content in {
+        "a.csv": "user,item\na,x\n", "b.csv": "", "c.csv": "\ufeff", "d.jsonl": "", "f.csv": "user,item\n",
+        "g.csv.gz": gzip.compress(b""),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    parquet(tmp_path, "e.parquet", user=pa.nulls(0), item=pa.nulls(0))
+
+    dataset = load(tmp_path)
+
+    assert named(dataset) == ["a-x"]
+    assert dataset.report.lines() == [f"Without rows: {tmp_path}/b.csv and 4 more"]
+    with pytest.raises(DataError, match=r"b\.csv: expected a header with the names of columns, found an empty file"):
+        load(tmp_path / "b.csv")
+
+
+def test_a_column_without_any_value_has_no_ids(tmp_path: Path) -> None:
+    path = parquet(tmp_path, user=["a", "b"], item=pa.nulls(2), when=pa.nulls(2))
+
+    with pytest.raises(DataError, match=r"(?s)'item': expected an id in every row, found null in 2 rows \(0, 1\)"):
+        load(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+from longtail.commands.app import App, VersionOption
+
+app = App()
 
 
 @app.command(epilog="Example: longtail-audit lists.csv --train old.csv --test new.csv --out audit")
@@ -24,9 +26,9 @@ def run(
     ],
     train: Annotated[
         list[str],
-        typer.Option("--train", help="Interactions that a model was trained on: they make the buckets. Repeatable."),
+        typer.Option("--train", help="Interactions that a model was trained on: they make the buckets."),
     ],
-    test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find. Repeatable.")],
+    test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of report.html and metrics.json; must not exist.")],
     valid: Annotated[
         list[str] | None,
@@ -68,6 +70,7 @@ def run(
     promise: Annotated[
         Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
     ] = None,
+    version: VersionOption = False,  # noqa: ARG001 (its callback prints it)
 ) -> None:
     """Measure lists of any recommender, compared with baselines. Figures come by bucket and group.
 

@@ -122,6 +122,12 @@ def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tup
         label = columns.label
         if label not in opened.names and _WHOLE_LISTS in opened.names:
             label = _WHOLE_LISTS
+        for option, name in (("--query-id", columns.query), ("--label-id", label)):
+            if name not in opened.names:
+                raise DataError(
+                    f"{opened.file.name}: expected a column {name!r}, found {', '.join(opened.names)}: {option} names "
+                    "another"
+                )
         value, kind = opened.column(label)
         made = {"query": id_of(opened, columns.query, *opened.column(columns.query))}
         given = columns.rank or columns.score

@@ -12,11 +12,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from longtail.bundle.validation import refused
+from longtail.bundle.validation import did_you_mean, refused
 from longtail.tables import DataError, is_query
 from longtail.trainer.config.recipe import Recipe
-from longtail.trainer.config.sections import PLACES
+from longtail.trainer.config.sections import PLACES, DataConfig
 from longtail.trainer.errors import RecipeError
+
+_PARQUET = b"PAR1"
+_TABLES = (".csv", ".tsv", ".parquet", ".jsonl")
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -35,7 +38,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        if content.startswith(_PARQUET) or path.suffix in _TABLES:
+            raise RecipeError(
+                f"{path}: expected a recipe, which is a TOML file, received a table: `longtail-train init {path}` "
+                "drafts a recipe from it"
+            )
+        tree = tomllib.loads(content.decode())
     except OSError as error:
         raise RecipeError(f"{path}: expected a recipe: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -45,11 +54,36 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"{path}: {in_words(error.errors())}") from error
+        raise RecipeError(f"{path}: {_absent_ids(tree, path.parent) or in_words(error.errors())}") from error
     try:
         return _with_places(recipe, lambda place: path.parent / place)
     except DataError as error:
         raise RecipeError(f"{path}: {error}") from error
+
+
+def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
+    """Say which columns of ids no training file has, since other problems may follow from that; None if unknown."""
+    from longtail.tables import find_files
+    from longtail.tables.engine import Opened, engine  # needs DuckDB
+
+    try:
+        data = DataConfig.model_validate(tree.get("data"))
+        places = data.train if isinstance(data.train, list) else [data.train]
+        with engine() as reader:
+            files = [
+                Opened(reader, file)
+                for file in find_files([folder / place if isinstance(place, Path) else place for place in places])
+            ]
+    except (ValidationError, DataError, OSError):
+        return None
+    for key, name in (("query_id", data.query_id), ("label_id", data.label_id)):
+        if not any(name in file.names for file in files):
+            names = files[0].names
+            return (
+                f"data.{key}: expected a column of {files[0].file.name}, which has {', '.join(names)}, received "
+                f"{name!r}{did_you_mean(name, names)}"
+            )
+    return None
 
 
 def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:

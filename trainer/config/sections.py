@@ -26,7 +26,8 @@ class SplitConfig(Section):
 
     strategy: Literal["random", "random_per_query", "temporal", "temporal_per_query", "leave_last_out"]
     """`random` holds out random pairs, by seed. `random_per_query` holds out a share of every query's pairs, by seed.
-    `temporal` holds out the latest pairs of all. `temporal_per_query` holds out the latest pairs of every query.
+    `temporal` holds out the latest pairs of all; pairs of one time stay together.
+    `temporal_per_query` holds out the latest pairs of every query.
     `leave_last_out` tests on the last pair of every query and validates on the one before. The last two strategies use
     file order if there is no timestamp."""
     valid: float = Field(default=0.1, ge=0, lt=1)
@@ -68,9 +69,9 @@ class DataConfig(Section):
     """Reads only interactions from a time on, such as `2026-01-31`, or from a span before the newest, such as `30d`."""
     on_bad_row: Literal["error", "drop"] = "error"
     """Treatment of bad rows: a null or empty id, a time or weight that is no finite number, a weight < 0, an event type
-    without a weight, a placeholder, or an id that occurs twice in a feature table. `error` refuses the data and reports
-    all bad rows at once. `drop` skips bad rows, counts them and lists them. Implausible times are before 1990, in the
-    future, or in another unit than most; `error` only reports these rows, `drop` skips them too."""
+    without a weight, a placeholder, an id that occurs twice in a feature table, or a time that cannot be true: before
+    1990, in the future, or in another unit than most of its file. `error` refuses the data and reports all bad rows at
+    once. `drop` skips bad rows, counts them and lists them."""
     max_bad_rows: int | float = Field(default=0.05, ge=0)
     """Largest number of rows that `drop` may skip: an integer is a count, any other number a share of the rows read."""
     placeholders: list[str] = Field(default_factory=list)

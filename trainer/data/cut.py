@@ -19,11 +19,14 @@ from longtail.trainer.errors import DataError
 
 _BUCKETS = 1 << 20
 """Number of time ranges that are counted to find the time of the first held-out pair."""
+_HELD_OUT = ("test", "valid")
+_SAID = 0.05
+"""Share by which the size of a split may differ without a remark."""
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
-def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int) -> str:
-    """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table.
+def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int) -> tuple[str, list[str]]:
+    """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table, and remarks.
 
     Args:
         given: splits with a file of their own, which take no training pairs.
@@ -32,8 +35,9 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed
     train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
     if split.strategy.startswith("random"):
         train = _shuffled(engine, pairs, seed)
+    remarks: list[str] = []
     if split.strategy == "temporal":
-        number = _latest(engine, pairs, shares)
+        number, remarks = _latest(engine, pairs, shares)
     elif split.strategy == "random":
         tests, held = _counts(engine, pairs, shares)
         number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held} THEN 1 ELSE 0 END"
@@ -51,9 +55,22 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed
     if any(shares) and not held_out and split.strategy in _OF_EACH:
         why = "no query has three pairs" if split.strategy == "leave_last_out" else "queries have too few pairs"
         raise DataError(f"data.split: expected pairs to hold out by strategy {split.strategy!r}, found none: {why}")
+    if split.strategy in ("temporal_per_query", "leave_last_out") and "time" in columns_of(engine, pairs):
+        same_time = f"SELECT split > min(split) OVER (PARTITION BY query, time) AS parted FROM {made}"
+        (parted,) = engine.row(f"SELECT count(*) FILTER (parted) FROM ({same_time})")
+        if parted:
+            remarks.append(
+                f"data.split: {parted:,} of {held_out:,} held-out pairs have the time of an earlier pair of their "
+                "query: the order in the file decides"
+            )
     if stored:
         engine.drop(pairs)
-    return made
+    return made, remarks
+
+
+def columns_of(engine: Engine, table: str) -> list[str]:
+    """Return the names of the columns of a DuckDB table."""
+    return [row[0] for row in engine.rows(f"DESCRIBE {table}")]
 
 
 def _counts(engine: Engine, pairs: str, shares: list[float]) -> tuple[int, int]:
@@ -80,32 +97,59 @@ def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
     return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {places} USING (position)"
 
 
-def _latest(engine: Engine, pairs: str, shares: list[float]) -> str:
-    """Return an SQL expression of the split by time: the latest pairs are test, the next valid.
+def _latest(engine: Engine, pairs: str, shares: list[float]) -> tuple[str, list[str]]:
+    """Return an SQL expression of the split by time, and remarks: the latest pairs are test, the next valid.
 
-    Among pairs of the same time, the first in the file are held out.
+    Pairs of one time are not parted: the cut moves to the nearest time that leaves pairs on both sides.
     """
-    if "time" not in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]:
+    if "time" not in columns_of(engine, pairs):
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
-    train = f"FROM {pairs} WHERE split = 0"
-    first, last = engine.row(f"SELECT min(time), max(time) {train}")
-    bucket = f"floor((time - {double(first)}) / {double((last - first) / _BUCKETS or 1)})"
-    # Counts by time range avoid a sort of all pairs: only the range of the boundary is sorted, for one row.
-    by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {train} GROUP BY 1"
+    (total,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+    until, cases, remarks = float("inf"), [], []
+    sizes = [(number, name, int(total * share)) for number, name, share in zip((2, 1), _HELD_OUT, shares, strict=True)]
+    sizes = [(number, name, size) for number, name, size in sizes if size]
+    for i, (number, name, size) in enumerate(sizes):
+        rows = f"FROM {pairs} WHERE split = 0 AND time < {double(until)}"
+        until = _boundary(engine, rows, size, splits_before=len(sizes) - i)
+        (held_out,) = engine.row(f"SELECT count(*) {rows} AND time >= {double(until)}")
+        cases.append(f"WHEN time >= {double(until)} THEN {number}")
+        if abs(held_out - size) > _SAID * size:
+            remarks.append(
+                f"data.split: {name} has {held_out:,} pairs ({held_out / total:.1%}) instead of {size:,}: "
+                "pairs of one time stay together"
+            )
+    return (f"CASE {' '.join(cases)} ELSE 0 END" if cases else "0"), remarks
+
+
+def _boundary(engine: Engine, rows: str, size: int, *, splits_before: int) -> float:
+    """Find the time from which on about `size` rows are, and before which every other split has a time.
+
+    Args:
+        rows: SQL from `FROM` on.
+        splits_before: number of splits that are cut from the rows before.
+    """
+    first, last, count = engine.row(f"SELECT min(time), max(time), count(*) {rows}")
+    earliest, size = first, min(size, count)
+    for _ in range(splits_before):
+        (earliest,) = engine.row(f"SELECT min(time) {rows} AND time > {double(earliest)}")
+        if earliest is None:
+            raise DataError(
+                "data.split: expected a time of its own for each split by strategy 'temporal', found fewer times: "
+                "use 'random', or data.test as a file"
+            )
+    bucket = f"floor((time - {double(first)}) / {double((last - first) / _BUCKETS)})"
+    # Counts by time range avoid a sort of all pairs: only the times of one range are sorted.
+    by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {rows} GROUP BY 1"
     upto = f"SELECT bucket, here, sum(here) OVER (ORDER BY bucket DESC) AS upto FROM ({by_bucket})"
-    parts = []
-    for count in _counts(engine, pairs, shares):
-        if not count:
-            continue
-        at, later = engine.row(
-            f"SELECT bucket, upto - here FROM ({upto}) WHERE upto >= {count} ORDER BY bucket DESC LIMIT 1"
-        )
-        time, place = engine.row(
-            f"SELECT time, place {train} AND {bucket} = {double(at)} ORDER BY time DESC, place "
-            f"LIMIT 1 OFFSET {count - int(later) - 1}"
-        )
-        parts.append(f"(time > {double(time)} OR (time = {double(time)} AND place <= {place}))::INTEGER")
-    return " + ".join(parts) or "0"
+    at, later = engine.row(
+        f"SELECT bucket, upto - here FROM ({upto}) WHERE upto >= {size} ORDER BY bucket DESC LIMIT 1"
+    )
+    by_time = f"SELECT time, count(*) AS here {rows} AND {bucket} = {double(at)} GROUP BY 1"
+    upto = f"SELECT time, here, {later} + sum(here) OVER (ORDER BY time DESC) AS upto FROM ({by_time})"
+    time, here, held_out = engine.row(f"SELECT * FROM ({upto}) WHERE upto >= {size} ORDER BY time DESC LIMIT 1")
+    if held_out > here and held_out - size > size - (held_out - here):
+        (time,) = engine.row(f"SELECT min(time) {rows} AND time > {double(time)}")
+    return float(max(time, earliest))
 
 
 def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], given: set[str]) -> str:
@@ -114,7 +158,7 @@ def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float]
         counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in given)}" for name in ("test", "valid")]
     else:
         counts = [f"round_even(count(*) OVER q::DOUBLE * {double(share)}, 0)" for share in shares]
-    timed = strategy != "random_per_query" and "time" in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
+    timed = strategy != "random_per_query" and "time" in columns_of(engine, pairs)
     order = "time DESC, tie DESC" if timed else "tie DESC"
     from_end = f"row_number() OVER (PARTITION BY query ORDER BY {order})"
     # `OVER q` above stands for this window.
@@ -159,7 +203,7 @@ def keep_smallest_label(
 
 def without_repeats(engine: Engine, pairs: str) -> tuple[str, int]:
     """Keep every pair once per split and objective: the latest, with the largest weight; count the others."""
-    made, columns = engine.name("once"), [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
+    made, columns = engine.name("once"), columns_of(engine, pairs)
     key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])
     time = "time DESC, " if "time" in columns else ""
     weight = f"REPLACE (max(weight) OVER (PARTITION BY {key}) AS weight)" if "weight" in columns else ""

@@ -24,6 +24,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Engine, engine
+from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.columns import Bags
@@ -34,6 +35,7 @@ from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.past import Past
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
+from longtail.trainer.data.times import UNITS, Clock
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
@@ -238,7 +240,8 @@ class _Loading:
             self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            self.pairs = cut(engine, self.pairs, data.split, given={*self.places}, seed=seed)
+            self.pairs, remarks = cut(engine, self.pairs, data.split, given={*self.places}, seed=seed)
+            report.remarks += remarks
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":
@@ -283,6 +286,7 @@ class _Loading:
                 )  # fmt: skip
             except DataError as error:
                 errors.append(str(error))
+        report.remarks += filter(None, [self.engine.empty_in_words()])
         return log, tables
 
     def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
@@ -419,6 +423,10 @@ class _Loading:
             )
         queries = pc.index_in(table.ids, value_set=query_ids.cast(table.ids.type))
         arrow = engine.register(pa.table({"query": queries, "since": table.since, "place": np.arange(len(queries))}))
+        if not table.dates and self.report.unit is not None:
+            unit = Clock.units(engine, "since", arrow, "true", self.read_at)[0] or self.report.unit
+            scale = double(UNITS[self.report.unit] / UNITS[unit])
+            arrow = f"(SELECT * REPLACE (since * {scale} AS since) FROM {arrow})"
         made = engine.name("versions")
         engine.run(
             f"CREATE TABLE {made} AS SELECT *, "

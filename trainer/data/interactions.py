@@ -187,7 +187,7 @@ def _columns(
 
 
 def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
-    """Find files with dates and files with numbers, their unit, and the rows that `data.since` keeps."""
+    """Find the unit of times file by file, bring them to one unit, and find the rows that `data.since` keeps."""
     number, micros, file = (log.column(each) for each in ("number", "micros", "file"))
     counts = log.engine.rows(
         f"SELECT {file}, count({number}), count({micros}) FROM {log.table.name} WHERE {log.alive} GROUP BY 1 ORDER BY 1"
@@ -199,17 +199,23 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
         own = data.timestamp if data.timestamp in opened.names else None
         if own is not None and not numbers and not dates and is_text(opened.column(own)[1]):
             raise opened.file.wrong(own, "numbers or timestamps", "text")
-    of_dates = f"{micros}::DOUBLE"
-    if dated and numbered:
-        clock = Clock.of(log.engine, number, log.table.name, f"{log.alive} AND {file} IN ({_listed(numbered)})", now)
-        if clock.unit is None:
-            raise DataError(
-                f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
-                f"{log.parts[numbered[0]].opened.file.name}, as there are dates in "
-                f"{log.parts[dated[0]].opened.file.name}, found other numbers"
-            )
-        of_dates += f" * {double(UNITS[clock.unit] / UNITS['microseconds'])}"
-    log.time = f"CASE WHEN {file} IN ({_listed(dated)}) THEN {of_dates} ELSE {number} END" if dated else number
+    units = Clock.units(log.engine, number, log.table.name, log.alive, now, group=file)
+    unit = next((unit for unit in UNITS if unit in {units[at] for at in numbered}), None)
+    if dated and numbered and unit is None:
+        raise DataError(
+            f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
+            f"{log.parts[numbered[0]].opened.file.name}, as there are dates in "
+            f"{log.parts[dated[0]].opened.file.name}, found other numbers"
+        )
+    log.time = number
+    for value, other, files in [
+        *((number, other, [at for at in numbered if units[at] == other]) for other in UNITS if other != unit),
+        (f"{micros}::DOUBLE", "microseconds", dated),
+    ]:
+        if files:
+            scale = UNITS[unit or "microseconds"] / UNITS[other]
+            of_files = value if scale == 1 else f"{value} * {double(scale)}"
+            log.time = f"CASE WHEN {file} IN ({_listed(files)}) THEN {of_files} ELSE {log.time} END"
     report.dates = bool(dated) and not numbered
     log.clock = Clock.of(log.engine, log.time, log.table.name, log.alive, now)
     report.unit = log.clock.unit
@@ -308,14 +314,14 @@ def _weight(log: Log, data: DataConfig) -> str | None:
 
 
 def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
-    """Yield checks of times; implausible times are fatal only if bad rows are dropped."""
+    """Yield checks of times: one that cannot be true would decide splits, forecasts and ages."""
     name, clock = data.timestamp, log.clock
     if name is None or clock is None:
         return
     yield Check(name, "NOT isfinite(time) OR time IS NULL", "finite numbers", raw=name, of_text="numbers or timestamps")
     if clock.unit is None:
         return
-    drop, odd = data.on_bad_row == "drop", f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
+    odd = f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
     for other in UNITS:
         if other == clock.unit:
             continue
@@ -324,12 +330,10 @@ def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
             return f"{other} ({first:.0f}, {time_in_words(first, other)})"
 
         is_other = clock.plausible("time", other)
-        yield Check(
-            name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", shown=mixed, fatal=drop
-        )
+        yield Check(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", shown=mixed)
         odd += f" AND NOT {is_other}"
     expected = "times since 1990 and not in the future"
-    yield Check(name, odd, expected, value="time", shown=lambda first: time_in_words(first, clock.unit), fatal=drop)
+    yield Check(name, odd, expected, value="time", shown=lambda first: time_in_words(first, clock.unit))
 
 
 def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:

@@ -74,6 +74,7 @@ class RowReport:
         notes: numbers of rows that are read differently from the recipe, by the text of the note.
         unlisted: for `queries` and `labels` of the interactions, the number of ids without a row in the feature table,
             the number of ids, and a text with an example; only if some ids have no row.
+        remarks: lines about whole files and splits.
         dates: whether times are timestamps, dates or ISO 8601, which are read in microseconds.
         unit: unit of the times: seconds, milliseconds, microseconds or nanoseconds; None without times, or if times are
             only an order.
@@ -87,6 +88,7 @@ class RowReport:
     notes: dict[str, int] = field(default_factory=dict)
     unlisted: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     dates: bool = False
     unit: str | None = None
 
@@ -127,6 +129,7 @@ class RowReport:
         }
         left_out = ", ".join(f"{count:,} by {name}" for name, count in counts.items() if count)
         lines = [f"Left out, of {self.read:,} rows read: {left_out}"] if left_out else []
+        lines += self.remarks
         lines += [f"{rows:,} of {self.read:,} rows {note}" for note, rows in self.notes.items() if rows]
         for side, (without, every, example) in self.unlisted.items():
             lines.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -45,15 +45,28 @@ class Clock:
     @classmethod
     def of(cls, engine: Engine, time: str, table: str, where: str, now: datetime) -> Clock:
         """Determine the unit of the times of some rows; `time` is the SQL expression of a DOUBLE."""
-        none = cls(None, None, now.timestamp())
-        counts = ", ".join(f"count(*) FILTER ({none.plausible(time, unit)})" for unit in UNITS)
-        known, *found = engine.row(f"SELECT count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where}")
-        # More than half of the times must fit: a unit that fits only outliers would misread all others.
-        unit = next((name for name, count in zip(UNITS, found, strict=True) if 2 * count > known), None)
+        unit = cls.units(engine, time, table, where, now)[0]
+        clock = cls(unit, None, now.timestamp())
         if unit is None:
-            return none
-        (newest,) = engine.row(f"SELECT max({time}) FROM {table} WHERE {where} AND {none.plausible(time, unit)}")
-        return cls(unit, newest, now.timestamp())
+            return clock
+        (newest,) = engine.row(f"SELECT max({time}) FROM {table} WHERE {where} AND {clock.plausible(time, unit)}")
+        return replace(clock, newest=newest)
+
+    @classmethod
+    def units(
+        cls, engine: Engine, time: str, table: str, where: str, now: datetime, group: str = "0"
+    ) -> dict[int, str | None]:
+        """Determine the unit of the times of each group of rows, by the group's number."""
+        clock = cls(None, None, now.timestamp())
+        counts = ", ".join(f"count(*) FILTER ({clock.plausible(time, unit)})" for unit in UNITS)
+        groups = engine.rows(
+            f"SELECT {group}, count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where} GROUP BY 1"
+        )
+        # More than half of the times must fit: a unit that fits only outliers would misread all others.
+        return {0: None} | {
+            number: next((unit for unit, count in zip(UNITS, fitting, strict=True) if 2 * count > rows), None)
+            for number, rows, *fitting in groups
+        }
 
     def plausible(self, time: str, unit: str) -> str:
         """Return the SQL condition that a time lies between 1990 and tomorrow."""

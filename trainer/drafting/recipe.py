@@ -18,8 +18,8 @@ import tomlkit
 
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.tables import DataFile, find_files
-from longtail.tables.engine import Opened, engine
+from longtail.tables import DataFile, EmptyFileError, find_files
+from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.table import all_columns, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
@@ -83,7 +83,7 @@ def draft_recipe(
     where = named([*places])
     files = find_files([*places])
     with engine() as reader:
-        exports = [file for file in files if is_feedback(Opened(reader, file).names)]
+        exports = [file for file in files if _is_export(reader, file)]
     logs = [file for file in files if file not in exports]
     log = _table(logs or exports, where)
     choices = _table(exports, where, [EVENT, IMPRESSIONS]) if exports else None
@@ -106,6 +106,13 @@ def draft_recipe(
         file.write(text)
     load_recipe(out)  # a check of the written file
     return roles
+
+
+def _is_export(reader: Engine, file: DataFile) -> bool:
+    try:
+        return is_feedback(Opened(reader, file).names)
+    except EmptyFileError:
+        return False
 
 
 def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = None) -> pa.Table:

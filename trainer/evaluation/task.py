@@ -160,6 +160,15 @@ class Task:
         """Compute numerator and denominator of one metric for every query, float64 [N] each."""
         return self.ratios(k_of(metric), top_NK, facts)[metric]
 
+    def error(self, metric: str, first_NK: Int32, second_NK: Int32, facts: LabelFacts) -> float:
+        """Compute the standard error of the difference of one metric between two lists, over queries."""
+        residuals_N = []
+        for top_NK in (first_NK, second_NK):
+            value_N, weight_N = self.ratio(metric, top_NK, facts)
+            total = max(weight_N.sum(), 1e-300)
+            residuals_N.append((value_N - value_N.sum() / total * weight_N) / total)
+        return float(np.linalg.norm(residuals_N[0] - residuals_N[1]))
+
     def ratios(self, k: str, top_NK: Int32, facts: LabelFacts) -> dict[str, tuple[Float64, Float64]]:
         """Compute numerators and denominators of the metrics at one k for every query, float64 [N] each."""
         return ratios_of(top_NK, self.positives, facts, ks=[int(k)], own=self.own)

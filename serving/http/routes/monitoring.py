@@ -34,7 +34,7 @@ async def feedback(request: Request) -> Response:
                     f"{describe(id_)}",
                     field=f"events.{index}.labels.{place}",
                 )
-    await service.record_feedback(body.events)
+    await service.record_feedback(body.events, request.state.key)
     return json_response(request, {"accepted": len(body.events)})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -141,6 +142,45 @@ def test_a_batch_has_one_key_and_what_fits_of_each_client_in_turn(gate: Gate) ->
     run(work)
     # What does not fit a batch stays before those that are answered now, and a large request has one of its own.
     assert gate.batches == [[0], [1, 7, 2, 8], [5], [6], [3, 4]]
+
+
+def test_turns_are_by_cost(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=1, limit=Cost(100, 10_000_000, 10_000))
+        tasks = [await busy(queue, gate)]
+        for client in ("explains", "explains as well"):
+            tasks += [ask(queue, number, labels=1_000, client=client) for number in (11, 12)]
+        tasks += [ask(queue, number, client="polite") for number in range(1, 9)]
+        await waiting(queue, 12)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    # A query costs as much as 200 labels: six cheap ones for each of the two that explain, who start level.
+    assert [number for (number,) in gate.batches[1:]] == [11, 11, 1, 2, 3, 4, 5, 6, 12, 12, 7, 8]
+
+
+def test_a_client_that_left_comes_back_after_the_work_that_it_took(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=1, limit=Cost(100, 10_000_000, 10_000))
+        tasks = [await busy(queue, gate), ask(queue, 11, labels=700, client="explains")]
+        tasks += [ask(queue, number, client="polite") for number in range(1, 9)]
+        await waiting(queue, 9)
+        gate.open.set()
+        await tasks[1]
+        tasks.append(ask(queue, 12, labels=700, client="explains"))
+        await asyncio.gather(*tasks)
+        assert queue._starts == {}  # names of clients that are gone do not pile up
+
+    def slowly(works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
+        time.sleep(0.05)
+        return Gate.run(gate, works, waited)
+
+    gate.run = slowly  # type: ignore[method-assign]
+    run(work)
+    order = [number for (number,) in gate.batches]
+    assert order[:2] == [0, 11]
+    assert 5 <= order.index(12) - order.index(11) <= 6  # 900 labels are four and a half queries of 200
 
 
 def test_labels_bound_a_batch_too(gate: Gate) -> None:

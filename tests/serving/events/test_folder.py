@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 
 from longtail.serving.errors import StateError, StorageError
 from longtail.serving.events import folder as module
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import FolderEvents, Segment, finish_segment, kept_since
 from longtail.serving.events.reader import damaged_files, events_of
 from longtail.serving.events.schema import SCHEMA, event_json
@@ -54,8 +56,9 @@ def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path
 
 def test_every_column_comes_back(tmp_path: Path) -> None:
     event = {
-        "kind": "choice", "time": NOW + 0.25, "idempotency_key": "k", "answer": "f00", "answered_at": NOW,
-        "release": "r", "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.25, "priors": [0.5],
+        "kind": "choice", "time": NOW + 0.25, "client": "0f", "idempotency_key": "k", "answer": "f00",
+        "answered_at": NOW, "release": "r", "bias_removal": 0.5, "popularity": 0.0,
+        "cooccurrence": 0.25, "priors": [0.5],
         "restricted": True, "run": "e-1",
         "arm": "a", "unit": -(2**63), "labels": ["é"], "positions": [None], "propensities": [0.25], "buckets": [-1],
         "event": "click", "weight": 2.0, "features": '{"a":1}',
@@ -174,9 +177,45 @@ def test_the_oldest_files_go_by_age_and_bytes(tmp_path: Path) -> None:
     assert kept_since(tmp_path) == NOW - 86_400 * 2
 
 
+def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(bytes(100))
+    os.utime(path, (NOW, NOW))
+    opened(tmp_path, days=3.0, clock=lambda: NOW + 8 * 86_400).close()
+    assert path.exists()
+    assert kept_since(tmp_path) == 0
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    events = opened(tmp_path)
+    events.append([line("a")]).result(10)
+    events.close()
+    (path,) = tmp_path.glob("*.parquet")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_times_never_run_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    wall, passed = [NOW], [0.0]
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    monkeypatch.setattr("time.monotonic", lambda: passed[0])
+    clock = ForwardClock()
+    assert clock() == NOW
+    wall[0], passed[0] = NOW - 3600, 5.0  # set back by an hour
+    assert clock() == NOW + 5
+    wall[0] = NOW + 60
+    assert clock() == NOW + 60
+    wall[0], passed[0] = NOW - 3600, 0.0
+    assert ForwardClock(NOW)() == NOW  # started while it is set back
+    assert not caplog.records
+    assert ForwardClock(NOW + 8 * 86_400)() == NOW - 3600  # the newest event is from a clock that was ahead
+    assert "ahead of this machine's clock" in caplog.text
+
+
 WRITER = """
+import stat
 import sys
 from pathlib import Path
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
 events, number = FolderEvents(Path(sys.argv[1]), days=1, most_bytes=1 << 30), 0

@@ -90,7 +90,7 @@ INVALID: dict[str, Case] = {
         "history", "expected at most 10000 of them, received 10001", history=[1] * 10_001
     ),
     "a history of no ids": in_query("history.1", f"{AN_ID}null", history=["a", None]),
-    "a history as a string": in_query("history", 'expected a valid array, received "a"', history="a"),
+    "a history as a string": in_query("history", 'expected a list, such as ["a"], received "a"', history="a"),
     "co-occurrence of a release without": in_query(
         "cooccurrence",
         "expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, received 0.5",
@@ -167,9 +167,13 @@ INVALID: dict[str, Case] = {
     "top_k": in_query(
         "top_k", f"expected one of the keys {QUERY_KEYS}, received \"top_k\": did you mean 'k'?", top_k=1
     ),
-    "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
+    "unknown key of a query": in_query(
+        "K", f"expected one of the keys {QUERY_KEYS}, received \"K\": did you mean 'k'?", K=1
+    ),
     "no queries": ({}, "queries", "expected a value for queries, received none; /docs has examples"),
-    "empty batch": ({"queries": []}, "queries", "expected at least 1 of them, received 0"),
+    "buckets as a string": in_query("buckets", 'expected a list, such as ["tail"], received "tail"', buckets="tail"),
+    "no buckets": in_query("buckets", "expected a list of at least 1, received an empty one", buckets=[]),
+    "empty batch": ({"queries": []}, "queries", "expected a list of at least 1, received an empty one"),
     "long batch": ({"queries": [{"features": {}}] * 6}, "queries", "expected at most 5 queries, received 6"),
     "a list": ([], None, "expected an object, received a list of 0"),
 }
@@ -203,6 +207,14 @@ def test_json_that_cannot_be_answered(client: httpx.Client, case: str) -> None:
     body, field, message = INVALID[case]
     error = check(post(client, "/v1/retrieve", body), 422, "invalid_request")
     assert error == {"type": "invalid_request", "message": message} | ({} if field is None else {"field": field})
+
+
+def test_a_feature_in_place_of_features_is_shown_where_it_goes(client: httpx.Client) -> None:
+    error = check(post(client, "/v1/retrieve", {"queries": [{"user_id": "u42"}]}), 422, "invalid_request")
+    assert error["field"] == "queries.0.user_id"
+    assert error["message"].endswith(
+        'received "user_id": features go into "features", did you mean {"features": {"user_id": …}}?'
+    )
 
 
 NOT_JSON = {
@@ -308,7 +320,7 @@ def test_unknown_routes_and_methods(client: httpx.Client) -> None:
     [
         ({}, 422, None, "expected either id or ids, received neither"),
         ({"id": "a", "ids": ["b"]}, 422, None, "expected either id or ids, received both"),
-        ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
+        ({"ids": []}, 422, "ids", "expected a list of at least 1, received an empty one"),
         ({"ids": list("abcabc")}, 422, "ids", "expected at most 5 ids, received 6"),
         ({"id": "zz"}, 404, "id", 'expected the id of a label of this release, received "zz"'),
         ({"ids": ["a", 17]}, 404, "ids.1", "expected the id of a label of this release, received 17"),
@@ -330,8 +342,8 @@ def test_similar(client: httpx.Client, body: dict, status: int, field: str | Non
     [
         ({}, 422, None, f"{EITHER}neither"),
         ({"queries": [{"features": {}}], "labels": ["a"]}, 422, None, f"{EITHER}both"),
-        ({"queries": []}, 422, "queries", "expected at least 1 of them, received 0"),
-        ({"labels": []}, 422, "labels", "expected at least 1 of them, received 0"),
+        ({"queries": []}, 422, "queries", "expected a list of at least 1, received an empty one"),
+        ({"labels": []}, 422, "labels", "expected a list of at least 1, received an empty one"),
         ({"queries": [{"features": {}}] * 6}, 422, "queries", "expected at most 5 queries, received 6"),
         ({"labels": ["a"] * 6}, 422, "labels", "expected at most 5 labels, received 6"),
         (

@@ -102,9 +102,9 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
     ("body", "status", "field", "message"),
     [
         ({}, 422, "ids", "expected a value for ids, received none; /docs has examples"),
-        ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
+        ({"ids": []}, 422, "ids", "expected a list of at least 1, received an empty one"),
         ({"ids": [1] * 10_001}, 422, "ids", "expected at most 10000 of them, received 10001"),
-        ({"ids": "a"}, 422, "ids", 'expected a valid array, received "a"'),
+        ({"ids": "a"}, 422, "ids", 'expected a list, such as ["a"], received "a"'),
         ({"ids": ["a", None]}, 422, "ids.1", "expected an id (a string or a whole number), received null"),
         (
             {"ids": ["a"], "id": "a"},

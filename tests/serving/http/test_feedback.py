@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.core import service as module
 from longtail.serving.core.answer_ids import read_answer_id
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import Segment
 from longtail.serving.events.reader import events_of
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
@@ -77,6 +79,27 @@ def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client,
     assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
 
 
+def test_a_choice_names_the_key_that_sent_it(tmp_path: Path) -> None:
+    one, other = "ask-0123456789abcdef", "ask-fedcba9876543210"
+    event = {"features": {"user": "east"}, "labels": ["a"], "idempotency_key": "order-0"}
+    with client_of(create_app(plane_settings(tmp_path, api_keys=(one, other)), retriever=plane_retriever())) as its:
+        for key in (one, other, one):
+            its.headers["X-API-Key"] = key
+            say(its, event)
+            say(its, {"answer_id": ids_of(its)[0], "labels": ["a"]})
+    fingerprints = [hashlib.sha256(key.encode()).hexdigest()[:12] for key in (one, other, one)]
+    assert [row["client"] for row in kept(tmp_path, "organic")] == fingerprints
+    assert [row["client"] for row in kept(tmp_path)] == fingerprints
+
+
+@pytest.mark.parametrize("weight", [-1, 1.1e6, 1e308])
+def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path: Path, weight: float) -> None:
+    event = {"features": {"user": "east"}, "labels": ["a"], "weight": weight}
+    refused(say(client, event, status=422), 422, "invalid_request", "events.0.weight")
+    say(client, {**event, "weight": 1e6})
+    assert [row["weight"] for row in kept(tmp_path, "organic")] == [1e6]
+
+
 def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
     told = []
     for _ in range(8):
@@ -117,7 +140,7 @@ def test_an_id_that_is_refused_says_why(
     elif reason == "forged":
         bad = bad[:30] + ("A" if bad[30] != "A" else "B") + bad[31:]
     else:
-        monkeypatch.setattr(module, "time", lambda: time() + 48 * 3600 + 1)
+        monkeypatch.setattr(ForwardClock, "__call__", lambda _: time() + 48 * 3600 + 1)
         good = ids_of(client)[0]
     events = [{"answer_id": good, "labels": ["a"]}, {"answer_id": bad, "labels": ["a"]}]
     message = refused(say(client, *events, status=422), 422, "invalid_request", "events.1.answer_id")

@@ -165,7 +165,7 @@ ORGANIC = {"features": {"user": "east"}, "labels": ["a"]}
 OF_ANSWER = {"answer_id": "r", "labels": ["a"]}
 TOO_MANY = "expected at most 10000 of them, received 10001"
 FEEDBACK = {
-    "no events": ({"events": []}, "events", "expected at least 1 of them, received 0"),
+    "no events": ({"events": []}, "events", "expected a list of at least 1, received an empty one"),
     "too many events": ({"events": [OF_ANSWER] * 6}, "events", "expected at most 5 events, received 6"),
     "of nothing": ({"labels": ["a"]}, "events.0", "expected an answer_id or features, received neither"),
     "λ of an answer": (

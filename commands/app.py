@@ -1,0 +1,84 @@
+"""Create the Typer apps of the commands, which show arguments, values and the version alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version as version_of
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+from typer.models import ArgumentInfo, OptionInfo
+
+_VALUES = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class App(typer.Typer):
+    """Extends Typer by help in plain text, with values of options in capitals."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[FunctionT], FunctionT]:
+        """Register a function as a command."""
+        register = super().command(name, cls=_Command, **options)
+        return lambda function: register(_with_value_names(function))
+
+
+class _Command(TyperCommand):
+    """Shows required arguments in the usage line without braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line after the command's name."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"longtail {version_of('longtail')}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+]
+
+
+def app_of_commands(text: str) -> App:
+    """Create an app of several commands.
+
+    Args:
+        text: sentence that `--help` begins with.
+    """
+    app = App(no_args_is_help=True)
+
+    @app.callback(help=text)
+    def _(version: VersionOption = False) -> None:
+        pass
+
+    return app
+
+
+def _with_value_names(function: FunctionT) -> FunctionT:
+    """Name arguments by their parameters, and values of options by their types, where they have no name."""
+    # Evaluated once, because Typer would evaluate annotations of text into other objects.
+    function.__annotations__ = get_type_hints(function, include_extras=True)
+    for parameter, annotation in function.__annotations__.items():
+        for info in getattr(annotation, "__metadata__", ()):
+            if isinstance(info, ArgumentInfo):
+                info.metavar = info.metavar or parameter.upper()
+            elif isinstance(info, OptionInfo):
+                info.metavar = _value_name(annotation.__origin__, info.metavar)
+    return function
+
+
+def _value_name(kind: Any, name: str | None) -> str | None:
+    """Return the name of an option's value; None for flags and choices."""
+    (kind,) = [part for part in get_args(kind) if part is not NoneType] if NoneType in get_args(kind) else [kind]
+    if get_origin(kind) is not list:
+        return name or _VALUES.get(kind)
+    name = name or _VALUES[get_args(kind)[0]]
+    return name if name.endswith(" (repeatable)") else f"{name} (repeatable)"
