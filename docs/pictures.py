@@ -27,7 +27,7 @@ from tests.serving.process import server
 
 IMAGES = Path(__file__).parent / "images"
 DATA, RUN, RELEASES = Path("data/movielens-100k"), Path("runs/demo"), Path("releases/demo")
-_SECONDS, _PAUSE = 240, 0.15
+_SECONDS, _PAUSE = 240, 0.02
 
 
 def main(chromium: Annotated[str, typer.Option(help="Browser for the screenshot.")] = "chromium") -> None:

@@ -205,6 +205,8 @@ def experiments(
     report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time()))
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
         print(line)
+    if until is None and not json_:
+        print("left out: the last minute, whose events may be under way (--until 0m takes all)")
 
 
 @app.command(epilog="Example: longtail-serve off-policy releases --at 0.5 --out report.html")

@@ -254,6 +254,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     else:
         yield f"sample ratio: as the shares say (evidence {ratio['evidence']:.3g}, an alarm from 1000 on)"
     yield f"in brackets: bounds that hold at every look since the run began, with {report['confidence']:.0%}"
+    yield "real: the bounds of the difference leave out 0; not yet: they hold it"
     if report["cut"]:
         yield f"events from before {report['since']} are not kept: of a run that began before, this is one look"
 

@@ -213,12 +213,14 @@ def test_longtail_lists_its_commands_and_refuses_others(
         ("longtail-serve", "serve"),
     ],
 )
-def test_a_command_without_its_extra_says_which_one_in_a_line(command: str, extra: str, bare: Path) -> None:
+def test_a_command_without_its_extra_says_which_one_in_a_line(
+    command: str, extra: str, bare: Path, wheel: Path
+) -> None:
     found = subprocess.run([bare / "bin" / command, "--help"], capture_output=True, text=True)
     assert found.returncode == 2
     (line,) = found.stderr.splitlines()
     assert line.startswith(f"{command}: expected the extra '{extra}', found no module ")
-    assert line.endswith(f": pip install 'longtail[{extra}]'")
+    assert line.endswith(f": pip install '{wheel}[{extra}]'"), "what it came from, as no index has it"
 
 
 @pytest.mark.parametrize(
@@ -245,8 +247,9 @@ def test_a_command_that_lacks_a_part_names_its_extra(
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | backend, capture_output=True, text=True
     )
+    install = f"pip install '{commands._source()}[{extra}]'"
     assert found.stderr.splitlines() == [
-        f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install 'longtail[{extra}]'"
+        f"{command[0]}: expected the extra '{extra}', found no module '{missing}': {install}"
     ]
     assert found.returncode == 2
 

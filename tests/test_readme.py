@@ -179,6 +179,6 @@ def test_a_fresh_clone_installs_and_serves_to_the_letter(tmp_path: Path) -> None
     steps = "".join(line for line in install.splitlines(keepends=True) if not line.startswith("git clone"))
     own_logs = OWN_LOGS.split("\nWithout the commands:\n")[0]
     typed(
-        f"PATH={Path(sys.executable).parent}:$PATH\n{steps}" + script(own_logs, free_port()),
+        f"unset PYTHONPATH; PATH={Path(sys.executable).parent}:$PATH\n{steps}" + script(own_logs, free_port()),
         clone(tmp_path, environment=None),
     )

@@ -210,6 +210,9 @@ def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.Ca
     assert lines[0].startswith(f"{run}, from its beginning to ")
     assert lines[3].split()[:4] == ["new", "0.5", "2", "3"]
     assert lines[3].endswith("not yet")
+    assert lines[-2].endswith("not yet: they hold it")
+    assert lines[-1] == "left out: the last minute, whose events may be under way (--until 0m takes all)"
+    assert "the last minute" not in command(capsys, tmp_path, "--until", "0m")
 
 
 def test_what_is_not_kept_any_more_is_said(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
