@@ -23,7 +23,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import top_labels
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import LabelSide, rank
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import rank
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 

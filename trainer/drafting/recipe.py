@@ -20,7 +20,7 @@ from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Opened, engine
-from longtail.tables.table import all_columns, read_table
+from longtail.tables.table import all_columns, open_file, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.cooccurrence import found_alone
@@ -83,7 +83,7 @@ def draft_recipe(
     where = named([*places])
     files = find_files([*places])
     with engine() as reader:
-        exports = [file for file in files if is_feedback(Opened(reader, file).names)]
+        exports = [file for file in files if is_feedback(open_file(reader, file).names)]
     logs = [file for file in files if file not in exports]
     log = _table(logs or exports, where)
     choices = _table(exports, where, [EVENT, IMPRESSIONS]) if exports else None
