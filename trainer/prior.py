@@ -17,9 +17,8 @@ from longtail.bundle.arrays import Bools, Float32, Float64, Int64
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, once_each
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.columns import FeatureTable, strings_of
+from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.measures import numbers_in, seconds_in
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError
