@@ -32,6 +32,11 @@ from longtail.index.construct.tuning import tune_index
 _K, _QUERIES, _TIMED = 20, 500, 200
 _LAMBDAS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 _TAIL = BUCKET_NAMES.index("tail")
+_DRAWN = {
+    "re-sort of 20": ("#cbd5e1", 1.6), "re-sort of 100": ("#94a3b8", 1.6), "re-sort of 1,000": ("#64748b", 1.6),
+    "HNSW, inner product": ("#b4500a", 1.6), "Longtail": ("#2447a8", 3.2),
+}  # fmt: skip
+"""Colour and width of the lines of the plot; what lies on another line is in the tables alone."""
 Search = Callable[[Float32, float], Int64]
 """A function of vectors [B, D] and λ to rows [B, k]."""
 
@@ -101,15 +106,13 @@ def _searches(bundle: Bundle, rows_LE: Float32) -> dict[str, Search]:
         return lambda queries_BD, at: searcher.search(augmentation.queries(queries_BD, at), _K)[1]
 
     return {
-        **{f"prefetch {most:,}": prefetch(most) for most in (_K, 5 * _K, 50 * _K)},
-        "graph over augmented rows": lambda queries_BD, at: by_product.search(augmentation.queries(queries_BD, at), _K)[
-            1
-        ],
-        "the same, as distances": lambda queries_BD, at: by_distance.search(
+        **{f"re-sort of {most:,}": prefetch(most) for most in (_K, 5 * _K, 50 * _K)},
+        "HNSW, inner product": lambda queries_BD, at: by_product.search(augmentation.queries(queries_BD, at), _K)[1],
+        "HNSW, distances": lambda queries_BD, at: by_distance.search(
             np.pad(augmentation.queries(queries_BD, at), [(0, 0), (0, 1)]), _K
         )[1],
-        "ours": ours("auto"),
-        "ours, ivf_flat": ours("ivf_flat"),
+        "Longtail": ours("auto"),
+        "Longtail, ivf_flat": ours("ivf_flat"),
     }
 
 
@@ -132,11 +135,11 @@ def _draw(panels: dict[str, dict[str, list[float]]], path: Path) -> None:
         1, len(panels), figsize=(4 * len(panels), 3.8), sharey=True, layout="constrained", squeeze=False
     )
     for (title, lines), each in zip(panels.items(), axes[0], strict=True):
-        for name, recalls in lines.items():
-            each.plot(_LAMBDAS, recalls, marker="o", markersize=3.5, label=name)
+        for name, (colour, width) in _DRAWN.items():
+            each.plot(_LAMBDAS, lines[name], marker="o", markersize=3.5, label=name, color=colour, linewidth=width)
         each.set(title=title, xlabel="λ", ylim=(0, 1.03))
     axes[0, 0].set_ylabel(f"recall@{_K} of exact search")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.savefig(path, dpi=120)
 
 

@@ -23,14 +23,17 @@ _STYLE = {
 }  # fmt: skip
 
 
-def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str], body: str) -> bytes:
-    """Create a page as one file of HTML."""
+def page(
+    title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str], body: str, *, verdict: str = ""
+) -> bytes:  # fmt: skip
+    """Create a page as one file of HTML: title, verdict, intro, plots, body, and cards of facts."""
     template = Template((files("longtail.bundle") / "page.html").read_text(encoding="utf-8"))
     made = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()
     )
+    lead = verdict and f"<p class=verdict>{html.escape(verdict)}</p>"
     return template.substitute(
-        title=html.escape(title), intro=intro, cards=made, plots="".join(plots), body=body
+        title=html.escape(title), verdict=lead, intro=intro, cards=made, plots="".join(plots), body=body
     ).encode()  # fmt: skip
 
 
@@ -42,7 +45,7 @@ def style() -> AbstractContextManager[None]:
 def plot(draw: Callable[[Axes], None], description: str) -> str:
     """Draw a figure with one pair of axes as HTML, with a description for screen readers."""
     with style():
-        figure = Figure(figsize=(6.2, 3.7), layout="constrained")
+        figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         draw(figure.subplots())
         return picture(figure, description)
 

@@ -38,10 +38,18 @@ from longtail.trainer.devices import (
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
+from longtail.trainer.evaluation.examples import Example, example_settings, example_task, examples
 from longtail.trainer.evaluation.groups import Group, figures_by_group, record_of
-from longtail.trainer.evaluation.ranking import log_proposal_of, tower_lists
-from longtail.trainer.evaluation.report import baseline_table, evaluation_table, group_table, html_report
+from longtail.trainer.evaluation.ranking import buckets_for, log_proposal_of, tower_lists
+from longtail.trainer.evaluation.report import (
+    baseline_table,
+    evaluation_table,
+    group_table,
+    html_report,
+    in_words_of_buckets,
+)
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
 from longtail.trainer.export.bundle import to_bundle
@@ -176,7 +184,7 @@ def finish(
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
-    groups, compared, left_out = measured or AtDefault([], None, [])
+    groups, shown, compared, left_out = measured or AtDefault([], [], None, [])
     if groups:
         reporter.console.print(group_table(groups, recipe.evaluation.metric))
     if compared:
@@ -228,7 +236,10 @@ def finish(
         reports[FILE] = by_label.to_bytes()
         facts |= by_label.facts()
     if dial.curve:
-        reports["report.html"] = html_report(recipe, dial, history, facts, compared, groups)
+        reports["report.html"] = html_report(
+            recipe, dial, history, facts, compared, groups, shown,
+            in_words_of_buckets(buckets_for(recipe.evaluation, counts := trained.dataset.label_counts()), counts),
+        )  # fmt: skip
     with sibling_folder(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history
         held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), kind)
@@ -291,6 +302,7 @@ class AtDefault(NamedTuple):
     """Hold figures at the default λ and μ; `left_out` gives the reason if no baseline ran."""
 
     groups: list[Group]
+    examples: list[Example]
     compared: Comparison | None
     left_out: list[str]
 
@@ -321,14 +333,21 @@ def measure_default(
         tuning = task, learnt_from(dataset.train, past_of_valid)
     task = Task.of(held_out, past, config, labels=labels, seed=seed)
     features, label_side = trained.encoding.query.with_history(past), trained.label_side(past.known)
-    lists, _ = tower_lists(
-        task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
-        [dial.default.of_towers], log_proposal=log_proposal_of(trained.model.proposal, features),
-    )  # fmt: skip
-    (ours_NK,) = lists.at([dial.default], trained.term(past))
+
+    def lists_of(task: Task, settings: list[Setting]) -> TowerLists:
+        lists, _ = tower_lists(
+            task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
+            [setting.of_towers for setting in settings],
+            log_proposal=log_proposal_of(trained.model.proposal, features),
+        )  # fmt: skip
+        return lists
+
+    (ours_NK,) = lists_of(task, [dial.default]).at([dial.default], trained.term(past))
+    few, two = example_task(task, seed), example_settings(dial.default)
+    shown = examples(few, lists_of(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
     learnt, label_facts = learnt_from(trained.dataset.train, past), label_side.facts(config)
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
-    return AtDefault(groups, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
+    return AtDefault(groups, shown, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:

@@ -13,7 +13,8 @@ def http_reference(path: Path) -> str:
     lines = ["## Routes", ""]
     for route, methods in document["paths"].items():
         for method, operation in methods.items():
-            lines += [f"### {method.upper()} {route}", "", operation.get("description", ""), ""]
+            lines += [f"### {method.upper()} {route}", "", f"{operation['summary']}.", ""]
+            lines += [operation["description"], ""] if "description" in operation else []
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
             if body:
                 lines += [f"Takes {_type(body['schema'])}.", ""]

@@ -30,7 +30,7 @@ _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
     "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
     "`popularity`, the weight of a prior for frequent labels. `cooccurrence` weighs what was chosen together with a "
-    "query's last labels, where the release knows it."
+    "query's last labels, where the release knows it. A lock is for services with keys: one on loopback may have none."
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""
@@ -49,7 +49,13 @@ def openapi_document() -> dict[str, Any]:
     schemas.update(bodies["$defs"])
     # FastAPI documents its own 422 for every route with a parameter, but no route here returns it.
     theirs = {"$ref": REFERENCE.format(model="HTTPValidationError")}
-    for responses in (operation["responses"] for path in schema["paths"].values() for operation in path.values()):
+    for operation in (operation for path in schema["paths"].values() for operation in path.values()):
+        # The name of a function says less than the first line of its docstring.
+        first, _, rest = operation.pop("description").partition("\n")
+        operation["summary"] = first.removesuffix(".")
+        if rest := rest.strip():
+            operation["description"] = rest
+        responses = operation["responses"]
         for status, answer in list(responses.items()):
             answer["description"] = _PHRASES.get(status, answer["description"])
             content = answer.get("content", {})

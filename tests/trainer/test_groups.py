@@ -134,4 +134,8 @@ def test_fit_reports_groups(finished: Finished) -> None:
     recall = sum(group["queries"] * group["metrics"]["recall@5"]["value"] for group in groups.values()) / total
     assert recall == pytest.approx(default["metrics"]["recall@5"]["value"])
     assert "history = few" in finished.output
-    assert "history = few" in (finished.out / "report.html").read_text()
+    page = (finished.out / "report.html").read_text()
+    assert "history = few" in page
+    examples = page.split("<h2>Example answers</h2>")[1].split("</table>")[0]
+    assert examples.count("<tr><th>") == 5 + 1, "five queries under the heading"
+    assert "First at λ = 0<" in examples

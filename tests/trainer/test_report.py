@@ -2,13 +2,17 @@ import io
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
+from longtail.bundle.frequency import Buckets
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import baseline_table, html_report, plot_dial
+from longtail.trainer.evaluation.examples import Example
+from longtail.trainer.evaluation.report import _exposure, baseline_table, html_report, in_words_of_buckets, plot_dial
 from longtail.trainer.history import TrainingHistory
 from tests.bundles import make_bundle
 from tests.trainer import tiny
@@ -76,6 +80,44 @@ def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
     assert re.search(r"iALS +\S? ?0\.5000", screen.getvalue())
     assert "iALS 1,234 s, popularity 0 s" in screen.getvalue()
     assert "…" not in screen.getvalue()
+
+
+def test_the_report_begins_with_the_verdict_and_ends_with_the_facts() -> None:
+    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {"Loss": "softmax"}, COMPARED).decode()
+    order = ("<p class=verdict>The model is behind iALS", "<img alt=", "<h2>The model and its baselines", "<dt>Loss")
+    positions = [page.index(text) for text in order]
+    assert positions == sorted(positions)
+
+
+def test_the_report_says_what_the_dial_and_the_buckets_are() -> None:
+    words = in_words_of_buckets(Buckets.by_count(head_from=4, torso_from=2), np.array([9, 5, 4, 3, 1, 0]))
+    assert words == (
+        "Labels by their training pairs: head over 3 training pairs (3 labels), torso over 1 (1 labels), "
+        "tail fewer (1 labels), new none (1 labels)."
+    )
+    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, buckets=words).decode()
+    assert "0 ranks by taste, 1 by taste and popularity." in page
+    assert words in page
+
+
+def test_the_report_shows_answers_at_two_settings_of_the_dial() -> None:
+    answers = {0.0: [("rare <mug>", "tail")], 0.5: [("lamp", "head")]}
+    example = Example("u7", history=["pan"], chosen=["vase", "rug"], answers=answers)
+    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, examples=[example]).decode()
+    assert "<th>First at λ = 0</th><th>First at λ = 0.5</th>" in page
+    assert "<th>u7</th><td>pan</td><td>vase<br>rug</td>" in page
+    assert "rare &lt;mug&gt; <i>tail</i>" in page
+
+
+def test_areas_of_exposure_hold_their_names_and_a_bucket_that_gets_nothing_has_none() -> None:
+    axes = Figure().subplots()
+    _exposure(axes, [0, 0.5, 1], CURVE, 0.5, "λ", "2")
+    assert [text.get_text() for text in axes.texts] == ["head", "torso", "tail", "new"]
+    nothing = {f"exposure@2/{bucket}": Interval(value=0.0) for bucket in ("tail", "new")}
+    points = [each.model_copy(update={"metrics": each.metrics | nothing}) for each in CURVE]
+    axes = Figure().subplots()
+    _exposure(axes, [0, 0.5, 1], points, 0.5, "λ", "2")
+    assert [text.get_text() for text in axes.texts] == ["head", "torso"]
 
 
 def test_the_report_says_what_recall_costs_the_tail() -> None:

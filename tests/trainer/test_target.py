@@ -159,7 +159,10 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     assert f"▶ best; theory: {theory};" in words
     assert words.count("▶") == 2, "the best, and the caption that says so"
     report = (tmp_path / "out" / "report.html").read_text()
-    assert f"<dt>Best if all labels come alike</dt><dd>{kept.best('uniform')[0]} (theory: {theory}), recall@5" in report
+    assert (
+        "<dt>Best if all labels are chosen equally often</dt>"
+        f"<dd>{kept.best('uniform')[0]} (theory: {theory}), recall@5" in report
+    )
 
 
 def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(

@@ -100,8 +100,13 @@ class Finding:
     what: str
 
     def __str__(self) -> str:
+        return f"{self.name}: {self.in_words}"
+
+    @property
+    def in_words(self) -> str:
+        """Return the count with what it counts."""
         share = f" ({self.count / self.of:.1%})" if self.of else ""
-        return f"{self.name}: {self.count:,} of {self.of:,}{share} {self.what}"
+        return f"{self.count:,} of {self.of:,}{share} {self.what}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Interval
-from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
+from longtail.bundle.page import INK, page, plot, scrolled
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.audit.measure import Audit
 from longtail.trainer.audit.promise import Judged
@@ -22,7 +22,8 @@ from longtail.trainer.evaluation.groups import record_of
 from longtail.trainer.evaluation.report import baseline_table, baselines_html, group_table, groups_html, shown_metrics
 from longtail.trainer.metric_registry import k_of
 
-_COLOURS = (INK, BLUE, AMBER, GREEN, SOFT, "#9333ea", "#dc2626")
+_COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1")
+"""The recommender, then greys for baselines: other colours are of buckets."""
 
 
 def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
@@ -108,13 +109,21 @@ def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
         f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>"
         for row in _bucket_rows(audit, _words)
     )
+    found = [f"{each.in_words} ({each.name})" for each in audit.findings if each.count]
+    none = ", ".join(each.name for each in audit.findings if not each.count)
+    folded = f"<details><summary>Looked for and not found</summary><p>{none}</p></details>" if none else ""
     body = (
         f"{_lines('Promise', [str(each) for each in judged])}"
-        f"{_lines('Leaks and gaps', [*map(str, audit.findings), *audit.notes])}"
+        f"{_lines('Leaks and gaps', [*found, *audit.notes])}{folded}"
         f"<h2>By bucket of labels</h2>{scrolled(heads, rows)}"
         f"{groups_html(audit.groups, names)}{baselines_html(audit.compared, names)}"
     )
-    return page(f"Audit of {audit.name}", "Lists of labels against what their queries chose next.", cards, plots, body)
+    verdict = "" if audit.compared is None else audit.compared.sentence
+    intro = (
+        f"Lists of labels against what {audit.queries:,} queries chose next. Head, torso and tail: thirds of the "
+        "labels by their training pairs, most first; new: none."
+    )
+    return page(f"Audit of {audit.name}", intro, cards, plots, body, verdict=verdict)
 
 
 def _lines(title: str, lines: Sequence[str]) -> str:
@@ -130,4 +139,4 @@ def _bars(axes: Axes, models: Mapping[str, Mapping[str, Interval]], metric: str,
         axes.bar(places, values, width, label=name, color=_COLOURS[at % len(_COLOURS)])
     axes.set(title=f"{metric.capitalize()}@{k}", ylim=(0, None))
     axes.set_xticks(range(len(BUCKET_NAMES)), BUCKET_NAMES)
-    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.08), columnspacing=1, handlelength=1.2)

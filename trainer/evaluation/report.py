@@ -8,18 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint, Interval
+from longtail.bundle.arrays import Float64, Int64
+from longtail.bundle.frequency import Buckets
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled, style
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.baselines import in_words
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
+from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
@@ -43,7 +47,7 @@ def shown_metrics(metric: str) -> list[str]:
 def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     """Create a terminal table: one row per λ, and per μ where it is another dial; the default is marked."""
     k, chosen_by = k_of(metric), dial.bias_removal.chosen_by
-    recall_of = "head, torso, tail, new: recall of pairs whose label is there"
+    recall_of = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if len(_dials(dial)) > 1:
         adds = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence"}
@@ -147,9 +151,9 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 
 def html_report(
     recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
-    groups: Sequence[Group] = (),
+    groups: Sequence[Group] = (), examples: Sequence[Example] = (), buckets: str = "",
 ) -> bytes:  # fmt: skip
-    """Write report.html: facts, plots over each dial that moves and of the training, and the whole table."""
+    """Write report.html: the verdict, plots over each dial and of the training, examples, tables and facts."""
     metric = recipe.evaluation.metric
     k, names = k_of(metric), shown_metrics(metric)
     prior, term = (line_of(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
@@ -167,11 +171,62 @@ def html_report(
     if "ω" in _dials(dial):
         default += f", ω = {dial.default.cooccurrence:g}"
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
+    words = (
+        "Each request may set λ, which says how much popularity counts: 0 ranks by taste, 1 by taste and popularity."
+        if ends_of_lambda
+        else "Each request may set λ."
+    )
     body = (
-        f"{baselines_html(compared, names)}{groups_html(groups, names)}{price_html(dial, k)}\n"
+        f"{_examples_html(examples)}{baselines_html(compared, names)}{groups_html(groups, names)}"
+        f"{price_html(dial, k)}\n"
         f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
     )
-    return page(recipe.name, intro, facts, plots, body)
+    verdict = "" if compared is None else compared.sentence
+    return page(recipe.name, f"{intro}<br>{words} {html.escape(buckets)}", facts, plots, body, verdict=verdict)
+
+
+def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
+    """Say what head, torso, tail and new are, with the number of labels of each."""
+    labels = np.bincount(buckets.assign(counts_L), minlength=len(BUCKET_NAMES))
+    bounds = (
+        f"over {buckets.head_above:,g} training pairs", f"over {buckets.tail_upto:,g}", "fewer", "none"
+    )  # fmt: skip
+    parts = [
+        f"{name} {bound} ({count:,} labels)" for name, bound, count in zip(BUCKET_NAMES, bounds, labels, strict=True)
+    ]
+    return f"Labels by their training pairs: {', '.join(parts)}."
+
+
+def _examples_html(examples: Sequence[Example]) -> str:
+    """Write the queries of the examples with their first labels at two λ."""
+    if not examples:
+        return ""
+
+    def titles(names: Sequence[str]) -> str:
+        return "<br>".join(map(html.escape, names)) or "–"
+
+    def answer(labels: Sequence[tuple[str, str]]) -> str:
+        lines = [
+            f"<span style='color:{_COLOURS[bucket]}'>●</span> {html.escape(title)} <i>{bucket}</i>"
+            for title, bucket in labels
+        ]
+        return "<br>".join(lines)
+
+    heads = [
+        "Query",
+        "Chose before, newest first",
+        "Chose next",
+        *(f"First at λ = {at:g}" for at in examples[0].answers),
+    ]
+    rows = "".join(
+        f"<tr><th>{html.escape(example.query_id)}</th><td>{titles(example.history)}</td><td>{titles(example.chosen)}</td>"
+        f"{''.join(f'<td>{answer(labels)}</td>' for labels in example.answers.values())}</tr>"
+        for example in examples
+    )
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    return (
+        f"<h2>Example answers</h2><p>Held-out queries drawn by chance.</p><div class=text>{scrolled(head, rows)}</div>"
+    )
 
 
 def baselines_html(compared: Comparison | None, names: list[str]) -> str:
@@ -340,7 +395,8 @@ def _removes(dial: Dial) -> str:
 
 
 def _recall(axes: Axes, grid: list[float], points: list[CurvePoint], default: float, words: str, k: str) -> None:
-    for series in ("overall", *BUCKET_NAMES):
+    recalls = {bucket: [point.metrics[f"recall@{k}/{bucket}"].value for point in points] for bucket in BUCKET_NAMES}
+    for series in ("overall", *(bucket for bucket in BUCKET_NAMES if bucket != "new" or any(recalls[bucket]))):
         name, colour = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}", _COLOURS[series]
         figures = [point.metrics[name] for point in points]
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
@@ -350,7 +406,7 @@ def _recall(axes: Axes, grid: list[float], points: list[CurvePoint], default: fl
             axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axvline(default, color=SOFT, linestyle="--", linewidth=1)
     axes.set(title=f"Recall@{k} by bucket", xlabel=words, ylim=(0, None))
-    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18), columnspacing=1, handlelength=1.2)
 
 
 def _exposure(axes: Axes, grid: list[float], points: list[CurvePoint], default: float, words: str, k: str) -> None:
@@ -359,21 +415,36 @@ def _exposure(axes: Axes, grid: list[float], points: list[CurvePoint], default: 
     axes.axvline(default, color="white", linestyle="--", linewidth=1)
     axes.set(title=f"Exposure in the top {k}", xlabel=words, ylim=(0, 1))
     axes.margins(x=0)
-    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+    _name_areas(axes, np.asarray(grid), np.asarray(shares))
+
+
+def _name_areas(axes: Axes, grid_P: Float64, share_BP: Float64) -> None:
+    """Write each bucket's name where its area is high, but not at an edge, which would cut the name."""
+    first, last = grid_P[0] + 0.15 * np.ptp(grid_P), grid_P[-1] - 0.15 * np.ptp(grid_P)
+    at_Q = np.linspace(first, last, 50)
+    share_BQ = np.stack([np.interp(at_Q, grid_P, share_P) for share_P in share_BP])
+    top_BQ = np.cumsum(share_BQ, axis=0)
+    for bucket, share_Q, top_Q in zip(BUCKET_NAMES, share_BQ, top_BQ, strict=True):
+        i = int(share_Q.argmax())
+        if share_Q[i] > 0.06:
+            middle = top_Q[i] - share_Q[i] / 2
+            axes.text(at_Q[i], middle, bucket, color="white", weight="bold", ha="center", va="center")
 
 
 def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:
     epochs = range(1, len(history.losses) + 1)
-    axes.plot(epochs, history.losses, color=_COLOURS["overall"], label="training loss (left)")
-    axes.set(title="Training", xlabel="epoch", ylabel="nats")
+    axes.plot(epochs, history.losses, color=_COLOURS["overall"], label="training loss")
+    axes.set(title="Training", xlabel="epoch", ylabel="training loss, nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     lines = axes.get_lines()
     if history.metrics:
         right = axes.twinx()
-        label = f"valid {metric} (right)"
+        label = f"valid {metric}"
         epochs_measured, figures = list(history.metrics), list(history.metrics.values())
         right.plot(epochs_measured, figures, "o-", color=_COLOURS["tail"], markersize=3.5, label=label)
         right.grid(visible=False)
         right.set_ylim(0, None)
+        right.set_ylabel(label, color=_COLOURS["tail"])
+        right.spines["right"].set_visible(True)
         lines = [*lines, *right.get_lines()]
     axes.legend(handles=lines, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18))

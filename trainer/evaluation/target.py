@@ -33,7 +33,10 @@ from longtail.trainer.evaluation.metrics import Bootstrap, Positives
 
 FILE = "valid_by_label.parquet"
 """Its name in a bundle."""
-NAMED = {"train": "Best if labels come as in training", "uniform": "Best if all labels come alike"}
+NAMED = {
+    "train": "Best if labels are chosen as often as in training",
+    "uniform": "Best if all labels are chosen equally often",
+}
 """Priors that need no file, and what a report calls them."""
 _BELOW = (-1.0, -0.75, -0.5, -0.25)
 """Values of μ in addition to the recipe's grid, for priors with more of the tail."""

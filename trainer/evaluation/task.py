@@ -57,6 +57,8 @@ class HeldOut:
         return cls(len(held_out), measured + short + seen, short, seen, measured, queries, len(requests))
 
     def __str__(self) -> str:
+        if self.measured == self.pairs == self.queries == self.requests:
+            return f"{self.pairs:,} pairs of {self.queries:,} queries"
         requests = f" in {self.requests:,} requests" if self.requests > self.queries else ""
         repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
         short = f", {self.short:,} with too few earlier pairs (evaluation.least_history)" if self.short else ""

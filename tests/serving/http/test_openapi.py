@@ -52,7 +52,9 @@ def test_every_operation_has_a_name_that_stays_and_an_example() -> None:
     document = json.loads(COMMITTED.read_text())
     assert {operation["operationId"] for _, _, operation in operations(document)} >= OPERATIONS
     for method, path, operation in operations(document):
-        assert operation.get("summary")
+        assert len(operation["summary"].split()) >= 5, "the first line of the docstring, not the function's name"
+        assert not operation["summary"].endswith(".")
+        assert not operation.get("description", "").startswith(operation["summary"])
         if "requestBody" in operation:
             assert body_example(operation), (method, path)
         for parameter in operation.get("parameters", ()):
