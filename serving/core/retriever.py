@@ -465,7 +465,8 @@ class Retriever:
             ],
             **manifest.model_dump(include=described),
             "proposal": self._by_query.proposal,
-            "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
+            "forecast": self.forecast
+            and self.forecast.model_dump(include={"kind", "served", "until", "horizon", "nats"}),
             "bias_removal": dial,
             "cooccurrence": together
             and {
