@@ -68,7 +68,7 @@ def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
     found = {f"counts, {Setting.of(best)}": dict(best.metrics)}
     if (forecast := bundle.forecast) is not None:
         at = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
-        decayed = replace(forecast, model=None).log_popularity(whole=True)
+        decayed = forecast.kinds()["decayed"].log_popularity(whole=True)
         found["decayed counts"] = _at_default(folder, bundle, decayed)
         found[f"forecast, {at}"] = _at_default(folder, bundle, forecast.log_popularity(whole=True))
     return found

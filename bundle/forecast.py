@@ -2,7 +2,7 @@
 
 The pairs of a label are stored as exponentially decaying sums, one for each of several half-lives, so that later pairs
 can be added without the earlier ones. π* is one of these sums, smoothed, times a factor from a boosted Poisson
-regression on all sums, the sums of the label's category or brand, the label's age and its numbers.
+regression on the label's shares of all sums, the shares of its category or brand, its age and its numbers.
 
 Legend: `L` labels, `M` new labels, `W` half-lives, `N` pairs, `G` values of an attribute, `F` columns of the
 regression.
@@ -32,11 +32,15 @@ from longtail.bundle.values import number_of
 
 _LEAST = 0.01
 """Pairs per horizon that are added before a logarithm is taken."""
+_RELEASED = "released"
+"""Kind of prior: π* before its first refresh."""
 _ABSENT = 1e-12
 """π* of a label whose date lies in the future, as a fraction of an average label's."""
 _ENOUGH = 100
-"""Fewest later pairs by which the kinds of priors are compared."""
-_SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
+"""Fewest later pairs by which π* is compared with π* as released, which is served until then."""
+_COMPARED = 1_000
+"""Fewest later pairs for decayed counts in place of a regression; earlier pairs that count in a later comparison."""
+_SUMS, _FIRST, SINCE, _LOG_SHARES = "pair sums", "first pair", "there since", "log shares as released"
 """Columns of the file; features cannot have such names, because features are identifiers."""
 _ABOUT, _MODEL = b"forecast", b"xgboost"
 
@@ -53,8 +57,8 @@ class ForecastSettings(LogColumns):
     """Fraction of an average label's sum that is added to every label's sum."""
     horizon: float = Field(gt=0)
     """Length of the forecast period in seconds."""
-    begin: float
-    """Time of the first pairs in the sums, in seconds since 1970."""
+    pairs: float = Field(gt=0)
+    """Number of pairs in a horizon of the log with which the forecast was fitted."""
     until: float
     """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)
@@ -65,8 +69,21 @@ class ForecastSettings(LogColumns):
     """Column with the date since which a label exists."""
     since_feature: str | None = None
     """Label feature that reads this column, if there is one."""
+    served: Literal["decayed", "forecast", "released"] = "decayed"
+    """Kind that is served: the likeliest on held-out pairs; `released` is π* before the first refresh."""
     nats: dict[str, float] = Field(default_factory=dict)
-    """Mean log-probability of the pairs of a held-out last period, by kind of prior."""
+    """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
+    compared: int = Field(default=0, ge=0)
+    """Number of pairs since the release in `nats`; the latest count most."""
+
+    @property
+    def comparison(self) -> str:
+        """Describe the served kind and the comparison that chose it."""
+        nats = ", ".join(f"{kind} {value:.3f}" for kind, value in self.nats.items())
+        if self.compared < _ENOUGH and self.served == _RELEASED:
+            return f"π* as released is served until {_ENOUGH} later pairs can be compared, {self.compared} so far"
+        named = "π* as released" if self.served == _RELEASED else self.served
+        return f"{named} is served, by {self.compared:,} later pairs; nats a pair: {nats}"
 
     @property
     def once_in(self) -> float:
@@ -89,6 +106,7 @@ class Forecast:
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
         model: XGBoost model as UBJSON; None for `decayed`.
+        released: log π* before the first refresh, float64 [L]; None if there was no refresh.
     """
 
     settings: ForecastSettings
@@ -96,6 +114,7 @@ class Forecast:
     first: Float64
     about: pa.Table
     model: bytes | None = None
+    released: Float64 | None = None
 
     def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
         """Decay the sums to a later time, and add the pairs since `settings.until`.
@@ -119,7 +138,8 @@ class Forecast:
     ) -> Forecast:
         """Add the pairs between `settings.until` and a later time, repeated ones once per `settings.once_in`.
 
-        If 100 or more pairs are added, `nats` becomes their mean log-probability under the earlier priors.
+        The later half of these pairs compares the kinds of priors, which know the earlier half. The likeliest kind is
+        served. π* as released is served until 100 pairs were compared; decayed counts replace a regression after 1,000.
 
         Args:
             queries_N: number of each pair's query. Pairs since `settings.until` − `settings.once_in` are needed, to
@@ -129,16 +149,33 @@ class Forecast:
         times_N = times_N[order_N]
         rows_n = once_each(queries_N[order_N], labels_N[order_N], times_N, self.settings.once_in)
         rows_n = rows_n[(times_N[rows_n] > self.settings.until) & (times_N[rows_n] <= until)]
-        wanted_n = labels_N[order_N][rows_n]
-        fresh = self.counted(wanted_n, times_N[rows_n], until)
-        if len(rows_n) < _ENOUGH:
+        wanted_n, times_n = labels_N[order_N][rows_n], times_N[rows_n]
+        before = self if self.released is not None else replace(self, released=self._log_rates - self._log_total)
+        fresh, half = before.counted(wanted_n, times_n, until), len(rows_n) // 2
+        middle = before.counted(wanted_n[:half], times_n[:half], times_n[half - 1]) if half else before
+        later, settings = wanted_n[half:], self.settings
+        weight = min(settings.compared, _COMPARED)
+        compared = weight + len(later)
+        if not compared:
             return fresh
-        # The priors before these pairs, so that the pairs are held out.
-        count = self.settings.model_copy(update={"base": 0})
-        kinds = {"count": replace(self, settings=count, model=None), "decayed": replace(self, model=None)}
-        kinds |= {"forecast": self} if self.model is not None else {}
-        nats = {kind: float(of.log_popularity(whole=True)[wanted_n].mean()) for kind, of in kinds.items()}
-        return replace(fresh, settings=fresh.settings.model_copy(update={"nats": nats}))
+        nats = {
+            kind: (weight * settings.nats.get(kind, 0.0) + float(of.log_popularity(whole=True)[later].sum())) / compared
+            for kind, of in middle.kinds().items()
+        }
+        served: list[str] = [] if compared < _ENOUGH else [settings.kind if self.model is not None else "decayed"]
+        served += ["decayed"] if compared >= _COMPARED else []
+        update = {"nats": nats, "compared": compared, "served": max([_RELEASED, *served], key=nats.__getitem__)}
+        return replace(fresh, settings=fresh.settings.model_copy(update=update))
+
+    def kinds(self) -> dict[str, Forecast]:
+        """Return the kinds of priors that can be served, and undecayed counts, by name."""
+
+        def of(served: str, **settings: Any) -> Forecast:
+            return replace(self, settings=self.settings.model_copy(update={"served": served, **settings}))
+
+        kinds = {"count": of("decayed", base=0), "decayed": of("decayed")}
+        kinds |= {} if self.model is None else {"forecast": of("forecast")}
+        return kinds if self.released is None else kinds | {_RELEASED: of(_RELEASED)}
 
     def with_labels(
         self, rows_M: npt.NDArray[np.integer], given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
@@ -169,11 +206,17 @@ class Forecast:
             sums=np.concatenate([self.sums, np.where(known_M[:, None], self.sums[rows_M], 0.0)]),
             first=np.concatenate([self.first, np.where(known_M, self.first[rows_M], np.inf)]),
             about=pa.table(columns),
-        )
+            released=None if self.released is None else np.concatenate(
+                [self.released, np.where(known_M, self.released[rows_M], self._log_shares_of_new(given_M, now_M))]
+            ),
+        )  # fmt: skip
 
     def take(self, rows_n: npt.NDArray[np.integer]) -> Forecast:
         """Select labels by rows, int [n], in that order."""
-        return replace(self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n))
+        released = None if self.released is None else self.released[rows_n]
+        return replace(
+            self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n), released=released
+        )  # fmt: skip
 
     def there(self, at: float) -> Bools:
         """Compute which labels exist at a time, in seconds since 1970, bool [L]."""
@@ -203,18 +246,9 @@ class Forecast:
             given_M: values by name of feature or column; unknown attributes count as average ones.
             now_M: time when each label was added, in seconds since 1970; a label without a date exists since then.
         """
-        settings = self.settings
-        now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(given_M, now_M)
-        rates_M = np.full(len(given_M), np.log(self._added))
-        if self.model is not None and given_M:
-            codes = {
-                name: np.array([self._codes[name].get(id_text(given.get(name)) or "", -1) for given in given_M])
-                for name in settings.attributes
-            }
-            numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
-            none_M = np.zeros((len(given_M), len(settings.half_lives))), np.full(len(given_M), np.inf)
-            rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
-        return np.where(since <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
+        since_M, until = self._since_of(given_M, now_M), self.settings.until
+        there_M = since_M <= np.maximum(np.asarray(now_M, np.float64), until)
+        return np.where(there_M, self._log_shares_of_new(given_M, now_M), np.log(_ABSENT / len(self.first)))
 
     def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
         """Compute the regression's inputs of all labels, float32 [L, F], or of some rows [n, F]."""
@@ -227,6 +261,7 @@ class Forecast:
         """Write as an Arrow file, with settings and regression in the schema."""
         sums = pa.FixedSizeListArray.from_arrays(self.sums.reshape(-1), self.sums.shape[1])
         table = self.about.append_column(_SUMS, sums).append_column(_FIRST, pa.array(self.first))
+        table = table if self.released is None else table.append_column(_LOG_SHARES, pa.array(self.released))
         about = {_ABOUT: self.settings.model_dump_json().encode()}
         about |= {} if self.model is None else {_MODEL: self.model}
         write_table(path, table.replace_schema_metadata(about))
@@ -240,10 +275,12 @@ class Forecast:
             settings = ForecastSettings.model_validate_json(about[_ABOUT])
             sums = np.asarray(table[_SUMS].combine_chunks().flatten()).reshape(len(table), -1)
             first = np.asarray(table[_FIRST])
-            rest = table.drop_columns([_SUMS, _FIRST]).replace_schema_metadata(None)
+            released = np.asarray(table[_LOG_SHARES]) if _LOG_SHARES in table.column_names else None
+            extra = [_SUMS, _FIRST, *([] if released is None else [_LOG_SHARES])]
+            rest = table.drop_columns(extra).replace_schema_metadata(None)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(settings, sums, first, rest, about.get(_MODEL))
+        return cls(settings, sums, first, rest, about.get(_MODEL), released)
 
     def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
@@ -263,12 +300,32 @@ class Forecast:
 
     @cached_property
     def _log_rates(self) -> Float64:
-        return self.log_base if self.model is None else self.log_base + self._factor(self.columns())
+        if self.settings.served == _RELEASED:
+            assert self.released is not None
+            return self.released
+        return self.log_base + self._factor(self.columns()) if self.settings.served == "forecast" else self.log_base
 
     @cached_property
     def _log_total(self) -> float:
         there_L = self.there(self.settings.until)
         return float(np.logaddexp.reduce(self._log_rates[there_L if there_L.any() else slice(None)]))
+
+    def _log_shares_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+        """Compute log π* of new labels as if all of them existed, nats, float64 [M]."""
+        settings, kinds = self.settings, self.kinds()
+        if settings.served == _RELEASED:  # new labels have no π* of the release
+            return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(given_M, now_M)
+        rates_M = np.full(len(given_M), np.log(self._added))
+        if settings.served == "forecast" and given_M:
+            codes = {
+                name: np.array([self._codes[name].get(id_text(given.get(name)) or "", -1) for given in given_M])
+                for name in settings.attributes
+            }
+            numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
+            now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(given_M, now_M)
+            none_M = np.zeros((len(given_M), len(settings.half_lives))), np.full(len(given_M), np.inf)
+            rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
+        return rates_M - self._log_total
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Compute the logarithm of the regression's factor, float64 [L] or [M]."""
@@ -312,12 +369,15 @@ class Forecast:
         self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
         since: Float64, now: float | Float64,
     ) -> Float32:  # fmt: skip
-        """Compute log rates, differences between half-lives, log rates of attributes, ages in horizons, numbers."""
-        settings, horizon, lives_W = self.settings, self.settings.horizon, np.asarray(self.settings.half_lives)
-        elapsed = settings.until - settings.begin
-        a_horizon_W = horizon * np.log(2) / (lives_W * -np.expm1(-np.log(2) * elapsed / lives_W))
-        levels = np.log(sums * a_horizon_W + _LEAST)
-        of_groups = [np.log(self._of_groups[name] * a_horizon_W + _LEAST)[code] for name, code in codes.items()]
+        """Compute log shares, differences between half-lives, log shares of attributes, ages in horizons, numbers.
+
+        Shares instead of rates: a log that is interrupted or thinned says nothing about demand.
+        """
+        totals_W = self.sums.sum(axis=0) + np.finfo(float).tiny
+        per_pair_W = self.settings.pairs / totals_W
+        levels = np.log(sums * per_pair_W + _LEAST)
+        of_groups = [np.log(self._of_groups[name] * per_pair_W + _LEAST)[code] for name, code in codes.items()]
+        horizon = self.settings.horizon
         ages = np.where(first <= now, (now - first) / horizon, -1.0), (now - since) / horizon
         columns = [levels, np.diff(levels, axis=1), *of_groups, *(each[:, None] for each in (*ages, *numbers.values()))]
         return np.concatenate(columns, axis=1, dtype=np.float32)

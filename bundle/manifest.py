@@ -249,6 +249,8 @@ class Manifest(Record):
     labels: int = Field(ge=1)
     dim: int = Field(ge=1)
     similarity: Literal["dot", "cosine"]
+    centre: list[float] | None = None
+    """Vector [dim] by which labels are moved; a query's vector is moved by it after the tower. Null: no move."""
     temperature: float = Field(gt=0)
     label_bias: bool
     kappa: float = Field(gt=0)
@@ -287,6 +289,8 @@ class Manifest(Record):
     def _consistent(self) -> Self:
         if self.label_bias != (self.kappa_bias is not None):
             raise ValueError("kappa_bias belongs to a bundle with label_bias, and only to it")
+        if self.centre is not None and len(self.centre) != self.dim:
+            raise ValueError(f"centre: expected {self.dim} numbers, received {len(self.centre)}")
         names = [feature.name for feature in self.query_features]
         if len(set(names)) != len(names):
             raise ValueError(f"query_features: expected distinct names, received {names}")

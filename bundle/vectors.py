@@ -40,6 +40,8 @@ _QUERIES = 1000
 """Number of label vectors that replace missing queries."""
 _MOST = 2**53
 """Bound below which floats represent all integers."""
+_FAR = 100.0
+"""Squared distance of the labels' mean from 0, in variances of their vectors, from which they are centred."""
 _OWN = "towers"
 _LAST, _DECAY = 20, 0.9
 _POWER = 0.5
@@ -112,10 +114,12 @@ def parts_of(
     own_queries = queries_CD is not None
     queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
     _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
-    bias_L = None
-    if (
-        similarity == "l2"
-    ):  # −|u − v|² / T is u·v / (T/2) − |v|² / T − |u|² / T, and the last term is the same for every label
+    bias_L, centre_D = None, None
+    if similarity == "l2":
+        centre_D = _far_centre(vectors_LD)
+        if centre_D is not None:
+            vectors_LD, queries_CD = vectors_LD - centre_D, queries_CD - centre_D
+        # −|u − v|² / T is u·v / (T/2) − |v|² / T − |u|² / T, and the last term is the same for every label.
         bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
         temperature /= 2
     if similarity == "cosine":
@@ -150,7 +154,8 @@ def parts_of(
     buckets = Buckets.by_quantile(counts_L)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION, name=name, created_at=datetime.now(UTC), labels=len(ids),
-        dim=vectors_LD.shape[1], similarity="cosine" if similarity == "cosine" else "dot", temperature=temperature,
+        dim=vectors_LD.shape[1], similarity="cosine" if similarity == "cosine" else "dot",
+        centre=None if centre_D is None else centre_D.tolist(), temperature=temperature,
         label_bias=bias_L is not None, kappa=fitted.kappa, kappa_bias=fitted.kappa_bias,
         kappa_popularity=fitted.kappa_popularity, loss=Loss(family="unknown", sampler="unknown", weight="unknown"),
         query_features=query.features, label_features=[] if label is None else label.features,
@@ -320,6 +325,13 @@ def _drawn(vectors_LD: Float32, counts_L: Int64) -> Float32:
     shares_L = np.exp(log_frequencies(counts_L))
     rng, most = np.random.default_rng(0), min(_QUERIES, len(vectors_LD))
     return vectors_LD[np.sort(rng.choice(len(vectors_LD), most, replace=False, p=shares_L / shares_L.sum()))]
+
+
+def _far_centre(vectors_LD: Float32) -> Float32 | None:
+    """Return the labels' mean, float32 [D], if it is so far from 0 that float32 loses distances; None otherwise."""
+    centre_D = vectors_LD.mean(axis=0, dtype=np.float64).astype(np.float32)
+    spread = np.mean(np.square(vectors_LD - centre_D), dtype=np.float64)
+    return centre_D if np.mean(np.square(centre_D), dtype=np.float64) > _FAR * spread else None
 
 
 def _finite(vectors_XD: Float32) -> Bools:

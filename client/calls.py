@@ -51,7 +51,8 @@ class Query:
         mmr: weight of maximal marginal relevance, from 0 to 1, for diverse labels.
         pool: number of labels that `max_per` and `mmr` choose from.
         display: columns to return with each label: True all (the default), False none, or their names.
-        vector: u in place of features, such as one from `embed`: `release()["dim"]` numbers, used unchanged.
+        vector: u in place of features, such as one from `embed`: `release()["dim"]` numbers, scaled to length 1 if the
+            release's `similarity` is cosine.
         history: ids of the labels that the query chose, the latest last, unless a feature holds them; None: the
             labels that the release remembers of the query.
     """

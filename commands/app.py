@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -34,6 +36,11 @@ class _Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the usage line after the command's name."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+
+def say_next(*words: object, note: str = "") -> None:
+    """Print the command that comes next, as it can be typed, on standard error."""
+    print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
 
 
 def _print_version(wanted: bool) -> None:

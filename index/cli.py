@@ -15,7 +15,7 @@ from rich.table import Table
 from longtail.bundle import BundleError, LabelChanges
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
-from longtail.commands.app import app_of_commands
+from longtail.commands.app import app_of_commands, say_next
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -109,7 +109,7 @@ def build(
             else [name for part in filterable.split(",") if (name := part.strip())],
             lists_of=lists_of,
         )
-    _report(releases, manifest, notes)
+    _report(releases, manifest, notes, published=publish)
     if floors is not None:
         _publish(releases, manifest.name, floors)
 
@@ -163,7 +163,7 @@ def from_vectors(
     with Console(stderr=True).status("read the vectors") as status:
         progress = _progress(status, notes)
         manifest = building.build_from_vectors(files, releases, spec=spec, name=name, progress=progress)
-    _report(releases, manifest, notes)
+    _report(releases, manifest, notes, published=publish)
     if floors is not None:
         _publish(releases, manifest.name, floors)
 
@@ -184,7 +184,7 @@ def priors(
         progress = _progress(status, notes)
         given = _prior_table(table, prior, missing)
         manifest = building.refresh_priors(releases, given, source=source, name=name, progress=progress)
-    _report(releases, manifest, notes)
+    _report(releases, manifest, notes, published=publish)
     if publish:
         _publish(releases, manifest.name)
 
@@ -222,7 +222,7 @@ def refresh(
             releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
             progress=_progress(status, notes),
         )  # fmt: skip
-    _report(releases, manifest, notes)
+    _report(releases, manifest, notes, published=publish)
     if publish:
         _publish(releases, manifest.name)
 
@@ -259,6 +259,7 @@ def unstage(releases: ReleasesArgument) -> None:
 def rollback(releases: ReleasesArgument) -> None:
     """Point CURRENT back at the release published before."""
     print(f"published: {Releases(releases).rollback()}")
+    _say_who_follows(releases)
 
 
 @app.command("list", epilog="Example: longtail-index list releases")
@@ -300,6 +301,7 @@ def merge(
     for id_, why in report.skipped.items():
         print(f"left out: {id_}: {why}")
     print(f"written: {out}")
+    say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
 
 @app.command(epilog="Example: longtail-index upload releases/books-2 s3://bucket/releases")
@@ -311,6 +313,7 @@ def upload(
     shelf = Releases(releases)
     shelf.upload(release)
     print(f"uploaded: {shelf}/{release.resolve().name}")
+    say_next("longtail-index", "publish", releases, release.resolve().name)
 
 
 @app.command(epilog="Example: longtail-index verify releases books-2")
@@ -349,6 +352,14 @@ def _publish(releases: str, name: str, floors: BucketFloors | None = None, *, fo
         for sentence in report.unmet:
             print(f"  {sentence}", file=sys.stderr)
     print(f"published: {name}")
+    _say_who_follows(releases)
+
+
+def _say_who_follows(releases: str) -> None:
+    say_next(
+        "longtail-serve", "run", releases,
+        note="\na running service checks the release once more before it follows; GET /v1/release names its own",
+    )  # fmt: skip
 
 
 def _label_changes(state: str) -> LabelChanges:
@@ -388,7 +399,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
     return tell
 
 
-def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
+def _report(releases: str, manifest: ReleaseManifest, notes: list[str], *, published: bool) -> None:
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     if (registered := manifest.registered) is not None:
         print(f"from {registered.place}, run {registered.run}")
@@ -397,6 +408,8 @@ def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
     for line in _summary(manifest):
         print(line)
     print(f"written: {Releases(releases)}/{manifest.name}")
+    if not published:
+        say_next("longtail-index", "publish", releases, manifest.name)
 
 
 def _device(text: str) -> Device:

@@ -46,6 +46,7 @@ from longtail.serving.settings import explain
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.lake import version_of
 from longtail.tables.table import Part, Table, read_table
 from longtail.tables.values import TEXT, in_words, is_nested, is_text
 
@@ -138,7 +139,7 @@ def answer(
     options = _checked(asked)
     try:
         files = _files(queries, out)
-        about = [(Path(file.path).name, *file.version()) for file in files]
+        about = [(Path(file.path).name, *version_of(file)) for file in files]
         manifest = {"release": name, **asdict(asked), "rows": ROWS, "queries": about}
         if (out / _MANIFEST).exists():
             _agree(out, manifest)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import orjson
 
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT, _TIME = "%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"
 
 
 current: ContextVar[str | None] = ContextVar("current request", default=None)
@@ -46,7 +46,13 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format the line, without an exception."""
         fields = getattr(record, "fields", {}).items()
-        return " ".join([super().formatMessage(record), *(f"{name}={_json(value)}" for name, value in fields)])
+        return " ".join([super().formatMessage(record), *(f"{name}={_word(value)}" for name, value in fields)])
+
+
+def _word(value: object) -> str:
+    """Return a value as JSON, or bare if it is a word."""
+    bare = isinstance(value, str) and value.isprintable() and not {*value} & {*' "='}
+    return str(value) if bare else _json(value)
 
 
 def _json(value: object) -> str:
@@ -59,5 +65,5 @@ def _json(value: object) -> str:
 def configure(level: str) -> None:
     """Send every logger of the process to standard error: as text on a terminal, else as JSON."""
     handler = logging.StreamHandler()
-    handler.setFormatter(TextFormatter(_TEXT) if sys.stderr.isatty() else JsonFormatter())
+    handler.setFormatter(TextFormatter(_TEXT, _TIME) if sys.stderr.isatty() else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -22,7 +22,6 @@ from longtail.bundle.validation import did_you_mean
 from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import PACKED, DataFile, store_errors
 from longtail.tables.lake import lake_reader
-from longtail.tables.queries import opened_query
 from longtail.tables.values import TEXT, literal
 
 _BLOCK = 1 << 24
@@ -57,6 +56,14 @@ class Rejected(NamedTuple):
     row: int
     expected: str
     found: str
+
+
+class QueryTable(NamedTuple):
+    """A query over files as a table; `rejected` are lines of its files that are no rows."""
+
+    source: str
+    in_order: bool
+    rejected: list[Rejected]
 
 
 class _Text(NamedTuple):
@@ -182,11 +189,14 @@ class Opened:
     Attributes:
         names: of its stored columns, then of columns that its folders name.
         in_order: whether its rows come in one order on any number of threads.
+
+    Args:
+        query: what a file of kind `sql` is read from; `table.open_file` makes it.
     """
 
-    def __init__(self, engine: Engine, file: DataFile) -> None:
-        self.engine, self.file = engine, file
-        self._rejects, self._rejected_before, self.in_order = engine.name("rejects"), list[Rejected](), True
+    def __init__(self, engine: Engine, file: DataFile, query: QueryTable | None = None) -> None:
+        self.engine, self.file, self._query = engine, file, query
+        self._rejects, self.in_order = engine.name("rejects"), query is None or query.in_order
         with engine.reading(file):
             self._text = _look_at(engine, file) if file.kind in ("csv", "tsv") else None
             if self._text is not None:
@@ -200,8 +210,8 @@ class Opened:
     def _with_types(self) -> tuple[str, list[tuple[str, str]]]:
         """Return what reads a file that says its types, and its columns with these."""
         file = self.file
-        if file.kind == "sql":
-            source, self.in_order = opened_query(self.engine, file.path, self._view)
+        if self._query is not None:
+            source = self._query.source
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
         elif file.kind == "jsonl":
@@ -235,15 +245,6 @@ class Opened:
         columns = ", ".join(f"c{at}" for at in range(len(self._stored)))
         return f"{self._source} AS stored({columns})"
 
-    def _view(self, files: list[DataFile], place: Path | str) -> str:
-        """Return a table of the files of a place that a query names, and keep their lines that are no rows."""
-        from longtail.tables.table import view_of
-
-        if place not in self.engine.views:
-            self.engine.views[place], rejected = view_of(self.engine, files, str(place))
-            self._rejected_before += rejected
-        return self.engine.views[place]
-
     def column(self, name: str) -> tuple[str, str]:
         """Return the expression of a column, and its type; DataError where the file lacks it or has it twice."""
         places = [at for at, (stored, _) in enumerate(self._stored) if stored == name]
@@ -266,7 +267,9 @@ class Opened:
         engine = self.engine
         with engine.reading(self.file), engine.on_one_thread() if not self.in_order else nullcontext():
             (count,) = engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
-            return count, self._rejected_before if self._text is None else self._rejected(count)
+            if self._text is not None:
+                return count, self._rejected(count)
+            return count, [] if self._query is None else self._query.rejected
 
     def value(self, expression: str, row: int) -> Any:
         """Return an expression of one row, from 0."""

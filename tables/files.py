@@ -49,17 +49,6 @@ class DataFile:
         """Return an error about one of its columns."""
         return DataError(f"{self.name}: column {column!r}: expected {expected}, found {found}")
 
-    def version(self) -> tuple[int, int]:
-        """Return its size and what changes with its content: time of change in ns, or what fsspec makes of both."""
-        if self.kind in ("delta", "iceberg"):
-            from longtail.tables.lake import version_of
-
-            return 0, version_of(self)
-        if self.system is not None:
-            return self.system.size(self.path) or 0, self.system.checksum(self.path)
-        about = os.stat(self.path)
-        return about.st_size, about.st_mtime_ns
-
 
 def is_query(place: Path | str) -> bool:
     """Tell whether a place is a query: `SELECT …`, `WITH …` or `FROM …`."""

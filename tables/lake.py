@@ -23,8 +23,17 @@ def lake_reader(file: DataFile) -> Any:
         return _delta_rows(_delta(file)) if file.kind == "delta" else _IcebergRows(_iceberg(file))
 
 
-def version_of(file: DataFile) -> int:
-    """Return a number that changes with the content of a table."""
+def version_of(file: DataFile) -> tuple[int, int]:
+    """Return the size of a file, and its time of change in ns, or fsspec's checksum; of a table 0 and a hash."""
+    if file.kind in ("delta", "iceberg"):
+        return 0, _hash_of(file)
+    if file.system is not None:
+        return file.system.size(file.path) or 0, file.system.checksum(file.path)
+    about = os.stat(file.path)
+    return about.st_size, about.st_mtime_ns
+
+
+def _hash_of(file: DataFile) -> int:
     with _reading(file):
         if file.kind == "delta":
             table = _delta(file)

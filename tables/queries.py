@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 
+from longtail.tables.engine import Engine
 from longtail.tables.errors import DataError
 from longtail.tables.files import DataFile, find_files, in_line, is_query
-
-if TYPE_CHECKING:
-    from longtail.tables.engine import Engine
 
 _TABLE_FUNCTIONS = ("unnest", "range", "generate_series")
 _WITHOUT_PARENTHESES = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 
-from longtail.tables.engine import Engine, Opened, Rejected
+from longtail.tables.engine import Engine, Opened, QueryTable, Rejected
 from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile
+from longtail.tables.queries import opened_query
 from longtail.tables.values import (
     TEXT,
     as_type,
@@ -157,7 +159,7 @@ def read_table(
     empty: list[EmptyFileError] = []
     for number, file in enumerate(files):
         try:
-            one = Opened(engine, file)
+            one = open_file(engine, file)
             opened.append((number, one, wanted(one, number)))
         except EmptyFileError as error:
             empty.append(error)
@@ -197,6 +199,22 @@ def read_table(
         made.parts.append(Part(one, number, first, rows, rejected, made.name))
         first += rows
     return made
+
+
+def open_file(engine: Engine, file: DataFile) -> Opened:
+    """Open a file, or a query over files."""
+    if file.kind != "sql":
+        return Opened(engine, file)
+    rejected: list[Rejected] = []
+
+    def view(files: list[DataFile], source: Path | str) -> str:
+        if source not in engine.views:
+            engine.views[source], lines = view_of(engine, files, str(source))
+            rejected.extend(lines)
+        return engine.views[source]
+
+    with engine.reading(file):
+        return Opened(engine, file, QueryTable(*opened_query(engine, file.path, view), rejected))
 
 
 def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:

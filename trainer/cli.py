@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from longtail.commands.app import app_of_commands
+from longtail.commands.app import app_of_commands, say_next
 
 if TYPE_CHECKING:
     from longtail.trainer.config import Recipe
@@ -54,6 +54,7 @@ def data(
 
     prepare(name, out, source, say=Console(stderr=True).print)
     typer.echo(out / "recipe.toml")
+    say_next("longtail-train", "fit", out / "recipe.toml", "--out", f"runs/{name}")
 
 
 @app.command(epilog="Example: longtail-train init clicks.parquet --labels products.parquet")
@@ -82,6 +83,7 @@ def init(
         guessed = ", a guess" if role in roles.guessed else ""
         say(f"{role.replace('_', ' '):9} {getattr(roles, role) or 'none'}{guessed}", highlight=False, markup=False)
     typer.echo(out)
+    say_next("longtail-train", "fit", out, "--out", "runs/1")
 
 
 @app.command(epilog="Example: longtail-train prepare recipe.toml")
@@ -138,12 +140,14 @@ def fit(
     checked = load_recipe(recipe, [*_overrides(set_, since), *several])  # before anything slow is loaded
     _choose_backend(checked)
     from longtail.trainer import job
-    from longtail.trainer.devices import Cluster
+    from longtail.trainer.devices import Cluster, is_first
     from longtail.trainer.progress import Reporter
 
     job.fit(
         checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=Cluster(coordinator, process),
     )  # fmt: skip
+    if is_first():
+        say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
 
 @app.command(epilog="Example: longtail-train tune recipe.toml --out study --trials 30")

@@ -63,9 +63,9 @@ def choose_term(
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
-    measured for the best, by the mean of `judge` over a cell and its neighbours. Where pairs have an order in time, of
-    the cells of the best ω within one standard error that of least λ and μ is taken [Breiman et al. 1984]: popularity
-    fades until the service answers, and less of it finds more of the tail.
+    measured for the best, by the mean of `judge` over a cell and its neighbours. Where pairs have an order in time
+    and popularity is that of the past, of the cells of the best ω within one standard error that of least λ and μ is
+    taken [Breiman et al. 1984]: popularity fades until the service answers, and less of it finds more of the tail.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
@@ -111,12 +111,13 @@ def choose_term(
     towers = int(np.argmax(alone))
     if judged_GW.ravel()[best] - alone[towers] <= error(top_SNK[best], lists.top_GNK[towers, :, :k]):
         return None
-    within = [
-        cell
-        for cell in range(best % len(weights), len(settings), len(weights))
-        if cell == best
-        or (dataset.ordered and means_GW.max() - means_GW.ravel()[cell] <= error(top_SNK[cell], top_SNK[best]))
-    ]
+    within = [best]
+    if dataset.ordered and recipe.prior.kind == "count":
+        within += [
+            cell
+            for cell in range(best % len(weights), len(settings), len(weights))
+            if means_GW.max() - means_GW.ravel()[cell] <= error(top_SNK[cell], top_SNK[best])
+        ]
     return Choice(chosen, min((settings[cell] for cell in within), key=_popularity))
 
 

@@ -17,9 +17,8 @@ from longtail.bundle.arrays import Bools, Float32, Float64, Int64
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, once_each
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.columns import FeatureTable, strings_of
+from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.measures import numbers_in, seconds_in
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError
@@ -98,8 +97,10 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     rows = by_time[once_each(known.queries[by_time], known.labels[by_time], times_N[by_time], lives[-1])]
     log = _Log(known.labels[rows].astype(np.int64), times_N[rows])
     attributes, numbers, about = _about(recipe, dataset)
+    last = until - horizon
+    pairs = max(len(log.between(-np.inf, last).labels_N), 1) * horizon / (last - begin)
     settings = ForecastSettings(
-        kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, begin=begin, until=begin,
+        kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=pairs, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
         since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
         query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=UNITS[unit],
@@ -108,7 +109,6 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
-    last = until - horizon
     # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
     most = config.origins - 1
     within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
@@ -121,7 +121,8 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
         parts = first, len(earlier)
         model, nats["forecast"] = _boosted(_origins(empty, log, at), parts, _ROWS // len(at), recipe.seed)
         model = model if nats["forecast"] > nats["decayed"] else None
-    settings = settings.model_copy(update={"nats": nats})
+    served = "decayed" if model is None else "forecast"
+    settings = settings.model_copy(update={"nats": nats, "served": served})
     return replace(empty, settings=settings, model=model).counted(*log, until)
 
 
@@ -214,7 +215,7 @@ def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed
         evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
     ).best_iteration  # fmt: skip
     tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
-    last = replace(origin.forecast, model=bytes(tried.save_raw("ubj")))
+    last = replace(origin.forecast, model=bytes(tried.save_raw("ubj"))).kinds()["forecast"]
     nats = origin.nats(last.log_popularity(whole=True))
     return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 

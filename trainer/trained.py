@@ -35,14 +35,8 @@ from longtail.trainer.evaluation.dial import (
     lines,
     missed,
 )
-from longtail.trainer.evaluation.ranking import (
-    LabelSide,
-    Watch,
-    bias_removal_curve,
-    buckets_for,
-    log_proposal_of,
-    tower_lists,
-)
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of, tower_lists
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory

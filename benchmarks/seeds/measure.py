@@ -15,8 +15,9 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
-from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProposal, rank
+from longtail.trainer.evaluation.ranking import EmbedQueries, rank
 
 
 @dataclass(frozen=True)

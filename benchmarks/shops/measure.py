@@ -25,7 +25,8 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import top_labels
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.ranking import LabelSide, tower_lists
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import tower_lists
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 

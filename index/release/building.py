@@ -226,7 +226,7 @@ def refresh(
     same_rows = bundle is before.bundle and bundle.forecast is None
     if bundle.forecast is not None:
         expected = bundle.forecast.log_popularity()
-        bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until)
+        bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until, progress)
         if unattended:
             _check_moves(bundle, expected)
     if bundle.cooccurrence is not None:
@@ -253,10 +253,11 @@ def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bu
     return changed
 
 
-def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float) -> Bundle:
+def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, progress: Progress) -> Bundle:
     """Add later pairs to the forecast, from which log π follows."""
     until = max(until, forecast.settings.until)
     fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until)
+    progress(f"prior: {fresh.settings.comparison}")
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     return replace(bundle, labels=labels, forecast=fresh)
 

@@ -238,8 +238,8 @@ class Query(SearchOptions):
     vector: list[Annotated[float, Field(allow_inf_nan=False)]] | None = Field(
         default=None,
         description="In place of features: u itself, as many numbers as GET /v1/release says in `dim`, such as a "
-        "vector of /v1/embed or a mean of them. It is scored as it is; where `similarity` is cosine, its norm "
-        "should be 1. Where `proposal` is a tree, `bias_removal` must be 0.",
+        "vector of /v1/embed or a mean of them. Where `similarity` is cosine, it is scaled to length 1. Where "
+        "`proposal` is a tree, `bias_removal` must be 0.",
     )
 
     exclude_history: bool | None = Field(

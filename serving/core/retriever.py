@@ -55,6 +55,8 @@ from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline
 
+_ROUNDING = 1e-6
+"""Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
 _LARGEST_NORM = 1e12
 """Largest norm of a query's vector; scores of longer vectors could overflow float32."""
 
@@ -111,6 +113,8 @@ class Retriever:
         self.created_at = created_at
         self.manifest = bundle.manifest
         self._features = {each.name: each.kind for each in bundle.manifest.query_features}
+        centre = bundle.manifest.centre
+        self._centre_D = None if centre is None else np.array(centre, np.float32)
         self._histories = [name for name, kind in self._features.items() if kind == "history"]
         settings = bundle.manifest.cooccurrence
         self._last = 1 if settings is None else settings.last
@@ -230,6 +234,8 @@ class Retriever:
             for place, query in enumerate(queries)
             if query.explain
         }
+        if self._centre_D is not None:
+            vectors_BD = vectors_BD - self._centre_D
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
     def _history(self, query: Query, prefix: str) -> History:
@@ -302,7 +308,8 @@ class Retriever:
             for place, id_ in enumerate(request.labels or ())
         ]
         queries = iter(self._embed(features_B)[0] if features_B else ())
-        labels = iter(self.catalogue.embeddings(rows) if rows else ())
+        vectors_LD = self.catalogue.embeddings(rows) if rows else ()
+        labels = iter(vectors_LD if self._centre_D is None or not rows else vectors_LD + self._centre_D)
         return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
@@ -325,7 +332,10 @@ class Retriever:
             self._encoder.read([{name: value for name, value in features.items() if name in read}])
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
-        """Read a query's vector, float32 [D]; raises InvalidRequestError if this release cannot score it."""
+        """Read a query's vector, float32 [D], of length 1 if the release compares by cosine.
+
+        Raises InvalidRequestError if this release cannot score it.
+        """
         numbers, dim = query.vector or [], self.manifest.dim
         norm = math.hypot(*numbers)
         if self._bundle.proposal is not None and bias_removal != 0:
@@ -346,7 +356,8 @@ class Retriever:
                 f"{norm:g}",
                 field=f"{where}.vector",
             )
-        return np.array(numbers, np.float32)
+        scaled = self.manifest.similarity == "cosine" and norm > 0 and abs(norm - 1) > _ROUNDING
+        return (np.array(numbers) / (norm if scaled else 1.0)).astype(np.float32)
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """Find the labels nearest to each given label, without the label itself.
@@ -454,7 +465,8 @@ class Retriever:
             ],
             **manifest.model_dump(include=described),
             "proposal": self._by_query.proposal,
-            "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
+            "forecast": self.forecast
+            and self.forecast.model_dump(include={"kind", "served", "until", "horizon", "nats"}),
             "bias_removal": dial,
             "cooccurrence": together
             and {

@@ -1,4 +1,6 @@
-"""Serve the operator's page at /dashboard: one file that reads /v1/monitoring, /v1/release(/staged) and /v1/retrieve.
+"""Serve the page at /, and the operator's page at /dashboard.
+
+The latter is one file that reads /v1/monitoring, /v1/release(/staged) and /v1/retrieve.
 
 `index.html` is the shell; `style.css` and the scripts, in the order of `SCRIPTS`, are inserted, so that the page needs
 no further request for itself and works under a policy that forbids all other content.
@@ -12,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
-__all__ = ["csp", "page"]
+__all__ = ["csp", "home", "home_csp", "page"]
 
 SCRIPTS = (
     "format", "dom", "series", "chart", "time", "verdict", "shares", "recall", "asked", "dial", "operations", "query",
@@ -47,6 +49,19 @@ def csp() -> str:
             "trusted-types 'none'",
         )
     )
+
+
+@cache
+def home() -> bytes:
+    """Assemble the page at /, which leads to the others; it contains no data, so no key is needed."""
+    return Template(_read("home.html")).substitute(style=_read("home.css")).encode()
+
+
+@cache
+def home_csp() -> str:
+    """Create the Content-Security-Policy of the page at /, which allows its own style alone."""
+    style = _source(_read("home.css"))
+    return f"default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 def _source(text: str) -> str:

@@ -21,8 +21,8 @@ from longtail.serving.settings import Settings, is_loopback
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
-"""Paths without data of the model or its traffic: probes, the shell of the dashboard, the documentation."""
+OPEN_PATHS = frozenset({"/", "/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
+"""Paths without data of the model or its traffic: probes, first page, shell of the dashboard, documentation."""
 _FINGERPRINT = 12
 """Hexadecimal digits of a key's SHA-256 that identify the key in the audit log and in the queue."""
 

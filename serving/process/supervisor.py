@@ -194,7 +194,9 @@ def _listen(settings: Settings) -> socket.socket:
         ) from None
     listener.listen(BACKLOG)
     listener.set_inheritable(True)
-    logger.info("listening on http://%s:%d", settings.host, listener.getsockname()[1])
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    logger.info("listening on %s", url, extra={"fields": {"dashboard": f"{url}/dashboard", "docs": f"{url}/docs"}})
     return listener
 
 

@@ -207,7 +207,7 @@ def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
     import tensorflow as tf
 
     from longtail.trainer.config import LossConfig
-    from longtail.trainer.losses.objective import SampledLogits
+    from longtail.trainer.losses.batch import SampledLogits
 
     zeros = tf.zeros((2, 8))
     logits = SampledLogits(

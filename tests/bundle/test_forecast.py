@@ -22,7 +22,7 @@ ABOUT = pa.table({"kind": pa.array(["a", "b"] * 25).dictionary_encode(), "price"
 
 def forecast(dates: np.ndarray | None = None, **settings: object) -> Forecast:
     """An empty forecast at day 0."""
-    given = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "begin": 0.0}
+    given = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "pairs": 50.0}
     given |= {"until": 0.0, "attributes": ["kind"], "numbers": ["price"]}
     about = ABOUT if dates is None else ABOUT.append_column("there since", pa.array(dates))
     made = ForecastSettings.model_validate(given | settings)
@@ -109,7 +109,8 @@ def boosted() -> Forecast:
     wanted = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
     data = xgboost.DMatrix(columns, wanted, base_margin=np.zeros(len(wanted)))
     model = xgboost.train({"objective": "count:poisson", "nthread": 1}, data, 30)
-    return replace(found, model=bytes(model.save_raw("ubj")))
+    settings = found.settings.model_copy(update={"kind": "forecast", "served": "forecast"})
+    return replace(found, model=bytes(model.save_raw("ubj")), settings=settings)
 
 
 def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:
@@ -128,6 +129,43 @@ def test_what_is_written_is_read(boosted: Forecast, tmp_path: Path) -> None:
 
     assert read.settings == boosted.settings
     np.testing.assert_array_equal(read.log_popularity(), boosted.log_popularity())
+
+
+def test_a_refresh_serves_what_was_released_until_enough_pairs_are_compared(boosted: Forecast, tmp_path: Path) -> None:
+    def refreshed(forecast: Forecast, pairs: int, day: float) -> Forecast:
+        labels, times = np.full(pairs, LABELS - 1), np.linspace(day - 0.5, day, pairs) * DAY
+        return forecast.refreshed(np.arange(pairs), labels, times, day * DAY)
+
+    few = refreshed(boosted, 150, 21)
+    assert (few.settings.served, few.settings.compared) == ("released", 75)
+    np.testing.assert_allclose(few.log_popularity(), boosted.log_popularity(), atol=1e-9)
+    assert few.settings.comparison.endswith("until 100 later pairs can be compared, 75 so far")
+    many = refreshed(few, 50, 22)
+    assert (many.settings.served, many.settings.compared) == ("forecast", 100)
+    assert many.settings.comparison.startswith("forecast is served, by 100 later pairs; nats a pair: count -")
+    assert many.log_popularity()[-1] > boosted.log_popularity()[-1] + 1
+    np.testing.assert_allclose(many.released, boosted.log_popularity(), atol=1e-9)
+
+    few.write(tmp_path / "forecast.arrow")
+    read = Forecast.read(tmp_path / "forecast.arrow")
+    np.testing.assert_array_equal(read.log_popularity(), few.log_popularity())
+    assert read.about.equals(few.about)
+    given, now = [{"kind": "a", "price": 1.5}], [21 * DAY]
+    added = read.with_labels(np.array([3, -1]), [{}, *given], now * 2).take(np.array([2, LABELS, LABELS + 1]))
+    assert added.released is not None
+    np.testing.assert_allclose(added.released[:2], boosted.log_popularity()[2:4], atol=1e-9)
+    np.testing.assert_allclose(added.released[2], few.kinds()["forecast"].log_popularity_of_new(given, now)[0])
+
+
+def test_what_was_released_is_served_where_it_is_likelier(boosted: Forecast) -> None:
+    # A flood of one label in the earlier half says nothing about the later half.
+    rng = np.random.default_rng(1)
+    labels = np.r_[np.full(600, LABELS - 1), rng.integers(0, LABELS - 2, 600)]
+    fresh = boosted.refreshed(np.arange(1200), labels, np.linspace(20.01, 20.5, 1200) * DAY, 20.5 * DAY)
+
+    assert fresh.settings.served == "released"
+    assert fresh.settings.nats["released"] > fresh.settings.nats["forecast"] + 0.1
+    np.testing.assert_allclose(fresh.log_popularity(), boosted.log_popularity(), atol=1e-9)
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

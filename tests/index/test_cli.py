@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,15 +24,20 @@ def run(*arguments: object) -> int:
 @pytest.mark.slow
 def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "first", "--publish") == 0
-    output = capsys.readouterr().out
+    output, next_step = capsys.readouterr()
     assert "first: flat over 600 labels" in output
     assert "recall@100 at λ: -1: 1.000, 0: 1.000, 0.5: 1.000, 1: 1.000, 2: 1.000" in output
     assert f"written: {tmp_path / 'first'}" in output
     assert output.endswith("bucket floors: none configured\npublished: first\n")
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "ivf_flat") == 0
-    assert f"written: {tmp_path / 'second'}" in capsys.readouterr().out
+    assert f"next: longtail-serve run {tmp_path}\n" in next_step
+    assert "GET /v1/release" in next_step
+    output, next_step = capsys.readouterr()
+    assert f"written: {tmp_path / 'second'}" in output
+    _, _, command = next_step.rstrip().rpartition("next: ")
+    assert command == f"longtail-index publish {tmp_path} second"
 
-    assert run("publish", tmp_path, "second") == 0
+    assert run(*shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == "bucket floors: none configured\npublished: second\n"
     assert run("rollback", tmp_path) == 0
     assert capsys.readouterr().out == "published: first\n"

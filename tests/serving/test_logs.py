@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.logs import JsonFormatter
+from longtail.serving.logs import JsonFormatter, configure
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -70,6 +72,34 @@ def test_label_changes_and_calls_of_admins_are_audited(tmp_path: Path, lines: An
     assert (third["status"], third["key"], third["labels"]) == (403, of_asking, ["a"])
     assert third["request_id"] == "not-allowed"
     assert not any(key in json.dumps(audited) for key in (asking, admin))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_lines_are_text_on_a_terminal_and_json_elsewhere(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    stream, root = io.StringIO(), logging.getLogger()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    configure("info")
+    fields = {"dashboard": "http://127.0.0.1:8000/dashboard", "labels": ["a b"], "why": 'of "x"'}
+    logging.getLogger("longtail.any").info("listening on %s", "http://127.0.0.1:8000", extra={"fields": fields})
+    line = stream.getvalue()
+    if terminal:
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d INFO listening on http://127\.0\.0\.1:8000 dashboard=http://127\.0\.0\.1:8000/dashboard "
+            r'labels=\["a b"\] why="of \\"x\\""\n',
+            line,
+        )
+    else:
+        content = json.loads(line)
+        del content["at"]
+        assert content == {
+            "level": "info",
+            "logger": "longtail.any",
+            "message": "listening on http://127.0.0.1:8000",
+            **fields,
+        }
 
 
 def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) -> None:

@@ -31,8 +31,8 @@ from longtail.trainer.evaluation.baselines import (
 )
 from longtail.trainer.evaluation.comparison import Comparison, compare, tuned
 from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import LabelFacts
-from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny

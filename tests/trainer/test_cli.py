@@ -101,7 +101,7 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
     ]
     code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", *settings)
 
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (0, f"next: longtail-index build {tmp_path / 'out'} --releases releases --publish\n")
     assert "evaluation.popularity is not measured: the noise ν of training equals π" in " ".join(out.split())
     assert "the best on valid, is an end of evaluation.bias_removal: try a wider grid" in " ".join(out.split())
     assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out

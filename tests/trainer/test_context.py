@@ -19,7 +19,8 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import bias_removal_curve
 from tests.trainer import tiny
 
 HEAD = """

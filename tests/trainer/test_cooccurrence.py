@@ -23,7 +23,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import LabelSide, tower_lists
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import tower_lists
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny

@@ -9,7 +9,8 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, rank
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import bias_removal_curve, rank
 from longtail.trainer.limits import check_choice
 from tests.trainer import tiny
 

@@ -25,8 +25,9 @@ from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.baselines import BASELINES, Interactions, top_labels
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.groups import figures_by_group
+from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.evaluation.ranking import bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut, Task
 from tests.trainer import tiny
 

@@ -128,11 +128,12 @@ def test_fit_takes_it_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, out, errors = run(capsys, "init", clicks, *tables, "--out", tmp_path / "recipe.toml")
     assert (code, out) == (0, f"{tmp_path / 'recipe.toml'}\n")
     assert "query id  visitorId" in errors
+    assert errors.endswith(f"\nnext: longtail-train fit {tmp_path / 'recipe.toml'} --out runs/1\n")
     code, out, errors = run(
         capsys, "fit", tmp_path / "recipe.toml", "--out", tmp_path / "bundle", "--set", "training.epochs=1"
     )
 
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (0, f"next: longtail-index build {tmp_path / 'bundle'} --releases releases --publish\n")
     assert (tmp_path / "bundle" / "manifest.json").is_file()
     assert "iALS" in out
 

@@ -21,7 +21,8 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Requests
 from longtail.trainer.errors import CheckpointError, DataError
-from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.methods.brought import Retrieved
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.progress import Reporter

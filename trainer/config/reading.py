@@ -64,14 +64,15 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
     """Say which columns of ids no training file has, since other problems may follow from that; None if unknown."""
     from longtail.tables import find_files
-    from longtail.tables.engine import Opened, engine  # needs DuckDB
+    from longtail.tables.engine import engine  # needs DuckDB
+    from longtail.tables.table import open_file
 
     try:
         data = DataConfig.model_validate(tree.get("data"))
         places = data.train if isinstance(data.train, list) else [data.train]
         with engine() as reader:
             files = [
-                Opened(reader, file)
+                open_file(reader, file)
                 for file in find_files([folder / place if isinstance(place, Path) else place for place in places])
             ]
     except (ValidationError, DataError, OSError):

@@ -19,9 +19,8 @@ from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryFeatures, take_rows
-from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, bags_of, encode_column, strings_of
+from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, Numbers, bags_of, encode_column, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.measures import Numbers
 from longtail.trainer.data.pairs import occurrences
 
 

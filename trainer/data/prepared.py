@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Array
+from longtail.tables.lake import version_of
 from longtail.tables.queries import files_behind
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
@@ -88,7 +89,7 @@ def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
     """Return name, size and version of every file of a recipe and of its SQL queries."""
     places = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
     files = [file for of in places if of is not None for file in files_behind(of)]
-    return [(file.name, *file.version()) for file in files]
+    return [(file.name, *version_of(file)) for file in files]
 
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:

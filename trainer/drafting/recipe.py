@@ -20,7 +20,7 @@ from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.tables import DataFile, EmptyFileError, find_files
 from longtail.tables.engine import Engine, Opened, engine
-from longtail.tables.table import all_columns, read_table
+from longtail.tables.table import all_columns, open_file, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.cooccurrence import found_alone
@@ -110,7 +110,7 @@ def draft_recipe(
 
 def _is_export(reader: Engine, file: DataFile) -> bool:
     try:
-        return is_feedback(Opened(reader, file).names)
+        return is_feedback(open_file(reader, file).names)
     except EmptyFileError:
         return False
 

@@ -26,7 +26,8 @@ from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ length, `G` settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
-from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int8, Int32, Int64
+from longtail.bundle import Buckets, CurvePoint, Proposal
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
@@ -25,78 +24,17 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.devices import number_of_processes, of_all, process
 from longtail.trainer.evaluation.cooccurrence import TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
+from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
+from longtail.trainer.evaluation.metrics import Positives
 from longtail.trainer.evaluation.selection import Selection, Values, Write
 from longtail.trainer.evaluation.task import Task
 
 EmbedQueries = Callable[[Int32], Float32]
-LogProposal = Callable[[Int32], Float32]
-"""Returns log p_n(y|x) of rows [B] and every label, float32 [B, L], which λ multiplies instead of log ν."""
 Watch = Callable[[Setting, Int32, Positives], None]
 """Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
 _BLOCK_BYTES = 128 << 20
 _EMBED_BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class LabelSide:
-    """All labels in the form that evaluation ranks and the service serves; arrays are [L] or [L, D].
-
-    Attributes:
-        log_pn: log ν; log π if the noise is a tree's.
-        log_popularity: log π; None if `log_pn` is log π.
-        counts: training pairs of every label.
-    """
-
-    embeddings: Float32
-    log_pn: Float32
-    bias: Float32 | None
-    counts: Int64
-    training_queries: int
-    buckets: Int8
-    augmentation: Augmentation
-    log_popularity: Float32 | None = None
-
-    @classmethod
-    def of(
-        cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
-        temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
-    ) -> LabelSide:  # fmt: skip
-        """Build from a model's label outputs and training counts, in the shapes of the attributes."""
-        augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
-        bucket_L = buckets.assign(counts)
-        return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
-
-    @classmethod
-    def of_bundle(
-        cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
-    ) -> LabelSide:
-        """Build from a bundle's labels and embeddings, float32 [L, D]."""
-        return cls(
-            embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
-            labels.log_popularity,
-        )  # fmt: skip
-
-    def among(self, rows: Int32) -> LabelSide:
-        """Return some of the labels, by their rows, int32 [n], with the same constants."""
-        bias = None if self.bias is None else self.bias[rows]
-        popularity = None if self.log_popularity is None else self.log_popularity[rows]
-        return replace(
-            self, embeddings=self.embeddings[rows], log_pn=self.log_pn[rows], bias=bias, counts=self.counts[rows],
-            buckets=self.buckets[rows], log_popularity=popularity,
-        )  # fmt: skip
-
-    def rows(self) -> Float32:
-        """Return augmented label rows, float32 [L, E]."""
-        return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
-
-    def facts(self, config: EvaluationConfig) -> LabelFacts:
-        """Return the label facts for metrics, with propensities if the recipe has them."""
-        inverse_L, at = None, config.propensity
-        if at is not None:
-            inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=at.a, b=at.b)
-        return LabelFacts(self.counts, self.buckets, inverse_L)
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:

@@ -8,97 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.losses.batch import Candidates, Embedded, SampledLogits
 from longtail.trainer.losses.hits import Hits, hits_of, stands_for
-from longtail.trainer.losses.objective import Objective, SampledLogits
-
-if TYPE_CHECKING:
-    from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.objective import Objective
 
 _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
 """Bytes of logits computed at a time: an amount that fits a processor's cache, and one that fills an accelerator."""
 _LEAST_ROWS = 128
 """Smallest number of rows in a block. Every block reads and writes the gradient of all candidates."""
-_OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates")
-
-
-class Embedded(NamedTuple):
-    """Hold embeddings of a batch, float32, with respect to which the loss is differentiated.
-
-    Attributes:
-        labels_CD: embeddings of the positives, of the drawn labels, then of labels that methods add.
-        bias_C: biases of these labels, in logits.
-        scale: 1/T.
-    """
-
-    queries_BD: Tensor
-    labels_CD: Tensor
-    bias_C: Tensor
-    scale: Tensor
-
-    def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
-        """Insert labels from an earlier step behind the first `after` labels (the positives)."""
-        labels_CD, bias_C = (
-            ops.concatenate([own[:after], recalled, own[after:]])
-            for own, recalled in ((self.labels_CD, labels_MD), (self.bias_C, bias_M))
-        )
-        return self._replace(labels_CD=labels_CD, bias_C=bias_C)
-
-
-class Candidates(NamedTuple):
-    """Hold a batch's candidates and their log-probabilities, which are constant in a step.
-
-    Attributes:
-        positive_B, candidates: label rows, int32; candidates are [M], shared by all rows, or [B, M].
-        log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
-        log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
-        log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
-        of_candidates: tensors of methods about the candidates, by name, of the shape of `candidates`; `excluded` masks
-            labels that are never negatives.
-        rows: tensors of methods about the rows, by name, first axis B.
-        places_B: places of the rows in the batch, int32; None if all B rows are present.
-    """
-
-    positive_B: Tensor
-    candidates: Tensor
-    log_pi_positive_B: Tensor
-    log_pi_candidates: Tensor
-    log_q_positive_B: Tensor
-    log_q_candidates: Tensor
-    weight_B: Tensor
-    log_miss_B: Tensor | None = None
-    of_candidates: Tensors = {}  # noqa: RUF012 (never written)
-    rows: Tensors = {}  # noqa: RUF012
-    places_B: Tensor | None = None
-
-    def by_rows(self) -> dict[str, Tensors]:
-        """Return the tensors with first axis B, with `places_B`, as `at` reads them."""
-        own = {
-            name: column
-            for name, column in self._asdict().items()
-            if column is not None and (name.endswith("_B") or (name in _OF_CANDIDATES and len(column.shape) == 2))
-        }
-        own["places_B"] = ops.arange(self.positive_B.shape[0])
-        of_candidates = {name: column for name, column in self.of_candidates.items() if len(column.shape) == 2}
-        return {"own": own, "of_candidates": of_candidates, "rows": self.rows}
-
-    def at(self, part: dict[str, Tensors]) -> Candidates:
-        """Return the candidates with a part of `by_rows`, or with `of_all_rows`, in place of their own columns."""
-        of_candidates = self.of_candidates | part["of_candidates"]
-        return self._replace(**part["own"], rows=self.rows | part["rows"], of_candidates=of_candidates)
-
-    def of_all_rows(self) -> dict[str, Tensors]:
-        """Return what all rows see, as `at` takes it."""
-        every = {name: getattr(self, name) for name in _OF_CANDIDATES}
-        own, of_candidates = (
-            {name: column for name, column in columns.items() if len(column.shape) == 1}
-            for columns in (every, self.of_candidates)
-        )
-        return {"own": own, "of_candidates": of_candidates, "rows": {}}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from longtail.trainer.backend.tensors import Tensor, Tensors
+from longtail.trainer.losses.batch import Candidates, Embedded, SampledLogits, Visit, Weighted
 
 if TYPE_CHECKING:
     import keras
@@ -20,29 +21,7 @@ if TYPE_CHECKING:
 
     from longtail.bundle import Inputs
     from longtail.bundle.arrays import Float32, Int32, Int64
-    from longtail.trainer.losses.batch_loss import Candidates, Embedded
-    from longtail.trainer.losses.objective import SampledLogits
     from longtail.trainer.losses.weights import LogWeight
-
-Weighted = tuple[Tensor, Tensor, Tensor]
-"""Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M]: the arguments of a family."""
-
-
-class Visit(NamedTuple):
-    """Hold the rows of a step before their loss is computed.
-
-    Attributes:
-        positive_B, candidates: label rows, int32; candidates are [M], shared by all rows, or [B, M].
-        excluded: function that masks label rows [B, S] which must not be negatives of their rows, bool; its result is
-            None if all may be.
-    """
-
-    batch: Mapping[str, Tensor]
-    positive_B: Tensor
-    candidates: Tensor
-    excluded: Callable[[Tensor], Tensor | None]
-    seed: keras.random.SeedGenerator
-    steps_done: Tensor
 
 
 class Method:

@@ -7,49 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.losses.batch import SampledLogits, Weighted
 from longtail.trainer.losses.families import LOSSES, next_log_eta
+from longtail.trainer.losses.method import Method
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
-
-if TYPE_CHECKING:
-    from longtail.trainer.losses.method import Method
-
-
-class SampledLogits(NamedTuple):
-    """Hold logits of a batch's positives and negatives, and the natural logs of their probabilities.
-
-    Attributes:
-        positive_B, negative_BM: logits, any float type; the loss is computed in float32.
-        hits_BM: masked negatives, bool.
-        log_pi_positive_B, log_pi_negative: log label frequencies, float32; for negatives [M] for all rows, or [B, M].
-        log_q_positive_B, log_q_negative: log-probabilities that one draw is this label, of the same shapes.
-        m_B: number of draws among a row's negatives, masked or not, float32; None if all M are draws.
-        log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
-        rows: tensors of methods about the rows and their negatives, by name.
-    """
-
-    positive_B: Tensor
-    negative_BM: Tensor
-    hits_BM: Tensor
-    log_pi_positive_B: Tensor
-    log_pi_negative: Tensor
-    log_q_positive_B: Tensor
-    log_q_negative: Tensor
-    m_B: Tensor | None = None
-    log_miss_B: Tensor | None = None
-    rows: Tensors = {}  # noqa: RUF012 (never written)
-
-    def in_float32(self) -> SampledLogits:
-        """Return a copy with logits in float32."""
-        positive_B, negative_BM = (ops.cast(logits, "float32") for logits in (self.positive_B, self.negative_BM))
-        return self._replace(positive_B=positive_B, negative_BM=negative_BM)
 
 
 @dataclass(frozen=True)
@@ -89,13 +57,13 @@ class Objective:
         new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
         return self._loss(logits, weighted, log_eta_B=new_B), new_B
 
-    def _loss(self, logits: SampledLogits, weighted: tuple[Tensor, Tensor, Tensor], **eta: Tensor) -> Tensor:
+    def _loss(self, logits: SampledLogits, weighted: Weighted, **eta: Tensor) -> Tensor:
         losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, **eta)
         for method in self.methods:
             losses_B = method.target(losses_B, logits)
         return losses_B + self._penalty(logits)
 
-    def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
+    def _weighted(self, logits: SampledLogits) -> Weighted:
         """Return positives, negatives and log-weights as the family reads them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         nothing_B = ops.zeros_like(positive_B)

@@ -13,7 +13,8 @@ from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
-from longtail.trainer.losses.method import Method, Visit
+from longtail.trainer.losses.batch import Visit
+from longtail.trainer.losses.method import Method
 from longtail.trainer.losses.mining import Mining
 
 

@@ -27,9 +27,11 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import EmbedQueries, rank
+from longtail.trainer.losses.batch import Visit, Weighted
 from longtail.trainer.losses.hits import hits_of
-from longtail.trainer.losses.method import Method, Visit, Weighted
+from longtail.trainer.losses.method import Method
 from longtail.trainer.losses.weights import MASKED
 
 

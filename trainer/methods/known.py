@@ -17,7 +17,8 @@ from longtail.bundle.sets import distinct
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.method import Method, Visit
+from longtail.trainer.losses.batch import Visit
+from longtail.trainer.losses.method import Method
 
 KNOWN_LIMIT = 1024
 """Largest number of known positives per query, a power of two. A longer list keeps its most frequent labels."""

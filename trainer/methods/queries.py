@@ -17,8 +17,9 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.losses.batch import Visit, Weighted
 from longtail.trainer.losses.families import pooled
-from longtail.trainer.losses.method import Method, Visit, Weighted
+from longtail.trainer.losses.method import Method
 from longtail.trainer.losses.weights import LogWeight
 from longtail.trainer.model.objectives import by_objective
 

@@ -29,9 +29,9 @@ from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.limits import log_frequencies_of
+from longtail.trainer.losses.batch import SampledLogits, Visit
 from longtail.trainer.losses.implied_noise import implied_noise, power_of_q, removes_all
-from longtail.trainer.losses.method import Method, Visit
-from longtail.trainer.losses.objective import SampledLogits
+from longtail.trainer.losses.method import Method
 
 _NO_BETA = -1e30
 """β of a positive whose bucket has no K; the positive then has weight 1."""

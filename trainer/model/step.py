@@ -25,8 +25,9 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.limits import check_negatives
 from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pair_weights
+from longtail.trainer.losses.batch import Visit
 from longtail.trainer.losses.families import LOSSES
-from longtail.trainer.losses.method import Method, Visit, check_columns
+from longtail.trainer.losses.method import Method, check_columns
 from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.losses.row_methods import Eta, SampledRanks
 from longtail.trainer.model.forward import Forward

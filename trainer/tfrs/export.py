@@ -34,7 +34,8 @@ from longtail.bundle.store import working_directory
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise
-from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.tables import without_large_tables
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise

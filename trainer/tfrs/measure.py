@@ -21,7 +21,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by, lines
-from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.tfrs.columns import Ids, strings
 from longtail.trainer.tfrs.tower import ExportedTower

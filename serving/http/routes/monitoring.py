@@ -56,6 +56,12 @@ async def metrics(request: Request) -> Response:
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+@router.get("/", include_in_schema=False)
+async def home(_: Request) -> HTMLResponse:
+    """Show a page that leads to dashboard, documentation, release and metrics."""
+    return HTMLResponse(dashboard.home(), headers={"Content-Security-Policy": dashboard.home_csp()})
+
+
 @router.get("/dashboard", include_in_schema=False)
 async def page(_: Request) -> HTMLResponse:
     """Show the figures as a page, with a form for trying queries and the dial."""

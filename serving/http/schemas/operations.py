@@ -68,11 +68,15 @@ class ReleaseForecast(BaseModel):
     """The forecast of popularity that `popularity` of a request multiplies."""
 
     kind: Literal["decayed", "forecast"]
+    served: Literal["decayed", "forecast", "released"] = Field(
+        description="The kind that made the latest pairs likeliest, which is served. `released`: the forecast as "
+        "before its first refresh."
+    )
     until: float = Field(description="Seconds since 1970 of the last pair that it knows.")
     horizon: float = Field(description="Seconds of the period after it that it is of.")
     nats: dict[str, float] = Field(
         description="Mean log-probability of the latest pairs under the prior before them, by kind: count, decayed, "
-        "forecast."
+        "forecast, released."
     )
 
 

@@ -120,6 +120,8 @@ class Formula:
         inputs = encoder.read([query.features or {}])
         vector = np.array(query.vector) if query.vector is not None else encoder.embed(inputs)[0].astype(np.float64)
         log_nu = self.log_nu
+        if query.vector is not None and bundle.manifest.similarity == "cosine":
+            vector = vector / np.linalg.norm(vector)
         if bundle.proposal is not None and query.vector is None:
             log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))[0][self.rows]
         assert query.bias_removal is not None

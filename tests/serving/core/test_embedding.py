@@ -8,12 +8,13 @@ from typing import Any
 
 import httpx2 as httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 from starlette.applications import Starlette
 
 from longtail.bundle import Bundle, Upsert
 from longtail.serving import Retriever
-from longtail.serving.core.queries import Query, ToEmbed
+from longtail.serving.core.queries import Query, SimilarQuery, ToEmbed
 from longtail.serving.core.service import Search
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
@@ -64,6 +65,66 @@ def test_a_vector_is_answered_by_the_same_formula(client: httpx.Client) -> None:
     assert large["labels"][0]["score"] == pytest.approx(1.2e12)
     (zero,) = retrieve(client, {"vector": [0, 0], "k": 1, "bias_removal": -1})
     assert zero["labels"][0]["score"] == pytest.approx(np.log(8))
+
+
+def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
+    """Scores of 80 queries at each λ are those that NumPy computes from vectors of length 1."""
+    rng = np.random.default_rng(0)
+    vectors_LD, queries_BD = rng.normal(size=(60, 8)).astype(np.float32), rng.normal(size=(80, 8)) * 7
+    counts_L = np.arange(60)[::-1] ** 2
+    retriever = of(
+        Bundle.from_vectors(
+            pa.array([f"i{row}" for row in range(60)]), vectors_LD, counts_L, name="c", similarity="cosine"
+        )
+    )
+    cosines_BL = (queries_BD / np.linalg.norm(queries_BD, axis=1, keepdims=True)) @ (
+        vectors_LD / np.linalg.norm(vectors_LD, axis=1, keepdims=True)
+    ).T
+    for bias_removal in (0, 0.5, 1):
+        expected_BL = cosines_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
+        raw = [Query(k=60, bias_removal=bias_removal, vector=of_query) for of_query in queries_BD.tolist()]
+        of_features = [
+            Query(k=60, bias_removal=bias_removal, features={"vector": of_query}) for of_query in queries_BD.tolist()
+        ]
+        for queries in (raw, of_features):
+            for result, expected_L in zip(results_of(retriever.retrieve(queries)), expected_BL, strict=True):
+                scores = scores_of(result)
+                np.testing.assert_allclose([scores[f"i{row}"] for row in range(60)], expected_L, atol=3e-6)
+
+
+@pytest.mark.parametrize("offset", [0, 100, 1000])
+def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> None:
+    rng = np.random.default_rng(0)
+    vectors_LD = (rng.normal(size=(500, 8)) + offset).astype(np.float32)
+    queries_BD = (rng.normal(size=(40, 8)) + offset).astype(np.float32)
+    counts_L = np.arange(500)[::-1]
+    bundle = Bundle.from_vectors(
+        pa.array([f"i{row}" for row in range(500)]), vectors_LD, counts_L, name="l2", similarity="l2", temperature=2.0
+    )
+    bundle.validate()
+    assert (bundle.manifest.centre is not None) == (offset > 0)
+    retriever = of(bundle)
+    exact_BL = -np.square(queries_BD[:, None].astype(np.float64) - vectors_LD).sum(axis=2) / 2
+    for bias_removal in (0, 1):
+        exact_BL = exact_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
+        queries = [Query(k=500, bias_removal=bias_removal, vector=of_query) for of_query in queries_BD.tolist()]
+        of_features = [
+            Query(k=500, bias_removal=bias_removal, features={"vector": of_query}) for of_query in queries_BD.tolist()
+        ]
+        for asked in (queries, of_features):
+            for result, exact_L in zip(results_of(retriever.retrieve(asked)), exact_BL, strict=True):
+                scores = scores_of(result)
+                served_L = np.array([scores[f"i{row}"] for row in range(500)])
+                # One number for each query is not served.
+                np.testing.assert_allclose(served_L - served_L[0], exact_L - exact_L[0], atol=5e-5)
+                assert [*scores][:20] == [f"i{row}" for row in np.argsort(-exact_L)[:20]]
+    np.testing.assert_array_equal(vectors(retriever, labels=["i7"])[0], vectors_LD[7])
+    np.testing.assert_array_equal(
+        vectors(retriever, queries=[{"features": {"vector": queries_BD[0].tolist()}}])[0], queries_BD[0]
+    )
+    (similar,) = results_of(retriever.similar([SimilarQuery(id="i7", k=20)]))
+    nearest = np.argsort(np.square(vectors_LD.astype(np.float64) - vectors_LD[7]).sum(axis=1))
+    assert [label["id"] for label in similar["labels"]] == [f"i{row}" for row in nearest[1:21]]
 
 
 @pytest.mark.parametrize("cosine", [True, False])

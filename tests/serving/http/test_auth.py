@@ -38,7 +38,7 @@ MAY_CHANGE = [
     ("POST", "/v1/labels/restore", {"ids": ["b"]}),
     ("POST", "/v1/release/reload", None),
 ]
-OPEN_PATHS = ["/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
+OPEN_PATHS = ["/", "/livez", "/readyz", "/dashboard", "/docs", "/docs/assets/swagger-ui.css", "/openapi.json"]
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def test_what_tells_nothing_of_the_model_is_open(client: httpx.Client, path: str
     ],
 )  # fmt: skip
 def test_no_spelling_of_a_path_opens_another(client: httpx.Client, path: str) -> None:
-    response = client.get(path)
+    response = client.get(str(client.base_url).rstrip("/") + path)  # "//livez" alone would name a host
     assert response.status_code in (401, 404)
     assert response.json()["error"]["type"] in ("unauthenticated", "unknown_route")
 

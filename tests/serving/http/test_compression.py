@@ -16,7 +16,17 @@ from tests.serving.plane import plane_retriever, plane_settings
 BODY = {"queries": [{"features": {"user": "east"}, "k": 4}] * 5}
 
 
-@pytest.mark.parametrize(("accepted", "coding"), [("gzip", "gzip"), ("identity", None), ("br", None)])
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("gzip", "gzip"),
+        ("br, gzip;q=0.5", "gzip"),
+        ("identity", None),
+        ("br", None),
+        ("gzip;q=0", None),
+        ("identity, gzip ; q=0.00", None),
+    ],
+)
 def test_it_is_what_the_client_accepts(client: httpx.Client, accepted: str, coding: str | None) -> None:
     request = client.build_request("POST", "/v1/retrieve", json=BODY, headers={"accept-encoding": accepted})
     response = client.send(request, stream=True)

@@ -66,6 +66,7 @@ OF_EVERY_ANSWER = {
         ("GET", "/docs/assets/swagger-ui.css", 416, {"headers": {"range": "bytes=999999999-"}}),
         ("GET", "/docs/assets/nothing", 404, {}),
         ("GET", "/metrics", 200, {}),
+        ("GET", "/", 200, {}),
         ("GET", "/dashboard", 200, {}),
         ("GET", "/openapi.json", 200, {}),
     ],
@@ -81,7 +82,7 @@ def test_every_answer_forbids_caching_framing_and_sniffing(
     (policy,) = response.headers.get_list("content-security-policy")
     assert policy.startswith("default-src 'none';")
     assert "frame-ancestors 'none'" in policy
-    assert (policy == STRICT) is (path not in ("/docs", "/dashboard"))
+    assert (policy == STRICT) is (path not in ("/", "/docs", "/dashboard"))
     assert "server" not in response.headers
     assert not [name for name in response.headers if name.startswith("access-control")]
 
@@ -98,6 +99,17 @@ def test_the_documentation_loads_under_its_policy_and_from_nowhere_else(client: 
     for url in loaded:
         assert url.startswith("/docs/assets/")
         assert client.get(url).status_code == 200
+
+
+def test_the_first_page_leads_to_pages_that_are_there(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    style = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)[0]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}';" in page.headers["content-security-policy"]
+    links = re.findall(r'href="([^"]+)"', page.text)
+    assert links == ["/dashboard", "/docs", "/v1/release", "/metrics"]
+    assert {client.get(link).status_code for link in links} == {200}
 
 
 # Files

@@ -1,0 +1,102 @@
+"""A refresh of the forecast after silence, or by thin events, is no worse than none, whatever popularity does."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle.arrays import Float64, Int32
+from longtail.bundle.forecast import Forecast
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.problems import RowReport
+from longtail.trainer.prior import fit_forecast
+
+START, DAY = 1.7e9, 86_400.0
+LABELS, DAYS, HORIZON, STEPS = 400, 60, 4, 4
+"""Labels, days of the log, days of the horizon, and steps of popularity a day."""
+PER_DAY = 500
+LAWS = "static", "walk", "drift", "weekly"
+
+
+@cache
+def shares_of(law: str) -> Float64:
+    """The true share of every label in each quarter of a day, float64 [S, L]."""
+    rng = np.random.default_rng(LAWS.index(law))
+    day_S1 = np.arange((DAYS + 20) * STEPS)[:, None] / STEPS
+    log_LS = -np.log(rng.permutation(LABELS) + 5.0) + 0 * day_S1
+    if law == "walk":
+        log_LS += np.cumsum(rng.normal(0, 0.08, log_LS.shape), axis=0)
+    if law == "drift":
+        log_LS -= np.abs(day_S1 - rng.uniform(-15, DAYS + 35, LABELS)) / 6
+    if law == "weekly":
+        log_LS += np.cos(2 * np.pi * (day_S1 / 7 - rng.uniform(0, 1, LABELS)))
+    shares = np.exp(log_LS)
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+def pairs_of(law: str, begin: float, end: float, share: float = 1.0) -> tuple[Int32, Float64]:
+    """Labels and times of the pairs between two days, of which a share is seen."""
+    rng = np.random.default_rng(round(1000 * (begin + end + share)))
+    times = np.sort(rng.uniform(begin, end, rng.poisson(PER_DAY * share * (end - begin))))
+    labels = [rng.choice(LABELS, p=shares_of(law)[int(day * STEPS)]) for day in times]
+    return np.array(labels, np.int32), START + times * DAY
+
+
+@cache
+def fitted(law: str) -> Forecast:
+    """The forecast after a log without a gap."""
+    recipe = Recipe.model_validate({
+        "name": "refreshed", "data": {"train": "none.parquet", "query_id": "user", "label_id": "item",
+                                      "timestamp": "at", "split": {"strategy": "temporal"}},
+        "query": {"features": [{"name": "user", "kind": "id", "dim": 8}]},
+        "label": {"features": [{"name": "item", "kind": "id", "dim": 8}]},
+        "model": {"dim": 8}, "loss": {"sampler": "in_batch", "weight": "unit"},
+        "prior": {"kind": "forecast", "horizon": f"{HORIZON}d"}, "training": {"epochs": 1},
+        "evaluation": {"ks": [10], "metric": "recall@10"},
+    })  # fmt: skip
+    labels, times = pairs_of(law, 0, DAYS)
+    pairs, ids = Pairs(np.arange(len(labels), dtype=np.int32), labels, times=times), pa.array(map(str, range(LABELS)))
+    none, queries = pairs.take(slice(0)), pa.array(map(str, range(len(labels))))
+    report = RowReport(unit="seconds")
+    dataset = Dataset(queries, ids, pairs, none, none, None, None, ordered=True, report=report)
+    return fit_forecast(recipe, dataset, pairs)
+
+
+def divergence(law: str, forecast: Forecast, day: float) -> float:
+    """KL of the true shares of the horizon after a day from π*, nats."""
+    true_L = shares_of(law)[int(day * STEPS) : int((day + HORIZON) * STEPS)].mean(axis=0)
+    return float(true_L @ (np.log(true_L) - forecast.log_popularity(whole=True)))
+
+
+def refreshed(forecast: Forecast, labels: Int32, times: Float64, until: float, refreshes: int) -> Forecast:
+    """Refresh in equal steps up to a time, as a service does."""
+    for now in np.linspace(times[0], until, refreshes + 1)[1:]:
+        forecast = forecast.refreshed(np.arange(len(labels)), labels, times, now)
+    return forecast
+
+
+SILENCES = [(gap, hours, 1.0) for gap in (0, 1, 3, 7) for hours in (2, 24)]
+THIN = [(0, 240, share) for share in (1.0, 0.3, 0.1, 0.03, 0.01)]
+
+
+@pytest.mark.parametrize("refreshes", [1, 6])
+@pytest.mark.parametrize("law", LAWS)
+def test_a_refresh_is_not_worse_than_none(law: str, refreshes: int) -> None:
+    table = dict[tuple[float, float, float], tuple[float, float]]()
+    for gap, hours, share in [*SILENCES, *THIN]:
+        now = DAYS + gap + hours / 24
+        labels, times = pairs_of(law, DAYS + gap, now, share)
+        later = refreshed(fitted(law), labels, times, START + now * DAY, refreshes)
+        table[gap, hours, share] = divergence(law, fitted(law), now), divergence(law, later, now)
+
+    worse = {case: found for case, found in table.items() if found[1] > 1.02 * found[0] + 0.004}
+    assert not worse
+    if law in ("drift", "walk"):  # a refresh by enough pairs is worth its while
+        for case in [(7, 24, 1.0), (0, 240, 1.0), (0, 240, 0.3)]:
+            before, after = table[case]
+            assert after < 0.9 * before
