@@ -393,7 +393,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith(("priors: ", "queries: ", "pairs: ", "labels: ")):
+        if line.startswith(("priors: ", "queries: ", "pairs: ", "labels: ", "λ: ")):
             notes.append(line)
 
     return tell

@@ -16,8 +16,10 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.warm_start import WarmStart
 
-TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)
-"""Temperatures to try, in ascending order."""
+TEMPERATURES = (
+    0.002, 0.003, 0.005, 0.008, 0.012, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8, 1.2, 2.0, 3.0, 5.0, 8.0
+)  # fmt: skip
+"""Temperatures to try, in ascending order, as far as the metric rises."""
 _FIRST = 0.12
 _SHARE = 5
 """A short run has the recipe's epochs divided by this number."""
@@ -57,6 +59,11 @@ def with_temperature(
             shutil.rmtree(place, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)
     reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
+    if best in (TEMPERATURES[0], TEMPERATURES[-1]):
+        reporter.say(
+            f"Temperature {best:g} is an end of what `auto` tries: a better one may lie beyond; try numbers in "
+            "model.temperature"
+        )
     return with_number(recipe, best), tried
 
 

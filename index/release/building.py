@@ -40,6 +40,7 @@ from longtail.bundle.registry import RegisteredVersion, download_version, is_reg
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
+from longtail.index.construct.exposure import exposure_lines
 from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
@@ -144,6 +145,9 @@ def build_from_vectors(
     name = _free_name(there, name, "vectors")
     with working_directory(there.root / f"{name}.bundle") as working:
         bundle = labels.read(name, progress).write(working / BUNDLE)
+        if labels.queries is not None:
+            for line in exposure_lines(bundle, labels.temperature):
+                progress(line)
         return build(bundle, releases, spec=spec, name=name, progress=progress)
 
 

@@ -98,7 +98,8 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
     assert (recipe.query.features[1].entries, recipe.model.similarity) == ("both", "dot")
     text = (tmp_path / "recipe.toml").read_text()
     for said in (
-        "# Left out: image: addresses", "# Left out: in_stock: one value in every row", "31 values, 1 missing",
+        "# Left out: image: addresses", "# Left out: in_stock: stock changes after training, so requests filter by it",
+        "31 values, 1 missing",
         "# Column event_type: view 8", "# Not read: device.",
     ):  # fmt: skip
         assert said in text, said
@@ -243,6 +244,30 @@ def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns:
     text = (tmp_path / "recipe.toml").read_text()
     assert f"# log.parquet: 400 rows, {found.queries} queries × {found.labels} labels." in text
     assert "".join(f"# {row}\n" for row in found.rows if row.startswith("Left out")) in text
+
+
+STOCK = {
+    "in_stock": [True, False] * 15, "inStock": [1, 0, 1] * 10, "available": ["yes", "no"] * 15, "stock": range(30),
+    "Quantity": range(30), "qty_on_hand": range(30), "inventory_level": range(30), "always_available": [True] * 30,
+}  # fmt: skip
+LASTING = {
+    "stocking_size": ["a", "b"] * 15, "quantity_per_pack": [1.5, 2.5, 3.5] * 10, "price": [1.5, 2.5] * 15,
+    "available_since": [START + datetime.timedelta(days=day) for day in range(30)],
+}  # fmt: skip
+
+
+def test_stock_is_no_feature_but_filters_go_by_it(tmp_path: Path) -> None:
+    clicks = dirty(tmp_path)
+    items = {"item_id": [f"i{item}" for item in range(30)], **STOCK, **LASTING}
+    pq.write_table(pa.table({name: list(values) for name, values in items.items()}), tmp_path / "items.parquet")
+    draft_recipe(clicks, tmp_path / "r.toml", labels=tmp_path / "items.parquet")
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert [feature.source for feature in recipe.label.features[1:]] == [*LASTING]
+    assert {*STOCK} <= {*recipe.data.display}
+    assert (
+        f"# Left out: {', '.join(STOCK)}: stock changes after training, so requests filter by it.\n"
+        in (tmp_path / "r.toml").read_text()
+    )
 
 
 def test_names_of_several_lines_stay_in_their_comments(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from longtail.trainer import temperature as search
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DivergedError, TrainerError
 from longtail.trainer.evaluation.target import FoundByLabel
+from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import TEMPERATURES
 from longtail.trainer.trained import Trained
 from longtail.trainer.tuning.ranges import Ranges
@@ -70,8 +71,10 @@ def test_a_temperature_at_which_training_diverges_is_passed_over(
     assert json.loads(made.reports["recipe.json"])["model"]["temperature"] == 0.2
 
 
-@pytest.mark.parametrize("best", [0, 3, 4, 6, len(TEMPERATURES) - 1])
-def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
+@pytest.mark.parametrize("best", [0, 8, 9, 11, TEMPERATURES.index(0.8), len(TEMPERATURES) - 1])
+def test_an_end_of_what_was_tried_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], best: int
+) -> None:
     class EndedError(TrainerError):
         pass
 
@@ -82,7 +85,7 @@ def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch:
             raise EndedError
         runs.append(recipe.model.temperature)
         distance = abs(TEMPERATURES.index(recipe.model.temperature) - best)
-        history = type("History", (), {"metrics": {1: 1.0 - distance / 10}})
+        history = type("History", (), {"metrics": {1: 1.0 - distance / 20}})
         return type("Trained", (), {"history": history, "recipe": recipe})
 
     monkeypatch.setattr(search, "train", found)
@@ -90,11 +93,13 @@ def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch:
     recipe = tiny.write_job(tmp_path)
     for _ in range(2):  # the second time, all that was tried is known
         with pytest.raises(EndedError):
-            fit(recipe, tmp_path / "out", overrides=AUTO)
+            fit(recipe, tmp_path / "out", Reporter(), overrides=AUTO)
     content = json.loads((tmp_path / "out.work" / "temperatures.json").read_text())
     assert [temperature for temperature, _ in content["tried"]] == runs
     assert len({*runs}) == len(runs)
     assert {*TEMPERATURES[max(best - 1, 0) : best + 2]} <= {*runs}
+    at_end = f"Temperature {TEMPERATURES[best]:g} is an end of what `auto` tries: a better one may lie beyond"
+    assert (at_end in " ".join(capsys.readouterr().out.split())) == (best in (0, len(TEMPERATURES) - 1))
 
 
 def test_what_cannot_choose_a_temperature_is_refused(tmp_path: Path) -> None:

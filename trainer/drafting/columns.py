@@ -38,6 +38,9 @@ _LABEL = {"item", "product", "article", "label", "sku", "movie", "film", "book",
           "business", "content", "game", "course", "poi", "location", "listing", "offer", "document", "doc", "page",
           "iid", "pid", "recipe", "job", "podcast", "artist", "venue"}  # fmt: skip
 TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "at", "day", "unixtime"}
+_STOCK = {"stock", "instock", "available", "availability", "inventory", "backorder", "sold", "soldout"}
+_AMOUNT = {"quantity", "qty", "on", "hand", "left", "remaining", "units"}
+"""Words of columns that say whether a label can be had now; the second set must be all the words of a name."""
 _EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
 _MOST_EVENTS = 30
 
@@ -74,6 +77,13 @@ def words_of(name: str) -> set[str]:
     """List the words of a column's name, lower-case: product and id for `productId`, `PRODUCT_ID` and `productid`."""
     words = {*spelled(name)}
     return words | {part for word in words if word.endswith("id") and len(word) > 3 for part in (word[:-2], "id")}
+
+
+def is_stock(column: Column) -> bool:
+    """Return whether a column says, by its name, if a label can be had now."""
+    words = words_of(column.name)
+    timed = column.holds == "date" or bool(words & (TIME_WORDS | {"from", "since", "until"}))
+    return not timed and bool(words & _STOCK or (words and words <= _AMOUNT))
 
 
 def look_at(name: str, column: pa.ChunkedArray) -> Column:

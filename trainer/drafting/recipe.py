@@ -34,6 +34,7 @@ from longtail.trainer.drafting.columns import (
     TIME_WORDS,
     Column,
     Roles,
+    is_stock,
     is_text,
     look_at,
     roles_of,
@@ -160,7 +161,11 @@ def _recipe(
     taken = {"history", roles.query_id, roles.label_id}
     looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
     of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
-    of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
+    stock = [look.name for look in looks.get("labels", []) if is_stock(look)]
+    lasting = [look for look in looks.get("labels", []) if look.name not in stock]
+    of_labels, no_label = _features(lasting, roles.label_id, taken)
+    if stock:
+        no_label.insert(0, f"{', '.join(stock)}: stock changes after training, so requests filter by it")
     read = [
         {"name": name, "kind": KINDS[look.holds], "column": look.name}
         for name, look in of_labels
@@ -303,13 +308,16 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
     looks = [look for look in looks if look.name not in (label_id, *RESERVED_COLUMNS)]
     kinds = {look.name: filter_kind(table.schema.field(look.name).type) for look in looks}
     titles = [look.name for look in looks if kinds[look.name] == "string" and words_of(look.name) & _TITLES]
+    stock = [look.name for look in looks if kinds[look.name] is not None and is_stock(look)]
     shown = titles[:_MOST_TITLES]
     for look in looks:
         alike = look.holds in ("nothing", "one value in every row")
         ordered = kinds[look.name] in ("number", "date", "strings") and not alike
-        few = ordered or look.holds == "category" or kinds[look.name] == "boolean"
+        few = look.name in stock or ordered or look.holds == "category" or kinds[look.name] == "boolean"
         shown += [look.name] if few and look.name not in titles else []
-    lines = [f"display = {_toml(shown[:_MOST_SHOWN])}  # in answers, and what requests filter by"] if shown else []
+    others = [name for name in shown if name not in stock][: max(_MOST_SHOWN - len(stock), 0)]
+    shown = [name for name in shown if name in (*stock, *others)]
+    lines = [f"display = {_toml(shown)}  # in answers, and what requests filter by"] if shown else []
     for look in looks:
         if not _begins(look.name):
             continue
