@@ -43,7 +43,7 @@ from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.construct.vectors import VectorFiles
-from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError, SpecError
+from longtail.index.errors import LongtailIndexError, NothingNewError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
 from longtail.index.release.merge import with_changes
@@ -189,7 +189,8 @@ def refresh(
         until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
 
     Raises:
-        PriorsError: the release has neither forecast nor co-occurrence, or knows every pair.
+        NothingNewError: the log has no pair that the release does not know.
+        PriorsError: the release has neither forecast nor co-occurrence.
     """
     there = Releases(releases)
     remove_stale(there.root)  # of refreshes that were killed, whose names differ
@@ -209,7 +210,7 @@ def refresh(
     rows = log(columns[0], begin) if callable(log) else read_pairs(log, columns[0], progress)
     newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
     if newest <= (0.0 if whole else min(since)):
-        raise PriorsError(
+        raise NothingNewError(
             f"{before.name}: expected pairs later than those it knows, up to "
             f"{datetime.fromtimestamp(min(since), UTC):%Y-%m-%d %H:%M}, found none"
         )
