@@ -69,6 +69,22 @@ def respelled(id_: str) -> str:
     return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
 
 
+def rows_of_ids(ids: pa.Array, catalogue: pa.Array) -> pa.Array:
+    """Find the row in a catalogue of each id, int32; null where there is none.
+
+    An id that the catalogue lacks is read as the boolean or whole number that it spells.
+
+    Example:
+        >>> rows_of_ids(pa.array(["7", "8.0", "x"]), pa.array(["8", "7"])).to_pylist()
+        [1, 0, None]
+    """
+    ids = ids.cast(catalogue.type)
+    rows = pc.index_in(ids, catalogue)
+    lacking = pc.and_(pc.is_null(rows), pc.is_valid(ids))
+    others = pa.array(map(respelled, ids.filter(lacking).to_pylist()), catalogue.type)
+    return pc.replace_with_mask(rows, lacking, pc.index_in(others, catalogue))
+
+
 def parts_of(text: str, separator: str | None) -> list[str] | None:
     """Split text into ids: a printed list of Python, NumPy or JSON, or non-empty parts between separators.
 

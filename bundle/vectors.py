@@ -36,7 +36,7 @@ from longtail.bundle.vocabulary import Vocabulary
 
 Similarity = Literal["dot", "cosine", "l2"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
-_QUERIES = 1000
+_QUERIES, _SHOWN = 1000, 5
 """Number of label vectors that replace missing queries."""
 _MOST = 2**53
 """Bound below which floats represent all integers."""
@@ -102,8 +102,9 @@ def parts_of(
     texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
     require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
     whole_L = (given_L >= 0) & (given_L <= _MOST) & (given_L % 1 == 0)
-    _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, given_L)
-    _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD)
+    _require_ids(ids)
+    _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, given_L, ids)
+    _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD, ids)
     counts_L = given_L.astype(np.int64)
     if label_tower is not None and similarity == "l2":
         raise BundleInvariantError(
@@ -123,9 +124,9 @@ def parts_of(
         bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
         temperature /= 2
     if similarity == "cosine":
-        vectors_LD, queries_CD = _unit(vectors_LD, "labels"), _unit(queries_CD, "queries")
+        vectors_LD, queries_CD = _unit(vectors_LD, "labels", ids), _unit(queries_CD, "queries")
     log_pi_L = log_frequencies(counts_L).astype(np.float32)
-    log_nu_L = log_pi_L if noise_L is None else _log_shares(noise_L)
+    log_nu_L = log_pi_L if noise_L is None else _log_shares(noise_L, ids)
     apart = noise_L is not None
     fitted = Augmentation.fitted(temperature, vectors_LD, log_nu_L, bias_L, log_pi_L if apart else None)
     unit, dim = similarity == "cosine", vectors_LD.shape[1]
@@ -339,23 +340,47 @@ def _finite(vectors_XD: Float32) -> Bools:
     return finite_X
 
 
-def _unit(vectors_XD: Float32, what: str) -> Float32:
+def _unit(vectors_XD: Float32, what: str, ids: pa.Array | None = None) -> Float32:
     norms_X = np.linalg.norm(vectors_XD, axis=1, keepdims=True)
-    _require(what, "a vector has a direction", norms_X[:, 0] > 0, vectors_XD)
+    _require(what, "a vector has a direction", norms_X[:, 0] > 0, vectors_XD, ids)
     unit_XD: Float32 = vectors_XD / norms_X
     return unit_XD
 
 
-def _log_shares(noise_L: Float64) -> Float32:
+def _log_shares(noise_L: Float64, ids: pa.Array) -> Float32:
     noise_L = np.asarray(noise_L, np.float64)
-    _require("labels", "ν is above 0 and finite", np.isfinite(noise_L) & (noise_L > 0), noise_L)
+    _require("labels", "ν is above 0 and finite", np.isfinite(noise_L) & (noise_L > 0), noise_L, ids)
     log_L: Float32 = (np.log(noise_L) - np.log(noise_L.sum())).astype(np.float32)
     return log_L
 
 
-def _require(what: str, invariant: str, holds_X: Bools, values: Array) -> None:
-    if not holds_X.all():
-        row = int(np.argmin(holds_X))
+def _require_ids(ids: pa.Array) -> None:
+    """Refuse empty ids, and ids that occur twice; the first ones are named."""
+    places = pc.value_counts(ids)
+    twice = places.filter(pc.greater(places.field("counts"), 1)).field("values").to_pylist()
+    if twice:
+        more = f" and {len(twice) - _SHOWN:,} more" if len(twice) > _SHOWN else ""
+        shown = ", ".join(map(repr, twice[:_SHOWN]))
+        raise BundleInvariantError("ids are distinct", expected="every id once", found=f"{shown}{more} more often")
+    if (row := pc.index(ids, "").as_py()) >= 0:
         raise BundleInvariantError(
-            f"{what}: {invariant}", expected="so in every row", found=f"{values[row]} in row {row}"
+            "ids are not empty", expected="an id in every row", found=f"an empty one in row {row}"
         )
+
+
+def _require(what: str, invariant: str, holds_X: Bools, values: Array, ids: pa.Array | None = None) -> None:
+    """Refuse rows for which a condition does not hold; the first one's id and value are named."""
+    if holds_X.all():
+        return
+    row = int(np.argmin(holds_X))
+    value, of = values[row], "" if ids is None else f", id {ids[row].as_py()!r}"
+    if np.ndim(value):
+        wrong = np.flatnonzero(~np.isfinite(value))
+        value = (
+            f"{value[wrong[0]]} at place {wrong[0]}" if len(wrong) else "too large numbers" if value.any() else "zeros"
+        )
+    others = int((~holds_X).sum()) - 1
+    more = f", and in {others:,} more" if others else ""
+    raise BundleInvariantError(
+        f"{what}: {invariant}", expected="so in every row", found=f"{value} in row {row}{of}{more}"
+    )

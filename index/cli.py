@@ -20,7 +20,7 @@ from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.vectors import VectorFiles
-from longtail.index.errors import LongtailIndexError
+from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
@@ -208,7 +208,8 @@ def refresh(
 ) -> None:
     """Write a release that knows later pairs.
 
-    Its forecast of popularity and its co-occurrence take them in, without training.
+    Its forecast of popularity and its co-occurrence take them in, without training. A log without later pairs writes
+    nothing, and is no error.
     """
     if publish and Releases(releases).pointers().held:
         raise LongtailIndexError(
@@ -218,10 +219,14 @@ def refresh(
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the release") as status:
         changes = None if labels is None else _label_changes(labels)
-        manifest = building.refresh(
-            releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
-            progress=_progress(status, notes),
-        )  # fmt: skip
+        try:
+            manifest = building.refresh(
+                releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
+                progress=_progress(status, notes),
+            )  # fmt: skip
+        except NothingNewError as nothing:
+            typer.echo(f"nothing to do: {nothing}", err=True)
+            return
     _report(releases, manifest, notes, published=publish)
     if publish:
         _publish(releases, manifest.name)

@@ -79,3 +79,7 @@ class VectorsError(LongtailIndexError):
 
 class PriorsError(LongtailIndexError):
     """A wrong table of priors, wrong limits, or a release whose priors the table cannot refresh."""
+
+
+class NothingNewError(PriorsError):
+    """A log has no pair that a release does not know yet, such as that of a quiet night."""

@@ -14,11 +14,13 @@ from longtail.tables.files import DataFile
 from longtail.tables.queries import opened_query
 from longtail.tables.values import (
     TEXT,
+    WHOLE,
     as_type,
     in_words,
     is_no_id,
     is_nothing,
     kinds_of_text,
+    matches,
     one_type,
     quoted,
     text_of,
@@ -230,6 +232,18 @@ def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:
             shown = f"{found[0][0]:g}" if isinstance(found[0][0], float) else str(found[0][0])
             raise opened.file.wrong(name, expected, f"{in_words(kind)}, such as {shown}")
     return text_of(value, kind), "VARCHAR"
+
+
+def canonical_ids(engine: Engine, source: str, text: str, among: str = "true") -> str:
+    """Return SQL of a column of ids: where all of its texts are whole numbers, `39.0` is `39`.
+
+    Args:
+        among: SQL condition of the texts that count.
+    """
+    whole, decimal = engine.row(
+        f"SELECT bool_and({matches(text, WHOLE)}) FILTER ({among}), bool_or(contains({text}, '.')) FROM {source}"
+    )
+    return f"regexp_replace({text}, '\\.0+$', '')" if whole and decimal else text
 
 
 def all_columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:

@@ -18,16 +18,16 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Inputs
 from longtail.bundle.sets import distinct
+from longtail.tables.times import in_words
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import check_choice, check_display, check_sizes, warn_of_future
+from longtail.trainer.limits import CHECKS, warn_of_future
 
 _QUERIES = 20_000
 """Number of evenly spaced queries whose features are examined."""
@@ -78,10 +78,12 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     except (TrainerError, DataError) as error:
         return Check(name, str(error).split("\n"))
     problems, features, steps = list[str](), list[Row](), dict[str, int]()
+    for check in CHECKS:
+        try:
+            check(made, dataset)
+        except (TrainerError, DataError) as error:
+            problems.append(str(error))
     try:
-        check_display(made, dataset)
-        check_sizes(made, dataset)
-        check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)
         features = _features(made, dataset, encoding)
         steps = _steps(made, dataset)
@@ -189,8 +191,6 @@ def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> It
         for key, count in (("exclude_seen", split["seen"]), ("least_history", split["short"])):
             if count > _MOSTLY_SEEN * distinct_pairs:
                 yield f"{name}: evaluation.{key} leaves out {count:,} of {distinct_pairs:,} distinct pairs"
-        if not split["to find"]:
-            yield f"{name}: no pair is left to find"
         if (share := split["on new labels"] / split["pairs"]) > _SOME_NEW:
             yield f"{name}: {split['on new labels']:,} pairs ({share:.1%}) are of labels without a training pair"
     for each in features:
@@ -211,7 +211,7 @@ def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     sampler, retrieved = recipe.loss.sampler, recipe.loss.retrieved_negatives
     negatives = len(dataset.label_ids) if sampler.name == "full" else sampler.negatives or 0
     negatives += (0 if retrieved is None else retrieved.negatives) + (part if sampler.of_the_batch else 0)
-    steps = visits // batch
+    steps = visits // batch if batch else 0
     return {
         "batch_size": batch, "negatives": negatives, "steps_per_epoch": steps, "steps": steps * recipe.training.epochs
     }  # fmt: skip

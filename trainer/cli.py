@@ -254,6 +254,8 @@ def evaluate(
         Console().print(
             evaluation_table(f"{result.name}: {result.bias_removal.curve_split}", result.dial, result.metric)
         )
+    if result.left_out is not None:
+        print(f"\n{result.left_out}." if markdown else result.left_out)
 
 
 @app.command(epilog="Example: longtail-train upload bundle s3://bucket/bundles/books")

@@ -22,10 +22,10 @@ from longtail.bundle.arrays import Bools, Int32
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 from longtail.bundle.sets import distinct
+from longtail.tables.times import UNITS
 from longtail.trainer.config import CooccurrenceConfig, Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.times import UNITS
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task

@@ -55,7 +55,7 @@ from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_choice, warn_of_future
+from longtail.trainer.limits import check_data, held_out_of, warn_of_future
 from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import with_temperature
 from longtail.trainer.trackers import tracker_module
@@ -115,7 +115,7 @@ def fit(
     weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
     check_alike(facts_of(recipe, dataset, weights))
-    check_choice(recipe, dataset)
+    check_data(recipe, dataset)
     describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)
@@ -265,16 +265,6 @@ def alone_in(work: Path) -> Iterator[Path]:
         yield work
     finally:
         os.close(held)
-
-
-def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
-    """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
-    config, labels = recipe.evaluation, len(dataset.label_ids)
-    return {
-        split: HeldOut.of(*dataset.with_past(pairs, dataset.before(split), config.history), config, labels=labels)
-        for split in ("valid", "test")
-        if len(pairs := getattr(dataset, split))
-    }
 
 
 def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:

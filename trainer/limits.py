@@ -8,18 +8,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from longtail.bundle import BUCKET_NAMES, BundleInvariantError, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.bundle.display import check_displayable
+from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.sets import distinct
 from longtail.trainer import register
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.evaluation.groups import check_group
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.target import read_shares
-from longtail.trainer.evaluation.task import check_metric
+from longtail.trainer.evaluation.task import HeldOut, check_metric
 from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.prior import check_forecast
+
+
+def check_data(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse what training, evaluation or export would refuse of readable data; raises the first DataError."""
+    for check in CHECKS:
+        check(recipe, dataset)
 
 
 def check_display(recipe: Recipe, dataset: Dataset) -> None:
@@ -122,7 +133,78 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
     if recipe.model.temperature == "auto" and not len(dataset.valid):
         raise DataError("model.temperature: expected valid pairs to choose it on for 'auto', found none")
     if isinstance(prior, Path):
-        read_shares(prior)
+        ids, shares = read_shares(prior)
+        held_out = dataset.label_ids.take(pa.array(distinct(dataset.valid.labels)))
+        if not shares[np.asarray(rows_of_ids(ids, held_out).is_valid())].any():
+            raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
+
+
+def check_held_out(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse held-out pairs of which none is left to find."""
+    for split, held_out in held_out_of(recipe, dataset).items():
+        if not held_out.measured:
+            raise DataError(
+                f"evaluation: expected {split} pairs to find, found none of {held_out.distinct:,}: {held_out.seen:,} "
+                f"seen before, {held_out.short:,} with too few earlier pairs; use evaluation.exclude_seen = false "
+                "where a query may choose a label again, or a smaller evaluation.least_history"
+            )
+
+
+def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
+    """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
+    config, labels = recipe.evaluation, len(dataset.label_ids)
+    return {
+        split: HeldOut.of(*dataset.with_past(pairs, dataset.before(split), config.history), config, labels=labels)
+        for split in ("valid", "test")
+        if len(pairs := getattr(dataset, split))
+    }
+
+
+def check_columns(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse `evaluation.groups` that are no columns of queries, or of no values to group by."""
+    if len(dataset.valid) or len(dataset.test):
+        for name in recipe.evaluation.groups:
+            check_group(name, dataset)
+
+
+def check_prior(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a forecast with scores that hold popularity at every λ, or that times and dates do not allow."""
+    if recipe.prior.kind == "count":
+        return
+    for known in (dataset.train, dataset.before("test")):
+        check_forecast(recipe, dataset, known)
+    if _has_constant_noise(recipe, dataset):
+        refuse_forecast(recipe)
+
+
+def refuse_forecast(recipe: Recipe) -> None:
+    """Refuse a forecast with a loss whose ν is the same for every label."""
+    if recipe.prior.kind != "count":
+        raise RecipeError(
+            f"prior.kind: expected 'count' with the loss {recipe.loss}, whose scores hold the training's popularity at "
+            f"every λ, received {recipe.prior.kind!r}; in_batch and unit leave it out"
+        )
+
+
+def _has_constant_noise(recipe: Recipe, dataset: Dataset) -> bool:
+    """Return whether ν is the same for every label: by the loss, or because all labels are equally frequent."""
+    if recipe.loss.sampler.name == "adversarial":
+        return False
+    return recipe.loss.calibrated_at == 0 or not np.ptp(log_frequencies_of(recipe, dataset))
+
+
+def check_tree(recipe: Recipe, _dataset: Dataset) -> None:
+    """Refuse sampler `adversarial` without a feature of the query to split by."""
+    features = [feature.name for feature in recipe.query.features if feature.in_tree]
+    if recipe.loss.sampler.name == "adversarial" and not {*features} - {recipe.data.query_id}:
+        raise DataError(
+            f"adversarial sampler: expected a query feature besides the query's own id {recipe.data.query_id!r} "
+            f"(a history, bag, text, number or category), found {features}"
+        )
+
+
+CHECKS = (check_display, check_sizes, check_choice, check_held_out, check_columns, check_prior, check_tree)
+"""Checks of readable data, without training."""
 
 
 def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:

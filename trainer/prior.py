@@ -16,11 +16,11 @@ import pyarrow as pa
 from longtail.bundle.arrays import Bools, Float32, Float64, Int64
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, once_each
+from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError
 
 _HALVINGS = 8
@@ -79,20 +79,12 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     Half-life, smoothing and number of trees maximise the likelihood in periods before the last. The last period
     compares all kinds of priors.
     """
-    config, data, unit = recipe.prior, recipe.data, dataset.report.unit
-    if known.times is None or unit is None or config.kind == "count":
-        raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
-    times_N = known.times / UNITS[unit]
-    begin, until = float(np.nanmin(times_N)), float(np.nanmax(times_N))
-    horizon = _horizon(recipe, dataset, UNITS[unit])
+    config, data = recipe.prior, recipe.data
+    times_N, unit, horizon, at, within = _origins_of(recipe, dataset, known)
+    assert config.kind != "count"
+    begin, until = float(times_N.min()), float(times_N.max())
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
-    earliest = begin + _FIRST_ORIGIN * span
-    if until - 3 * horizon < earliest:  # one horizon to fit in, one to choose in, one to compare in
-        raise DataError(
-            f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
-            f"received {horizon / 86_400:.3g} days"
-        )
     by_time = np.argsort(times_N, kind="stable")
     rows = by_time[once_each(known.queries[by_time], known.labels[by_time], times_N[by_time], lives[-1])]
     log = _Log(known.labels[rows].astype(np.int64), times_N[rows])
@@ -103,19 +95,14 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=pairs, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
         since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
-        query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=UNITS[unit],
+        query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=unit,
         event=None if data.events is None else data.events.column,
         ignored=[name for name, weight in (data.events.weights if data.events else {}).items() if not weight],
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
-    # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
-    most = config.origins - 1
-    within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
-    steps = min(most, int((last - earliest) * within / horizon + 1e-9))
-    at = [last - horizon / within * place for place in reversed(range(steps + 1))]
-    earlier, first = at[:-within], steps + 1 - 2 * within
-    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], last]))
+    earlier, first = at[:-within], len(at) - 2 * within
+    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], at[-1]]))
     empty, model = replace(empty, settings=settings), None
     if config.kind == "forecast":
         parts = first, len(earlier)
@@ -124,6 +111,50 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     served = "decayed" if model is None else "forecast"
     settings = settings.model_copy(update={"nats": nats, "served": served})
     return replace(empty, settings=settings, model=model).counted(*log, until)
+
+
+def check_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> None:
+    """Raise DataError where `fit_forecast` would, without a fit."""
+    *_, at, within = _origins_of(recipe, dataset, known)
+    *_, about = _about(recipe, dataset)
+    if recipe.prior.since is not None:
+        first = at[0] if recipe.prior.kind == "forecast" else at[:-within][-_CHOOSING:][0]
+        if not (~(about[SINCE].to_numpy() > first)).any():
+            raise _none_there(first, recipe.prior.since)
+
+
+def _none_there(origin: float, since: str | None) -> DataError:
+    return DataError(
+        f"prior.since: expected labels that are there on {datetime.fromtimestamp(origin, UTC):%Y-%m-%d}, within the "
+        f"log, found none by {since!r}"
+    )
+
+
+def _origins_of(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[Float64, float, float, list[float], int]:
+    """Place the origins of a log.
+
+    Returns:
+        Seconds since 1970 of every pair, float64 [N]; units of time in a second; seconds of the horizon; seconds since
+        1970 of every origin; and steps between origins in a horizon.
+    """
+    config, unit = recipe.prior, dataset.report.unit
+    if known.times is None or unit is None or config.kind == "count":
+        raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
+    times_N = known.times / UNITS[unit]
+    begin, until = float(times_N.min()), float(times_N.max())
+    horizon, span = _horizon(recipe, dataset, UNITS[unit]), until - begin
+    earliest = begin + _FIRST_ORIGIN * span
+    if not span or until - 3 * horizon < earliest:  # one horizon to fit in, one to choose in, one to compare in
+        raise DataError(
+            f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
+            f"received {horizon / 86_400:.3g} days"
+        )
+    last = until - horizon
+    # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
+    most = config.origins - 1
+    within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
+    steps = min(most, int((last - earliest) * within / horizon + 1e-9))
+    return times_N, UNITS[unit], horizon, [last - horizon / within * i for i in reversed(range(steps + 1))], within
 
 
 def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
@@ -165,11 +196,7 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
         forecast = forecast.counted(*log.between(before, origin), origin)
         wanted = log.between(origin, origin + horizon)
         if not forecast.there(origin).any():
-            at_last = datetime.fromtimestamp(origin, UTC)
-            raise DataError(
-                f"prior.since: expected labels that are there on {at_last:%Y-%m-%d}, within the log, found none by "
-                f"{empty.settings.since!r}"
-            )
+            raise _none_there(origin, empty.settings.since)
         yield _Origin(forecast, np.bincount(wanted.labels_N, minlength=len(forecast.first)))
         before = origin
 

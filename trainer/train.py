@@ -20,12 +20,12 @@ from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_que
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
-from longtail.trainer.errors import DivergedError, RecipeError
+from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of
-from longtail.trainer.limits import check_display, check_sizes
+from longtail.trainer.limits import check_display, check_sizes, refuse_forecast
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
@@ -92,11 +92,8 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    if recipe.prior.kind != "count" and trained.noise().constant:
-        raise RecipeError(
-            f"prior.kind: expected 'count' with the loss {recipe.loss}, whose scores hold the training's popularity at "
-            f"every λ, received {recipe.prior.kind!r}; in_batch and unit leave it out"
-        )
+    if trained.noise().constant:
+        refuse_forecast(recipe)
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     if recipe.training.devices == "all":
         from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax is installed only with JAX

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float64, Int64
 from longtail.bundle.cooccurrence import LogPairs
+from longtail.bundle.ids import rows_of_ids
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
-from longtail.index.errors import PriorsError
-from longtail.tables import DataError, find_files
+from longtail.index.errors import NothingNewError, PriorsError
+from longtail.tables import DataError, EmptyFileError, find_files
 from longtail.tables.engine import Opened, engine
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.values import is_plausible, literal, micros_of, number_of
+from longtail.tables.table import Table, canonical_ids, id_of, read_table
+from longtail.tables.times import UNITS, times_of_files
+from longtail.tables.values import double, in_words, is_plausible, literal, micros_of, number_of
 
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
 """Columns of an export of feedback, used where the training log's columns are missing."""
@@ -76,29 +78,36 @@ def read_pairs(
         timed: read times; otherwise `time` is the row.
     """
 
-    def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
-        found: dict[str, tuple[str, str]] = {}
-        for role in ("query_id", "label_id", "timestamp", "event"):
-            name = getattr(settings, role)
-            name = _OF_EXPORT.get(role, name) if name not in opened.names else name
-            if (role == "event" and (settings.event is None or name not in opened.names)) or (
-                role == "timestamp" and not timed
-            ):
-                found[role] = ("NULL", "VARCHAR")
-                continue
-            found[role] = opened.column(name)
-            if role != "timestamp":
-                found[role] = id_of(opened, name, *found[role])
+    def columns(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+        found: dict[str, tuple[str, str]] = {"file": (f"{number}::INTEGER", "INTEGER")}
+        for role in ("query_id", "label_id", "event"):
+            name = name_in(opened, role)
+            if role == "event" and (settings.event is None or name not in opened.names):
+                found[role] = "NULL", "VARCHAR"
+            else:
+                found[role] = id_of(opened, name, *opened.column(name))
+        if timed:
+            name = name_in(opened, "timestamp")
+            value, kind = opened.column(name)
+            of_number, micros = number_of(value, kind), micros_of(value, kind)
+            if of_number is None and micros is None:
+                raise opened.file.wrong(name, "numbers or timestamps", in_words(kind))
+            found |= {"number": (of_number or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
         return found
+
+    def name_in(opened: Opened, role: str) -> str:
+        name: str = getattr(settings, role) or ""
+        return _OF_EXPORT.get(role, name) if name not in opened.names else name
 
     try:
         with engine() as duck:
             table = read_table(duck, find_files(place), columns, str(place))
             table.refuse_rejected()
-            id_, seconds = table.column("query_id"), _seconds(table, place, settings) if timed else "rowid::DOUBLE"
+            seconds = _seconds(table, settings.ticks) if timed else "rowid::DOUBLE"
+            id_, label = (canonical_ids(duck, table.name, table.column(role)) for role in ("query_id", "label_id"))
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
             # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
-            query, label = f"(hash({id_}) >> 1)::BIGINT", table.column("label_id")
+            query = f"(hash({id_}) >> 1)::BIGINT"
             given = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, time.time())}" if timed else "")
             known = f"coalesce({given}, false)"
             counted = f"coalesce({table.column('event')} NOT IN ({ignored}), true)"
@@ -113,8 +122,13 @@ def read_pairs(
                     f"{place}: expected ids, and times between 1990 and tomorrow, in most rows, found {odd:,} of "
                     f"{table.rows:,} rows without"
                 )
+            empty_files = duck.empty_in_words()
+    except EmptyFileError as error:
+        raise NothingNewError(str(error)) from error
     except DataError as error:
         raise PriorsError(str(error)) from error
+    if empty_files:
+        progress(f"pairs: {empty_files[0].lower()}{empty_files[1:]}")
     if skipped:
         progress(
             f"pairs: {skipped:,} of {table.rows:,} rows left out, without an id or a time since 1990, or of types that "
@@ -123,19 +137,17 @@ def read_pairs(
     return rows
 
 
-def _seconds(table: Table, place: Path | str, settings: LogColumns) -> str:
-    """Return SQL of a pair's time in seconds since 1970."""
-    table.find_types(["timestamp"])
-    cell, kind = table.column("timestamp"), table.kinds["timestamp"]
-    micros, number = micros_of(cell, kind), number_of(cell, kind)
-    if micros is None and number is None:
-        raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
-    return f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
+def _seconds(table: Table, ticks: float) -> str:
+    """Return SQL of a pair's time in seconds since 1970; `ticks` a second where no unit fits the numbers."""
+    columns = (table.column(name) for name in ("file", "number", "micros"))
+    times = times_of_files(table.engine, table.name, *columns, where="true", now=datetime.now(UTC))
+    unit = times.unit or ("microseconds" if times.dated else None)
+    return f"({times.time}) / {double(UNITS[unit] if unit else ticks)}"
 
 
 def known_pairs(rows: pa.Table, bundle: Bundle, progress: Callable[[str], None]) -> NewPairs:
     """Select the rows of `read_pairs` whose label is in a bundle."""
-    labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
+    labels = rows_of_ids(rows["label"].combine_chunks(), bundle.labels.ids)
     if labels.null_count:
         progress(f"pairs: {labels.null_count:,} of {len(rows):,} left out, of labels that the release lacks")
     rows = rows.filter(labels.is_valid())

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from longtail.bundle import MAX_PRIORS, Bundle, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
-from longtail.bundle.ids import respelled
+from longtail.bundle.ids import rows_of_ids
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
@@ -198,15 +198,13 @@ def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable
     """
     if ids.null_count:
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
-    labels = bundle.labels.ids
-    ids = ids.cast(labels.type)
-    unknown = pc.invert(pc.is_in(ids, labels))
-    others = pa.array(map(respelled, ids.filter(unknown).to_pylist()), labels.type)
-    ids = pc.replace_with_mask(ids, unknown, others)
-    if len(twice := pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field("counts"), 1))):
+    rows = rows_of_ids(ids, bundle.labels.ids)
+    counts = pc.value_counts(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type)))
+    if len(twice := counts.filter(pc.greater(counts.field("counts"), 1))):
         shown = twice.field("values").to_pylist()[:_SHOWN]
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {shown} more often")
-    rows_L: Int64 = pc.fill_null(pc.index_in(labels, ids), len(ids)).to_numpy().astype(np.int64)
-    found = int(np.count_nonzero(rows_L < len(ids)))
+    found = len(rows) - rows.null_count
+    rows_L: Int64 = np.full(len(bundle.labels.ids), len(ids), np.int64)
+    rows_L[rows.drop_null().to_numpy()] = np.flatnonzero(rows.is_valid())
     progress(f"priors: {found:,} of {len(rows_L):,} labels found, {len(ids) - found:,} rows of no label")
     return rows_L

@@ -21,7 +21,7 @@ from longtail.index.construct.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Engine, Opened, engine
-from longtail.tables.table import Table, id_of, read_table
+from longtail.tables.table import Table, canonical_ids, id_of, read_table
 from longtail.tables.values import in_words, number_of
 
 
@@ -64,10 +64,13 @@ class VectorFiles:
         try:
             with engine() as duck:
                 table = self._table(duck)
+                if empty_files := duck.empty_in_words():
+                    progress(f"labels: {empty_files[0].lower()}{empty_files[1:]}")
                 if taken := [each for each in RESERVED_COLUMNS if each in table.kinds and each not in self._read]:
                     raise VectorsError(f"{self.labels}: columns {taken} are not allowed to be shown; rename them")
                 display = [each for each in table.kinds if each not in self._read]
-                ids = table.arrow([self.id])[self.id].combine_chunks()
+                id_ = canonical_ids(duck, table.name, table.column(self.id))
+                ids = duck.arrow(f"SELECT {id_} AS id FROM {table.name} ORDER BY rowid")["id"].combine_chunks()
                 counts = self._counts(table)
                 noise = None if self.noise is None else self._numbers(table, self.noise)
                 vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)
@@ -110,7 +113,14 @@ class VectorFiles:
             found = {name: opened.column(name) for name in (*needed, *opened.names)}
             return found | {self.id: id_of(opened, self.id, *found[self.id])}
 
-        table = read_table(duck, find_files(self.labels), columns, str(self.labels))
+        files = find_files(self.labels)
+        if self.vectors is not None and len(files) > 1:
+            raise VectorsError(
+                f"{self.labels}: {len(files)} files are not allowed with vectors in {self.vectors}, because the order "
+                f"of their rows is that of the files' names, from {files[0].name} to {files[-1].name}; use one file, "
+                f"or a column {self.vector!r}"
+            )
+        table = read_table(duck, files, columns, str(self.labels))
         table.refuse_rejected()
         table.find_types([name for name in table.kinds if name not in (self.id, self.vector)])
         return table

@@ -47,7 +47,7 @@ from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.construct.vectors import VectorFiles
-from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError, SpecError
+from longtail.index.errors import LongtailIndexError, NothingNewError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
 from longtail.index.release.merge import with_changes
@@ -200,8 +200,8 @@ def refresh(
         unattended: refuse a forecast in which a label becomes popular all at once, as a flood of events makes it.
 
     Raises:
-        PriorsError: the release has neither forecast nor co-occurrence, or knows every pair; or a label has become
-            popular all at once.
+        NothingNewError: the log has no pair that the release does not know.
+        PriorsError: the release has neither forecast nor co-occurrence; or a label has become popular all at once.
     """
     there = Releases(releases)
     remove_stale(there.root)  # of refreshes that were killed, whose names differ
@@ -221,7 +221,7 @@ def refresh(
     rows = log(columns[0], begin) if callable(log) else read_pairs(log, columns[0], progress)
     newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
     if newest <= (0.0 if whole else min(since)):
-        raise PriorsError(
+        raise NothingNewError(
             f"{before.name}: expected pairs later than those it knows, up to "
             f"{datetime.fromtimestamp(min(since), UTC):%Y-%m-%d %H:%M}, found none"
         )

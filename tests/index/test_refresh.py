@@ -90,9 +90,14 @@ def test_a_command_adds_later_pairs_and_links_the_index(
     assert remembered.history("u1").tolist() == [*first.bundle.remembered.history("u1").tolist(), rows["item-1"]]
     assert remembered.history("u2").tolist() == first.bundle.remembered.history("u2").tolist()
 
-    # The same pairs again are known.
-    assert run("refresh", releases.root, log) == 2
-    assert "expected pairs later than those it knows, up to 2026-01-02 00:16, found none" in capsys.readouterr().err
+    # The same pairs again are known, and a quiet night has none: neither is an error of a job.
+    assert run("refresh", releases.root, log) == 0
+    nothing = "nothing to do: second: expected pairs later than those it knows, up to 2026-01-02 00:16, found none"
+    assert nothing in capsys.readouterr().err
+    (tmp_path / "quiet.csv").write_text("")
+    assert run("refresh", releases.root, tmp_path / "quiet.csv") == 0
+    assert "nothing to do: " in capsys.readouterr().err
+    assert {*releases.names()} == {"first", "second"}
 
 
 def test_the_whole_log_and_the_later_pairs_give_the_same(releases: Releases, tmp_path: Path) -> None:

@@ -202,6 +202,17 @@ def test_what_no_bundle_can_be_made_of(
         read(written(tmp_path, **columns), **given)
 
 
+def test_several_files_have_no_order_that_vectors_of_another_could_have(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for part in range(12):
+        pq.write_table(pa.table({"label_id": [f"i{part}"], "count": [1]}), tmp_path / f"parts/part-{part}.parquet")
+    np.save(tmp_path / "vectors.npy", vectors_of()[:12])
+    with pytest.raises(
+        VectorsError, match=r"12 files are not allowed with vectors in .*, from .*part-0.parquet to .*-9"
+    ):
+        read(tmp_path / "parts", vectors=tmp_path / "vectors.npy")
+
+
 def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
     ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), vectors_of(), np.ones(LABELS, np.int64)
     with pytest.raises(BundleInvariantError, match="every label has an id, a vector and a count"):
@@ -216,10 +227,16 @@ def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
         Bundle.from_vectors(ids, vectors, counts, name="ids", query_tower=tower({"user": ["N", 8]}, TensorProto.INT64))
     with pytest.raises(BundleInvariantError, match="computes one vector"):
         Bundle.from_vectors(ids, vectors[:, :4], counts, name="narrow", query_tower=tower({"profile": ["N", 8]}))
-    infinite = np.where(np.arange(LABELS)[:, None] == 7, np.inf, vectors)
+    infinite = vectors.copy()
+    infinite[[7, 9], 3] = np.nan
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"vectors": infinite}, r"labels: a vector is finite.* in row 7"),
-        ({"queries": infinite}, r"queries: a vector is finite.* in row 7"),
+        ({"vectors": infinite}, r"labels: a vector is finite.* found nan at place 3 in row 7, id 'i7', and in 1 more$"),
+        ({"ids": pa.array(["i1", *ids.to_pylist()[1:]])}, r"ids are distinct: expected every id once, found 'i1' more"),
+        (
+            {"ids": pa.array(["", *ids.to_pylist()[1:]])},
+            "ids are not empty: expected an id in every row, found an empty",
+        ),
+        ({"queries": infinite}, r"queries: a vector is finite.* found nan at place 3 in row 7, and in 1 more$"),
         ({"counts": counts + 0.5}, r"a count is a whole number from 0 to 2⁵³.*1\.5 in row 0"),
         ({"noise": np.ones(3)}, "rows of each, 1 or more, found .*'noise': 3"),
         ({"similarity": "euclid"}, "similarity is known"),

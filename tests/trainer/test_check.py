@@ -194,7 +194,8 @@ def test_a_column_that_no_service_could_display_is_refused_before_training(small
 def test_pairs_to_find_that_are_older_than_training_are_said(tmp_path: Path, strategy: str) -> None:
     shares = "" if strategy == "leave_last_out" else ", valid = 0.1, test = 0.1"
     split = 'test = "test.parquet"' if strategy == "files" else f'split = {{ strategy = "{strategy}"{shares} }}'
-    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE.replace('split = { strategy = "leave_last_out" }', split))
+    text = tiny.RECIPE.replace('split = { strategy = "leave_last_out" }', split) + "exclude_seen = false\n"
+    recipe = tiny.write_job(tmp_path, recipe=text)
     pq.write_table(pq.read_table(tmp_path / "interactions.parquet"), tmp_path / "test.parquet")
     found = check(recipe)
     assert found.ok, found.problems

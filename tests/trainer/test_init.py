@@ -541,3 +541,41 @@ def test_a_log_that_stays_the_same_keeps_the_prior_of_training(tmp_path: Path) -
 
     assert recipe.prior.kind == "count"
     assert "So popularity does not pass, and that of training is served." in text
+
+
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        ([0.0, 1.0, None, 7.0], "category"),
+        ([0.0, 1.5, None, 7.0], "number"),
+        ([float("nan"), 1.0, 2.0], "category"),
+    ],
+)
+def test_codes_that_pandas_turned_into_floats_are_categories(values: list[float | None], holds: str) -> None:
+    assert look_at("brand_id", pa.chunked_array([pa.array(values, pa.float64())])).holds == holds
+    assert look_at("price", pa.chunked_array([pa.array([*values, 9.0, 8.0])])).holds == "number"
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (["0,99", "12", "1.234,50"], "numbers with decimal commas"),
+        (["1,234,567.5", "12.00"], "numbers with decimal commas"),
+        (["$ 9.50", "10"], "numbers with decimal commas"),
+        (["9,50 EUR", "10 EUR"], "numbers with decimal commas"),
+        (["5%", "10 %"], "numbers with decimal commas"),
+        (["31.01.2026", "1.2.2026"], "days of another order"),
+        (["01/31/2026 10:00", "02/01/2026 11:00"], "days of another order"),
+    ],
+)
+def test_numbers_and_days_of_one_country_are_left_out_with_what_to_write(values: list[str], what: str) -> None:
+    found = look_at("price", pa.chunked_array([[*values, None]])).holds
+    assert found.startswith(what)
+    assert found.endswith(f": found {values[0]!r}")
+
+
+@pytest.mark.parametrize(
+    "values", [["00123", "00456"], ["ABC123", "ABC124"], ["1|2", "2|3"], ["1,2,3", "2"], ["v1.2", "3"]]
+)
+def test_codes_are_no_numbers_of_a_country(values: list[str]) -> None:
+    assert "which no feature reads" not in look_at("sort", pa.chunked_array([values * 20])).holds

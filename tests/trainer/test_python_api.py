@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import longtail.trainer
-from longtail.trainer import EvaluationResult, RecipeError, evaluate, fit, load_recipe
+from longtail.trainer import EvaluationResult, RecipeError, cli, evaluate, fit, load_recipe
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -97,6 +99,25 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
         by_path.value("recall@99")
     with pytest.raises(KeyError, match=r"expected one of λ = 0, λ = 0\.5, λ = 1, received λ = 0\.25"):
         by_path.value(bias_removal=0.25)
+
+
+def test_pairs_of_labels_that_a_bundle_lacks_are_counted_and_said(
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users = [f"u{i}" for i in range(10)]
+    items, days = ["3"] * 4 + ["new", "newer"] * 3, [*range(10_000, 10_010)]
+    pq.write_table(pa.table({"user_id": users, "item_id": items, "timestamp": days}), tmp_path / "test.parquet")
+    changes = [f"data.test={tmp_path}/test.parquet", "evaluation.exclude_seen=false"]
+    line = (
+        "Left out of all figures: 6 of 10 test pairs, of 2 labels that the bundle lacks, and with them 6 of 10 "
+        "queries. It finds none of these pairs: figures of all test pairs would be lower"
+    )
+    options = [argument for change in changes for argument in ("--set", change)]
+
+    assert evaluate(finished.out, finished.recipe).left_out is None
+    assert evaluate(finished.out, finished.recipe, overrides=changes).left_out == line
+    cli.app(["evaluate", str(finished.out), "--recipe", str(finished.recipe), *options], standalone_mode=False)
+    assert line in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_likelihood_of_a_bundle_is_measured_by_its_own_loss_alone(finished: Finished) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
+from longtail.bundle.ids import rows_of_ids
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.table import Table, id_of, read_table
@@ -170,7 +171,7 @@ def rows_of(found: pa.Array, known: pa.Array, what: str, where: str) -> Int32:
     Raises:
         DataError: no id has one.
     """
-    rows: Int32 = pc.fill_null(pc.index_in(found, value_set=known.cast(found.type)), -1).to_numpy().astype(np.int32)
+    rows: Int32 = pc.fill_null(rows_of_ids(found, known), -1).to_numpy().astype(np.int32)
     if (rows < 0).all():
         raise DataError(
             f"{where}: expected {what} of the interactions, found none{example_of(found, known, nothing=True)}"

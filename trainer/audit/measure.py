@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
 from longtail.bundle.sets import distinct, is_among
+from longtail.tables.times import in_words as time_in_words
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import in_words
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.past import Past
-from longtail.trainer.data.times import in_words as time_in_words
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare

@@ -24,6 +24,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Engine, engine
+from longtail.tables.times import UNITS, Clock
 from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown
@@ -35,7 +36,6 @@ from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.past import Past
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
-from longtail.trainer.data.times import UNITS, Clock
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.tables.engine import Engine
-from longtail.tables.values import WHOLE, literal, matches
+from longtail.tables.table import canonical_ids
+from longtail.tables.values import literal
 from longtail.trainer.data.problems import Check
 
 NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
@@ -50,19 +51,15 @@ class IdTexts:
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
         odd = looks_odd("text")
-        whole, decimal = engine.row(
-            f"SELECT bool_and({odd} OR {matches('text', WHOLE)}), bool_or(contains(text, '.')) FROM {distinct}"
-        )
-        texts = f"SELECT text, text AS id, place, listed FROM {distinct}"
-        if whole and decimal:
-            texts = f"SELECT text, regexp_replace(text, '\\.0+$', '') AS id, place, listed FROM {distinct}"
+        canonical = canonical_ids(engine, distinct, "text", among=f"NOT {odd}")
+        texts = f"SELECT text, {canonical} AS id, place, listed FROM {distinct}"
         engine.run(
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
             f"AS code FROM (SELECT id, min(place) AS place, min(listed) AS listed FROM ({texts}) GROUP BY id)"
         )
         as_they_are = f"SELECT id AS text, id, code FROM {ids}"
         spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
-        engine.run(f"CREATE VIEW {made} AS {spelled if whole and decimal else as_they_are}")
+        engine.run(f"CREATE VIEW {made} AS {as_they_are if canonical == 'text' else spelled}")
         return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
 
     def without_gaps(self, pairs: str, column: str) -> str:

@@ -16,6 +16,8 @@ from longtail.bundle.validation import did_you_mean
 from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Part, Table, id_of, read_table
+from longtail.tables.times import UNITS, Clock, times_of_files
+from longtail.tables.times import in_words as time_in_words
 from longtail.tables.values import (
     as_type,
     double,
@@ -33,8 +35,6 @@ from longtail.tables.values import (
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import Check, RowReport, find_problems
-from longtail.trainer.data.times import UNITS, Clock
-from longtail.trainer.data.times import in_words as time_in_words
 
 WEIGHT, IMPRESSIONS, TIME, EVENT = "debiased_weight", "impressions", "time", "event"
 OWN = (
@@ -188,35 +188,21 @@ def _columns(
 
 def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
     """Find the unit of times file by file, bring them to one unit, and find the rows that `data.since` keeps."""
-    number, micros, file = (log.column(each) for each in ("number", "micros", "file"))
-    counts = log.engine.rows(
-        f"SELECT {file}, count({number}), count({micros}) FROM {log.table.name} WHERE {log.alive} GROUP BY 1 ORDER BY 1"
-    )
-    dated = [at for at, numbers, dates in counts if dates > numbers]
-    numbered = [at for at, _, _ in counts if at not in dated]
-    for at, numbers, dates in counts:
+    number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
+    times = times_of_files(log.engine, log.table.name, file, number, micros, where=log.alive, now=now)
+    for at in times.without:
         opened = log.parts[at].opened
         own = data.timestamp if data.timestamp in opened.names else None
-        if own is not None and not numbers and not dates and is_text(opened.column(own)[1]):
+        if own is not None and is_text(opened.column(own)[1]):
             raise opened.file.wrong(own, "numbers or timestamps", "text")
-    units = Clock.units(log.engine, number, log.table.name, log.alive, now, group=file)
-    unit = next((unit for unit in UNITS if unit in {units[at] for at in numbered}), None)
-    if dated and numbered and unit is None:
+    order = [at for at in times.numbered if at not in times.without]
+    if times.dated and order and times.unit is None:
         raise DataError(
             f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
-            f"{log.parts[numbered[0]].opened.file.name}, as there are dates in "
-            f"{log.parts[dated[0]].opened.file.name}, found other numbers"
+            f"{log.parts[order[0]].opened.file.name}, as there are dates in "
+            f"{log.parts[times.dated[0]].opened.file.name}, found other numbers"
         )
-    log.time = number
-    for value, other, files in [
-        *((number, other, [at for at in numbered if units[at] == other]) for other in UNITS if other != unit),
-        (f"{micros}::DOUBLE", "microseconds", dated),
-    ]:
-        if files:
-            scale = UNITS[unit or "microseconds"] / UNITS[other]
-            of_files = value if scale == 1 else f"{value} * {double(scale)}"
-            log.time = f"CASE WHEN {file} IN ({_listed(files)}) THEN {of_files} ELSE {log.time} END"
-    report.dates = bool(dated) and not numbered
+    log.time, report.dates = times.time, bool(times.dated) and not times.numbered
     log.clock = Clock.of(log.engine, log.time, log.table.name, log.alive, now)
     report.unit = log.clock.unit
     if data.since is None:
@@ -224,7 +210,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
     if log.clock.unit is None or log.clock.newest is None:
         raise DataError(
             "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
-            f"since 1970, found other numbers in {log.parts[counts[0][0]].opened.file.name}"
+            f"since 1970, found other numbers in {log.parts[min(times.dated + times.numbered)].opened.file.name}"
         )
     scale = UNITS[log.clock.unit]
     first = log.clock.newest - span_seconds(data.since) * scale if isinstance(data.since, str) else (

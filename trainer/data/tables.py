@@ -13,12 +13,12 @@ from longtail.bundle.arrays import Bools
 from longtail.tables import find_files
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Table, id_of, read_table
+from longtail.tables.times import time_in
 from longtail.tables.values import in_words
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.ids import checks_of_texts
 from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
-from longtail.trainer.data.times import time_in
 from longtail.trainer.errors import DataError
 
 MOST_TEXT = np.iinfo(np.int32).max

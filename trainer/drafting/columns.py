@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.ids import parts_of
 from longtail.tables.engine import engine
-from longtail.trainer.data.times import Clock, time_in
+from longtail.tables.times import Clock, time_in
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -25,6 +25,16 @@ KINDS = {
 
 _FRAMED, _VECTOR = r"^\s*[\[{][\s\S]*[\]}]\s*$", re.compile(r"[\[\]\s\d.,eE+-]*\d\.[\[\]\s\d.,eE+-]*")
 """Patterns of text that looks like a list or an object, and of a list of numbers that are not whole."""
+_PLAIN = r"^\s*[-+]?\d+(\.\d+)?\s*$"
+_AMOUNT = r"[-+]?\d{1,3}(([.' ,\x{a0}]\d{3})+|\d*)([.,]\d+)?"
+_SIGN = r"[$€£¥₹%]|EUR|USD|GBP|CHF|JPY|CNY|INR|SEK|NOK|DKK|PLN|CZK|BRL|CAD|AUD|kr|zł"
+_FOREIGN = {
+    rf"\s*({_SIGN})?\s*{_AMOUNT}\s*({_SIGN})?\s*":
+        "numbers with decimal commas, thousands, currencies or %, which no feature reads: write 1234.5",
+    r"\s*\d{1,2}([./-])\d{1,2}[./-]\d{4}([ T,].*)?":
+        "days of another order than ISO 8601, which no feature reads: write 2026-01-31",
+}  # fmt: skip
+"""Patterns of text that is a number or a day of one country, and what `init` says of it."""
 _SAMPLE = 20_000
 """Number of values of a string column that are examined."""
 _FEW = 64
@@ -39,7 +49,7 @@ _LABEL = {"item", "product", "article", "label", "sku", "movie", "film", "book",
           "iid", "pid", "recipe", "job", "podcast", "artist", "venue"}  # fmt: skip
 TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "at", "day", "unixtime"}
 _STOCK = {"stock", "instock", "available", "availability", "inventory", "backorder", "sold", "soldout"}
-_AMOUNT = {"quantity", "qty", "on", "hand", "left", "remaining", "units"}
+_QUANTITY = {"quantity", "qty", "on", "hand", "left", "remaining", "units"}
 """Words of columns that say whether a label can be had now; the second set must be all the words of a name."""
 _EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
 _MOST_EVENTS = 30
@@ -83,7 +93,7 @@ def is_stock(column: Column) -> bool:
     """Return whether a column says, by its name, if a label can be had now."""
     words = words_of(column.name)
     timed = column.holds == "date" or bool(words & (TIME_WORDS | {"from", "since", "until"}))
-    return not timed and bool(words & _STOCK or (words and words <= _AMOUNT))
+    return not timed and bool(words & _STOCK or (words and words <= _QUANTITY))
 
 
 def look_at(name: str, column: pa.ChunkedArray) -> Column:
@@ -110,12 +120,19 @@ def look_at(name: str, column: pa.ChunkedArray) -> Column:
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         holds = "date"
     elif pa.types.is_floating(kind):
-        holds = "infinite numbers" if np.isinf(column.to_numpy()).any() else "number"
+        values = column.drop_null().to_numpy()
+        values = values[~np.isnan(values)]
+        whole = bool((values == np.floor(values)).all())  # pandas turns integers with a null into floats
+        holds = "infinite numbers" if np.isinf(values).any() else _holds_of_numbers(name, whole, len(np.unique(values)))
     elif pa.types.is_integer(kind):
-        holds = "category" if distinct <= 2 or words_of(name) & _CODES else "number"
+        holds = _holds_of_numbers(name, True, distinct)
     else:
         holds = f"values of type {kind}, which no feature reads"
     return Column(name, holds, distinct, nulls)
+
+
+def _holds_of_numbers(name: str, whole: bool, distinct: int) -> str:
+    return "category" if whole and (distinct <= 2 or words_of(name) & _CODES) else "number"
 
 
 def _look_at_lists(name: str, column: pa.ChunkedArray) -> Column:
@@ -148,6 +165,10 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         holds = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
         return Column(name, holds, 0, nulls)
     some = pc.count_distinct(sample).as_py()
+    is_plain = pc.all(pc.match_substring_regex(sample, _PLAIN)).as_py()
+    for pattern, what in _FOREIGN.items():
+        if not is_plain and pc.all(pc.match_substring_regex(sample, f"^{pattern}$")).as_py():
+            return Column(name, f"{what}: found {sample[0].as_py()!r}", distinct, nulls)
     for separator in ("|", ";", ","):
         parts = pc.split_pattern(sample, separator)
         flat = pc.utf8_trim_whitespace(pc.list_flatten(parts))

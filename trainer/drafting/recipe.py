@@ -21,6 +21,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.tables import DataFile, EmptyFileError, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.table import all_columns, open_file, read_table
+from longtail.tables.times import in_words
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.cooccurrence import found_alone
@@ -28,7 +29,6 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.times import in_words
 from longtail.trainer.drafting.columns import (
     KINDS,
     TIME_WORDS,

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
 from longtail.bundle.arrays import Int32
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.sets import distinct
+from longtail.tables.times import UNITS
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
@@ -32,13 +33,18 @@ from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is the one that chose λ and epochs."""
+    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is the one that chose λ and epochs.
+
+    Attributes:
+        left_out: line about held-out pairs whose label the bundle lacks; None without any.
+    """
 
     name: str
     metric: str
     bias_removal: BiasRemoval
     popularity: Popularity
     cooccurrence: CooccurrenceSettings | None = None
+    left_out: str | None = None
 
     @property
     def dial(self) -> Dial:
@@ -135,9 +141,11 @@ def evaluate(
             f"{data}: evaluation.bias_removal: expected λ >= 0 for {where}, which has a tree, "
             f"received {min(recipe.evaluation.bias_removal):g}"
         )
-    curve = _measure(bundle, recipe, split, nothing=f"{data}: expected {split} pairs of labels in {where}, found none")
+    nothing = f"{data}: expected {split} pairs of labels in {where}, found none"
+    curve, left_out = _measure(bundle, recipe, split, nothing=nothing)
     measured = stored.model_copy(update={"curve": curve, "curve_split": split})
-    return EvaluationResult(name, recipe.evaluation.metric, measured, *Dial.of_manifest(bundle.manifest)[1:])
+    dials = Dial.of_manifest(bundle.manifest)[1:]
+    return EvaluationResult(name, recipe.evaluation.metric, measured, *dials, left_out=left_out)
 
 
 class RollingFigures(NamedTuple):
@@ -192,7 +200,8 @@ def evaluate_rolling(
             labels = replace(bundle.labels, log_popularity=log_prior.astype(np.float32))
             nothing = f"rolling: expected pairs of labels in the bundle from {begin:g} to {end:g}, found none"
             (point,) = measured.curve(held_out, earlier, labels, [default], nothing=nothing)
-            figures.append(RollingFigures(begin / UNITS[unit], name, len(held_out), point.metrics))
+            of_bundle = int((measured.rows_L[held_out.labels] >= 0).sum())
+            figures.append(RollingFigures(begin / UNITS[unit], name, of_bundle, point.metrics))
     return figures
 
 
@@ -245,8 +254,11 @@ class _OnData:
         )
 
 
-def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
-    """Return the curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
+def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tuple[list[CurvePoint], str | None]:
+    """Return the curve on a recipe's data, and a line about pairs whose label the bundle lacks.
+
+    Raises DataError with the text `nothing` if no pair is left to find.
+    """
     measured, labels = _OnData.of(bundle, recipe), bundle.labels
     if bundle.forecast is not None:
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
@@ -256,7 +268,22 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
         settings += [each for each in stored if each.cooccurrence != default.cooccurrence and each not in settings]
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
-    return measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
+    curve = measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
+    return curve, _lacking(held_out, measured.rows_L, split)
+
+
+def _lacking(held_out: Pairs, rows_L: Int32, split: str) -> str | None:
+    """Describe the held-out pairs whose label is in no list, for the bundle lacks it; None without any."""
+    lacking_n = rows_L[held_out.labels] < 0
+    if not lacking_n.any():
+        return None
+    queries = distinct(held_out.queries)
+    without = len(queries) - len(distinct(held_out.queries[~lacking_n]))
+    return (
+        f"Left out of all figures: {lacking_n.sum():,} of {len(held_out):,} {split} pairs, of "
+        f"{len(distinct(held_out.labels[lacking_n])):,} labels that the bundle lacks, and with them {without:,} of "
+        f"{len(queries):,} queries. It finds none of these pairs: figures of all {split} pairs would be lower"
+    )
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:

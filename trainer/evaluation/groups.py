@@ -92,6 +92,18 @@ def record_of(groups: Sequence[Group]) -> dict[str, Any]:
     return record
 
 
+def check_group(name: str, dataset: Dataset) -> None:
+    """Refuse a name that is no column of queries, or a column of other types; raises DataError."""
+    _texts(name, _source(name, dataset)[name].combine_chunks())
+
+
+def _texts(name: str, column: pa.Array) -> pa.Array:
+    try:
+        return ids_of(column)
+    except TypeError:
+        raise DataError(f"group {name!r}: expected texts, numbers or booleans, found {column.type}") from None
+
+
 def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], Int32]:
     """Return a column's values, the most frequent first, and each query's place among them.
 
@@ -100,11 +112,7 @@ def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], In
     Returns:
         The explanation of each value, by value, and int32 [N].
     """
-    column = _column(name, dataset, task)
-    try:
-        texts = pc.fill_null(ids_of(column), _UNKNOWN).dictionary_encode()
-    except TypeError:
-        raise DataError(f"group {name!r}: expected texts, numbers or booleans, found {column.type}") from None
+    texts = pc.fill_null(_texts(name, _column(name, dataset, task)), _UNKNOWN).dictionary_encode()
     values, code_N = texts.dictionary.to_pylist(), texts.indices.to_numpy()
     counts = np.bincount(code_N, minlength=len(values))
     if len(values) > _MOST and _OTHER in values:
@@ -120,15 +128,24 @@ def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], In
 
 def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
     """Return a column of a task's queries, [N]; raises DataError."""
-    requests, table, contexts = dataset.requests, dataset.query_table, dataset.contexts
-    if name == HISTORY:
-        raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")
-    if table is not None and name in table.column_names:
+    requests, source = dataset.requests, _source(name, dataset)
+    if source is dataset.query_table:
         of_request = None if requests is None else requests.attributes
         rows = task.past.queries(task.rows_N) if of_request is None else of_request[task.past.requests(task.rows_N)]
-        return table[name].combine_chunks().take(pa.array(rows))
-    if contexts is not None and name in contexts.column_names and requests is not None:
+    else:
+        assert requests is not None
         assert requests.contexts is not None
-        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.past.requests(task.rows_N)]))
+        rows = requests.contexts[task.past.requests(task.rows_N)]
+    return source[name].combine_chunks().take(pa.array(rows))
+
+
+def _source(name: str, dataset: Dataset) -> pa.Table:
+    """Return the table with a column of queries; raises DataError."""
+    table, contexts = dataset.query_table, dataset.contexts
+    if name == HISTORY:
+        raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")
+    for source in (table, contexts):
+        if source is not None and name in source.column_names:
+            return source
     found = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
     raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(found) or 'none'}")

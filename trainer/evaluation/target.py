@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.ids import rows_of_ids
 from longtail.tables import find_files
 from longtail.tables.engine import Opened, engine
 from longtail.tables.table import id_of, read_table
@@ -127,7 +128,7 @@ class FoundByLabel:
         if prior == "uniform":
             return np.ones(len(self.ids)), float(self.labels)
         ids, shares = read_shares(Path(prior))
-        rows = pc.fill_null(pc.index_in(ids, value_set=self.ids), -1).to_numpy()
+        rows = pc.fill_null(rows_of_ids(ids, self.ids), -1).to_numpy()
         prior_L = np.bincount(rows[rows >= 0], weights=shares[rows >= 0], minlength=len(self.ids))
         return prior_L.astype(np.float64), float(shares.sum())
 

@@ -75,11 +75,6 @@ def fit_proposal(
         penalties: λ_n > 0, nats; cross-validation (`held_out_likelihood`) selects one of several.
     """
     usable = [feature for feature in features if feature.name != query_id]
-    if not usable:
-        raise DataError(
-            f"adversarial sampler: expected a query feature besides the query's own id {query_id!r} "
-            f"(a history, bag, text, number or category), found {[feature.name for feature in features]}"
-        )
     rows = {
         feature.name: feature.hash_rows if feature.kind == "text" else vocabulary_rows[feature.table_name]
         for feature in usable

@@ -1,9 +1,10 @@
-"""Times of interactions as numbers: their unit, and the newest time."""
+"""Times as numbers: their unit, file by file, and the newest time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,51 @@ def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bo
     if number is not None:
         return number, False
     return None if micros is None else (f"({micros})::DOUBLE", True)
+
+
+class FileTimes(NamedTuple):
+    """Times of the rows of several files, in one unit.
+
+    Attributes:
+        time: SQL expression of the time, a DOUBLE.
+        unit: coarsest unit of the files with numbers; None if their numbers are only an order.
+        dated, numbered, without: numbers of the files with dates, with numbers, and with neither.
+    """
+
+    time: str
+    unit: str | None
+    dated: list[int]
+    numbered: list[int]
+    without: list[int]
+
+
+def times_of_files(
+    engine: Engine, source: str, file: str, number: str, micros: str, *, where: str, now: datetime
+) -> FileTimes:
+    """Read times as dates or as numbers, whichever most rows of a file are, and each file in its own unit.
+
+    Args:
+        file, number, micros: SQL expressions: number of a row's file, its time as a number, and as a date in
+            microseconds; NULL where a value is none.
+        where: SQL condition of the rows that count.
+    """
+    counts = engine.rows(
+        f"SELECT {file}, count({number}), count({micros}) FROM {source} WHERE {where} GROUP BY 1 ORDER BY 1"
+    )
+    dated = [at for at, numbers, dates in counts if dates > numbers]
+    numbered = [at for at, *_ in counts if at not in dated]
+    units = Clock.units(engine, number, source, where, now, group=file)
+    unit = next((unit for unit in UNITS if unit in {units[at] for at in numbered}), None)
+    time = number
+    for value, other, files in [
+        *((number, other, [at for at in numbered if units[at] == other]) for other in UNITS if other != unit),
+        (f"{micros}::DOUBLE", "microseconds", dated),
+    ]:
+        if files:
+            scale = UNITS[unit or "microseconds"] / UNITS[other]
+            scaled = value if scale == 1 else f"{value} * {double(scale)}"
+            time = f"CASE WHEN {file} IN ({', '.join(map(str, files))}) THEN {scaled} ELSE {time} END"
+    return FileTimes(time, unit, dated, numbered, [at for at, numbers, dates in counts if not numbers and not dates])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,240 @@
+"""A zoo of files of one log: every door that reads it finds the same ids, times and pairs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle.manifest import LogColumns
+from longtail.index.construct.pairs import read_pairs
+from longtail.index.construct.vectors import VectorFiles
+from longtail.tables.times import UNITS
+from longtail.trainer.audit.lists import Columns, read_lists, rows_of
+from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.drafting.recipe import draft_recipe
+
+ROWS = 24
+BEGIN = int(datetime(2026, 1, 31, 22, tzinfo=UTC).timestamp())
+USERS, ITEMS = [row % 5 + 10 for row in range(ROWS)], [row * row % 9 + 1 for row in range(ROWS)]
+SECONDS = [BEGIN + row * 3600 for row in range(ROWS)]
+MOMENTS = [datetime.fromtimestamp(second, UTC) for second in SECONDS]
+Pairs = set[tuple[str, str, float]]
+
+
+class Animal(NamedTuple):
+    """Columns of one log: user, item and time; what `id` makes of a number is its id in every door."""
+
+    users: Any
+    items: Any
+    times: Any
+    id: Callable[[int], str] = str
+
+
+def plain(times: Any = SECONDS) -> Animal:
+    return Animal(USERS, ITEMS, times)
+
+
+def ids(of: Callable[[int], Any], id_: Callable[[int], str] = str, kind: pa.DataType | None = None) -> Animal:
+    users, items = ([of(value) for value in values] for values in (USERS, ITEMS))
+    return Animal(pa.array(users, kind), pa.array(items, kind), SECONDS, id_)
+
+
+def printed(form: str, zone: timezone = UTC) -> list[str]:  # type: ignore[assignment]
+    return [moment.astimezone(zone).strftime(form) for moment in MOMENTS]
+
+
+BIG = 2**53
+TYPED: dict[str, Animal] = {
+    "integers": plain(),
+    **{f"ids of {kind}": ids(int, kind=kind) for kind in (pa.int8(), pa.uint32(), pa.int64(), pa.uint64())},
+    **{f"ids of {kind}": ids(float, kind=kind) for kind in (pa.float32(), pa.float64())},
+    "ids as decimals": ids(Decimal, kind=pa.decimal128(12, 2)),
+    "ids as text": ids(str),
+    "ids as long text": ids(str, kind=pa.large_string()),
+    "ids as text of floats": ids(lambda value: f"{value}.0"),
+    "ids with blanks": ids(lambda value: f" {value} b", lambda value: f" {value} b"),
+    "ids with zeros": ids(lambda value: f"{value:06}", lambda value: f"{value:06}"),
+    "ids beyond a double": ids(lambda value: BIG + value, lambda value: str(BIG + value)),
+    "ids beyond BIGINT": ids(lambda value: 2**63 + value, lambda value: str(2**63 + value), pa.uint64()),
+    "ids of other scripts": ids(lambda value: f"μ-{value}-ü", lambda value: f"μ-{value}-ü"),
+    "ids as bytes": ids(lambda value: str(value).encode(), kind=pa.binary()),
+    "dictionaries": Animal(*(pa.array(map(str, of)).dictionary_encode() for of in (USERS, ITEMS)), SECONDS),
+    **{unit: plain([second * int(scale) for second in SECONDS]) for unit, scale in UNITS.items()},
+    "floats of seconds": plain([float(second) for second in SECONDS]),
+    **{f"timestamps in {unit}": plain(
+        pa.array(MOMENTS, pa.timestamp(unit, "UTC"))) for unit in ("s", "ms", "us", "ns")},
+    **{f"timestamps without a zone in {unit}": plain(
+        pa.array([moment.replace(tzinfo=None) for moment in MOMENTS], pa.timestamp(unit))) for unit in ("s", "ns")},
+    "timestamps of a zone": plain(pa.array(MOMENTS, pa.timestamp("us", "Europe/Berlin"))),
+    "text of seconds": plain([str(second) for second in SECONDS]),
+    "text of milliseconds": plain([f"{second}000" for second in SECONDS]),
+    "ISO 8601": plain([moment.isoformat() for moment in MOMENTS]),
+    "ISO 8601 with Z": plain(printed("%Y-%m-%dT%H:%M:%SZ")),
+    "ISO 8601 of a zone": plain(printed("%Y-%m-%dT%H:%M:%S+05:30", timezone(timedelta(hours=5, minutes=30)))),
+    "times of a database": plain(printed("%Y-%m-%d %H:%M:%S.123456+00")),
+    "times of a warehouse": plain(printed("%Y-%m-%d %H:%M:%S UTC")),
+}  # fmt: skip
+
+
+def values(column: Any) -> list[Any]:
+    return column.to_pylist() if isinstance(column, pa.Array) else list(column)
+
+
+def cells(animal: Animal) -> list[tuple[Any, ...]]:
+    return list(zip(*(map(values, animal[:3])), strict=True))
+
+
+def as_parquet(animal: Animal, folder: Path) -> Path:
+    pq.write_table(
+        pa.table({"user_id": animal.users, "item_id": animal.items, "time": animal.times}), folder / "a.parquet"
+    )
+    return folder / "a.parquet"
+
+
+def as_text(animal: Animal, *, delimiter: str = ",", line: str = "\n") -> str:
+    rows = ["user_id,item_id,time".replace(",", delimiter)]
+    for row in cells(animal):
+        texts = [value.decode() if isinstance(value, bytes) else str(value) for value in row]
+        rows.append(delimiter.join(texts))
+    return line.join(rows) + line
+
+
+def as_lines(animal: Animal) -> str:
+    names = ("user_id", "item_id", "time")
+    rows = [dict(zip(names, row, strict=True)) for row in cells(animal)]
+    return "".join(json.dumps(row, default=str) + "\n" for row in rows)
+
+
+TEXTS: dict[str, tuple[str, Callable[[Animal], bytes]]] = {
+    "CSV": ("a.csv", lambda animal: as_text(animal).encode()),
+    "TSV": ("a.tsv", lambda animal: as_text(animal, delimiter="\t").encode()),
+    "CSV with a BOM": ("a.csv", lambda animal: b"\xef\xbb\xbf" + as_text(animal).encode()),
+    "CSV of Windows": ("a.csv", lambda animal: as_text(animal, delimiter=";", line="\r\n").encode()),
+    "packed CSV": ("a.csv.gz", lambda animal: gzip.compress(as_text(animal).encode())),
+    "quoted CSV": ("a.csv", lambda animal: re.sub("[^,\n]+", r'"\g<0>"', as_text(animal)).encode()),
+    "JSON lines": ("a.jsonl", lambda animal: as_lines(animal).encode()),
+}  # fmt: skip
+OF_JSON = {name: animal for name, animal in TYPED.items() if "bytes" not in name and "decimals" not in name}
+ZOO = [
+    *(("Parquet", name) for name in TYPED),
+    *((form, name) for form in TEXTS for name in TYPED if form in ("CSV", "JSON lines") and name in OF_JSON),
+    *((form, name) for form in TEXTS for name in ("integers", "ids as text of floats", "ISO 8601", "ids with zeros")),
+]
+
+
+DRAFTED = [
+    *((form, name) for form in ("Parquet", "CSV") for name in ("ids of double", "ids as text of floats")),
+    ("Parquet", "dictionaries"), ("Parquet", "milliseconds"), ("JSON lines", "ISO 8601"),
+]  # fmt: skip
+"""Files that are drafted from, too, which takes longer."""
+
+
+def pairs_of(dataset: Dataset) -> Pairs:
+    queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
+    assert dataset.report.unit is not None
+    found: Pairs = set()
+    for pairs in (dataset.train, dataset.valid, dataset.test):
+        assert pairs.times is not None
+        rows = zip(pairs.queries, pairs.labels, pairs.times / UNITS[dataset.report.unit] // 1, strict=True)
+        found |= {(queries[query], labels[label], float(time)) for query, label, time in rows}
+    return found
+
+
+@pytest.mark.parametrize(("form", "name"), list(dict.fromkeys(ZOO)))
+def test_every_door_reads_the_same(tmp_path: Path, form: str, name: str) -> None:
+    animal = TYPED[name]
+    path = as_parquet(animal, tmp_path)
+    if form != "Parquet":
+        file, content = TEXTS[form]
+        path = tmp_path / file
+        path.write_bytes(content(animal))
+    expected = {
+        (animal.id(user), animal.id(item), float(second))
+        for user, item, second in zip(USERS, ITEMS, SECONDS, strict=True)
+    }
+
+    data = {"train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
+    dataset = load_dataset(DataConfig.model_validate(data), seed=0)
+    assert pairs_of(dataset) == expected, "training"
+
+    read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
+    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {(user, item, second // 1) for user, item, second in found} == expected, "a refresh"
+
+    if (form, name) in DRAFTED:
+        roles = draft_recipe(path, tmp_path / "drafted.toml")
+        assert (roles.query_id, roles.label_id, roles.timestamp) == ("user_id", "item_id", "time")
+        drafted = read_dataset(load_recipe(tmp_path / "drafted.toml", ["data.repeats=keep"]))
+        assert pairs_of(drafted) == expected, "init"
+
+    lists = read_lists(path, Columns("user_id", "item_id"), ROWS)
+    query_rows = rows_of(lists.queries, dataset.query_ids, "queries", "lists")
+    label_rows = rows_of(lists.labels, dataset.label_ids, "labels", "lists")
+    assert (query_rows >= 0).all(), "lists of an audit"
+    assert (label_rows >= 0).all(), "lists of an audit"
+
+    query = f"SELECT item_id, count(*) AS count FROM '{path}' GROUP BY item_id ORDER BY min({{}})".format("time")
+    vectors = np.eye(len(set(ITEMS)), 4, dtype=np.float32)
+    np.save(tmp_path / "vectors.npy", vectors)
+    bundle = VectorFiles(query, tmp_path / "vectors.npy", id="item_id").read("given", lambda _: None)
+    assert {*bundle.labels.ids.to_pylist()} == {item for _, item, _ in expected}, "from-vectors"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_missing_ids_are_missing_in_every_door(tmp_path: Path, kind: str) -> None:
+    users: list[float | None] = [float(user) for user in USERS]
+    users[3], users[7] = None, float("nan")
+    animal = Animal(pa.array(users), ITEMS, SECONDS)
+    path = as_parquet(animal, tmp_path)
+    if kind != "parquet":
+        path = tmp_path / f"b.{kind}"
+        text = as_text(animal).replace("None", "").replace("nan", "") if kind == "csv" else as_lines(animal)
+        path.write_text(text.replace("NaN", "null"))
+    data = {
+        "train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time", "on_bad_row": "drop",
+        "max_bad_rows": 2,
+    }  # fmt: skip
+    expected = {
+        (str(user), str(item), float(second))
+        for row, (user, item, second) in enumerate(zip(USERS, ITEMS, SECONDS, strict=True))
+        if row not in (3, 7)
+    }
+
+    assert pairs_of(load_dataset(DataConfig.model_validate(data), seed=0)) == expected
+    read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
+    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {*found} == expected
+
+
+def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    days = [date(2026, 2, 1)] * ROWS
+    for name, times in {"a": SECONDS, "b": [1000 * second for second in SECONDS], "c": MOMENTS, "d": days}.items():
+        users = [f"{name}{user}" for user in USERS]
+        pq.write_table(pa.table({"user_id": users, "item_id": ITEMS, "time": times}), log / f"{name}.parquet")
+    (log / "e.csv").write_text("")
+    (log / "_f.csv").write_text("user_id,item_id,time\nx,1,0\n")
+    data = {"train": log, "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
+
+    pairs = pairs_of(load_dataset(DataConfig.model_validate(data), seed=0))
+    said: list[str] = []
+    read = read_pairs(log, LogColumns(query_id="user_id", label_id="item_id"), said.append)
+
+    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {*found} == pairs
+    assert {time for user, _, time in pairs if user[0] == "a"} == {time for user, _, time in pairs if user[0] == "c"}
+    assert said == [f"pairs: without rows: {log}/e.csv"]
