@@ -20,7 +20,7 @@ from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_que
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
-from longtail.trainer.errors import DivergedError, RecipeError
+from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
@@ -92,11 +92,6 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    if recipe.prior.kind != "count" and trained.noise().constant:
-        raise RecipeError(
-            f"prior.kind: expected 'count' with the loss {recipe.loss}, whose scores hold the training's popularity at "
-            f"every λ, received {recipe.prior.kind!r}; in_batch and unit leave it out"
-        )
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     if recipe.training.devices == "all":
         from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax is installed only with JAX
