@@ -40,7 +40,8 @@ _ENOUGH = 100
 """Fewest later pairs by which π* is compared with π* as released, which is served until then."""
 _COMPARED = 1_000
 """Fewest later pairs for decayed counts in place of a regression; earlier pairs that count in a later comparison."""
-_SUMS, _FIRST, SINCE, _LOG_SHARES = "pair sums", "first pair", "there since", "log shares as released"
+_SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
+_LOG_SHARES, _OFFSET = "log shares as released", "log noise over shares"
 """Columns of the file; features cannot have such names, because features are identifiers."""
 _ABOUT, _MODEL = b"forecast", b"xgboost"
 
@@ -65,6 +66,8 @@ class ForecastSettings(LogColumns):
     """Label features that are one id, such as a category."""
     numbers: list[str] = Field(default_factory=list)
     """Label features that are numbers."""
+    offset: float = 0.0
+    """Offset of a label that is added while serving, nats."""
     since: str | None = None
     """Column with the date since which a label exists."""
     since_feature: str | None = None
@@ -107,6 +110,8 @@ class Forecast:
             since 1970, float64, NaN where missing; L rows.
         model: XGBoost model as UBJSON; None for `decayed`.
         released: log π* before the first refresh, float64 [L]; None if there was no refresh.
+        offset: log ν − log π_w, float64 [L]: the noise of training over the labels' shares of the training pairs, as
+            weighted in the loss; None if both are the same. With it a score f + k·log(ν·π*/π_w) is k·log p*(y|x).
     """
 
     settings: ForecastSettings
@@ -115,6 +120,7 @@ class Forecast:
     about: pa.Table
     model: bytes | None = None
     released: Float64 | None = None
+    offset: Float64 | None = None
 
     def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
         """Decay the sums to a later time, and add the pairs since `settings.until`.
@@ -159,7 +165,7 @@ class Forecast:
         if not compared:
             return fresh
         nats = {
-            kind: (weight * settings.nats.get(kind, 0.0) + float(of.log_popularity(whole=True)[later].sum())) / compared
+            kind: (weight * settings.nats.get(kind, 0.0) + float(of.log_shares(whole=True)[later].sum())) / compared
             for kind, of in middle.kinds().items()
         }
         served: list[str] = [] if compared < _ENOUGH else [settings.kind if self.model is not None else "decayed"]
@@ -209,13 +215,17 @@ class Forecast:
             released=None if self.released is None else np.concatenate(
                 [self.released, np.where(known_M, self.released[rows_M], self._log_shares_of_new(given_M, now_M))]
             ),
+            offset=None if self.offset is None else np.concatenate(
+                [self.offset, np.where(known_M, self.offset[rows_M], settings.offset)]
+            ),
         )  # fmt: skip
 
     def take(self, rows_n: npt.NDArray[np.integer]) -> Forecast:
         """Select labels by rows, int [n], in that order."""
-        released = None if self.released is None else self.released[rows_n]
+        released, offset = (None if column is None else column[rows_n] for column in (self.released, self.offset))
         return replace(
-            self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n), released=released
+            self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n), released=released,
+            offset=offset,
         )  # fmt: skip
 
     def there(self, at: float) -> Bools:
@@ -228,6 +238,20 @@ class Forecast:
         return np.log(self.sums[:, self.settings.base] + self._added)
 
     def log_popularity(self, *, whole: bool = False) -> Float64:
+        """Compute what μ multiplies, log(ν·π*/π_w), nats, float64 [L]; logsumexp is 0. Without `offset` it is log π*.
+
+        Args:
+            whole: see `log_shares`.
+        """
+        return self.with_offset(self.log_shares(whole=whole))
+
+    def with_offset(self, log_share_L: Float64) -> Float64:
+        """Add `offset` to other log shares, float64 [L], and normalise."""
+        log_L = log_share_L if self.offset is None else log_share_L + self.offset
+        total = float(np.logaddexp.reduce(log_L))
+        return log_L - total
+
+    def log_shares(self, *, whole: bool = False) -> Float64:
         """Compute log π* of the horizon that begins at `settings.until`, nats, float64 [L]; logsumexp is 0.
 
         Args:
@@ -240,7 +264,7 @@ class Forecast:
         return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
 
     def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
-        """Compute log π* of new labels, which have no pairs yet, nats, float64 [M].
+        """Compute `log_popularity` of new labels, which have no pairs yet, nats, float64 [M].
 
         Args:
             given_M: values by name of feature or column; unknown attributes count as average ones.
@@ -248,7 +272,8 @@ class Forecast:
         """
         since_M, until = self._since_of(given_M, now_M), self.settings.until
         there_M = since_M <= np.maximum(np.asarray(now_M, np.float64), until)
-        return np.where(there_M, self._log_shares_of_new(given_M, now_M), np.log(_ABSENT / len(self.first)))
+        shares_M = np.where(there_M, self._log_shares_of_new(given_M, now_M), np.log(_ABSENT / len(self.first)))
+        return shares_M + self.settings.offset - self._log_offset_total
 
     def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
         """Compute the regression's inputs of all labels, float32 [L, F], or of some rows [n, F]."""
@@ -261,7 +286,8 @@ class Forecast:
         """Write as an Arrow file, with settings and regression in the schema."""
         sums = pa.FixedSizeListArray.from_arrays(self.sums.reshape(-1), self.sums.shape[1])
         table = self.about.append_column(_SUMS, sums).append_column(_FIRST, pa.array(self.first))
-        table = table if self.released is None else table.append_column(_LOG_SHARES, pa.array(self.released))
+        for name, column in ((_LOG_SHARES, self.released), (_OFFSET, self.offset)):
+            table = table if column is None else table.append_column(name, pa.array(column))
         about = {_ABOUT: self.settings.model_dump_json().encode()}
         about |= {} if self.model is None else {_MODEL: self.model}
         write_table(path, table.replace_schema_metadata(about))
@@ -275,12 +301,11 @@ class Forecast:
             settings = ForecastSettings.model_validate_json(about[_ABOUT])
             sums = np.asarray(table[_SUMS].combine_chunks().flatten()).reshape(len(table), -1)
             first = np.asarray(table[_FIRST])
-            released = np.asarray(table[_LOG_SHARES]) if _LOG_SHARES in table.column_names else None
-            extra = [_SUMS, _FIRST, *([] if released is None else [_LOG_SHARES])]
-            rest = table.drop_columns(extra).replace_schema_metadata(None)
+            extra = {name: np.asarray(table[name]) for name in (_LOG_SHARES, _OFFSET) if name in table.column_names}
+            rest = table.drop_columns([_SUMS, _FIRST, *extra]).replace_schema_metadata(None)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(settings, sums, first, rest, about.get(_MODEL), released)
+        return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET))
 
     def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
@@ -309,6 +334,11 @@ class Forecast:
     def _log_total(self) -> float:
         there_L = self.there(self.settings.until)
         return float(np.logaddexp.reduce(self._log_rates[there_L if there_L.any() else slice(None)]))
+
+    @cached_property
+    def _log_offset_total(self) -> float:
+        """Compute the constant by which `with_offset` normalises; 0 without an offset."""
+        return 0.0 if self.offset is None else float(np.logaddexp.reduce(self.log_shares() + self.offset))
 
     def _log_shares_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Compute log π* of new labels as if all of them existed, nats, float64 [M]."""

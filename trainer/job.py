@@ -206,7 +206,8 @@ def finish(
     if (forecast := trained.forecast(known)) is not None:
         fitted, days = forecast.settings, forecast.settings.horizon / 86_400
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
-        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; theory: λ = 0, μ = 1"
+        theory = f"theory: {Setting(0.0, trained.slope)}"
+        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; {theory}"
         reporter.say(f"Prior: {facts['Prior']}")
     if dial.cooccurrence is not None:
         facts["Co-occurrence"] = in_words(dial.cooccurrence)
@@ -341,12 +342,20 @@ def measure_default(
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
-    """Report a chosen λ at an end of its grid, and a grid of μ that is not measured."""
+    """Report a chosen λ or μ at an end of its grid, and a grid of μ that is not measured."""
     config, noise = trained.recipe.evaluation, trained.noise()
-    tried, chosen = sorted({point.bias_removal for point in dial.curve}), dial.bias_removal.default
-    ends = {*tried[:1], *tried[-1:]} - {dial.bias_removal.minimum, dial.bias_removal.maximum}
-    if config.default_bias_removal is None and not noise.ahead and len(tried) > 1 and chosen in ends:
-        reporter.say(f"λ = {chosen:g}, the best on valid, is an end of evaluation.bias_removal: try a wider grid")
+    chosen, popularity = dial.default[:2]
+    limits = {dial.bias_removal.minimum, dial.bias_removal.maximum}
+    of_popularity = "bias_removal" if config.popularity is None else "popularity"
+    grids = [
+        ("λ", chosen, {point.bias_removal for point in dial.curve}, "bias_removal"),
+        ("μ", popularity, {point.popularity for point in dial.curve if point.bias_removal == chosen}, of_popularity),
+    ]
+    for name, value, grid, key in grids:
+        of_theory = value == 0 and (name == "μ" or noise.ahead)  # 0 is where the dial leaves the scores alone
+        fixed = config.default_bias_removal is not None or len(grid) < 2
+        if not fixed and not of_theory and value in {min(grid), max(grid)} - limits:
+            reporter.say(f"{name} = {value:g}, the best on valid, is an end of evaluation.{key}: try a wider grid")
     if config.popularity is not None and not noise.apart:
         reporter.say(
             "evaluation.popularity is not measured: the noise ν of training equals π, so λ and μ have the same effect, "

@@ -18,7 +18,7 @@ from longtail.bundle.sets import distinct
 from longtail.trainer import register
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.groups import check_group
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.target import read_shares
@@ -168,29 +168,11 @@ def check_columns(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_prior(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a forecast with scores that hold popularity at every λ, or that times and dates do not allow."""
+    """Refuse a forecast that times and dates do not allow."""
     if recipe.prior.kind == "count":
         return
     for known in (dataset.train, dataset.before("test")):
         check_forecast(recipe, dataset, known)
-    if _has_constant_noise(recipe, dataset):
-        refuse_forecast(recipe)
-
-
-def refuse_forecast(recipe: Recipe) -> None:
-    """Refuse a forecast with a loss whose ν is the same for every label."""
-    if recipe.prior.kind != "count":
-        raise RecipeError(
-            f"prior.kind: expected 'count' with the loss {recipe.loss}, whose scores hold the training's popularity at "
-            f"every λ, received {recipe.prior.kind!r}; in_batch and unit leave it out"
-        )
-
-
-def _has_constant_noise(recipe: Recipe, dataset: Dataset) -> bool:
-    """Return whether ν is the same for every label: by the loss, or because all labels are equally frequent."""
-    if recipe.loss.sampler.name == "adversarial":
-        return False
-    return recipe.loss.calibrated_at == 0 or not np.ptp(log_frequencies_of(recipe, dataset))
 
 
 def check_tree(recipe: Recipe, _dataset: Dataset) -> None:

@@ -243,7 +243,7 @@ def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed
     ).best_iteration  # fmt: skip
     tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
     last = replace(origin.forecast, model=bytes(tried.save_raw("ubj"))).kinds()["forecast"]
-    nats = origin.nats(last.log_popularity(whole=True))
+    nats = origin.nats(last.log_shares(whole=True))
     return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 
 

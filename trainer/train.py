@@ -25,7 +25,7 @@ from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of
-from longtail.trainer.limits import check_display, check_sizes, refuse_forecast
+from longtail.trainer.limits import check_display, check_sizes
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
@@ -92,8 +92,6 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    if trained.noise().constant:
-        refuse_forecast(recipe)
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     if recipe.training.devices == "all":
         from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax is installed only with JAX

@@ -42,6 +42,7 @@ from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import log_frequencies_of
 from longtail.trainer.losses.implied_noise import (
+    SAME,
     implied_noise,
     name_of_noise,
     name_of_tree_noise,
@@ -73,7 +74,7 @@ class Trained:
         return log_frequencies_of(self.recipe, self.dataset)
 
     def forecast(self, known: Pairs) -> Forecast | None:
-        """Fit π* of the horizon after the known pairs, once; None if the prior is π itself."""
+        """Fit π* of the horizon after the known pairs, once, and add the model's offset; None for kind `count`."""
         if self.recipe.prior.kind == "count":
             return None
         recipe, fitted = self.recipe, self.dataset.forecasts
@@ -81,7 +82,30 @@ class Trained:
         key = f"{len(known)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
         if key not in fitted:
             fitted[key] = fit_forecast(recipe, self.dataset, known)
-        return fitted[key]
+        if self._log_offset is None:
+            return fitted[key]
+        rarest = float(self._log_offset[self._log_pi.argmin()])
+        settings = fitted[key].settings.model_copy(update={"offset": rarest})
+        return replace(fitted[key], settings=settings, offset=self._log_offset)
+
+    @cached_property
+    def _log_offset(self) -> Float64 | None:
+        """Compute log ν − log π_w of every label, float64 [L], nats [METHODS §6]; None if ν is π_w.
+
+        π_w are the shares of the training pairs by `data.weight`. Weights of event types are not in π_w, so that p*
+        counts events by them.
+        """
+        data, train, labels = self.recipe.weighted_data, self.dataset.train, len(self.dataset.label_ids)
+        offset_L = self.log_noise() - self.log_visits()
+        if data.weight is not None and train.weights is not None:
+            weights_N = train.weights.astype(np.float64)
+            if data.events is not None and train.events is not None:
+                weights_N /= np.array(list(data.events.weights.values()))[train.events]
+            # The mean weight of a label's pairs, smoothed like its frequency.
+            more = self.recipe.loss.smoothing
+            total_L = np.bincount(train.labels, weights_N, labels) + more * weights_N.mean()
+            offset_L = offset_L - np.log(total_L / (self.dataset.label_counts() + more))
+        return offset_L if np.ptp(offset_L) > SAME else None
 
     def label_side(self, known: Pairs | None = None, *, served: bool = False) -> LabelSide:
         """Return embeddings, biases, log ν, log π and buckets of all labels.
@@ -263,7 +287,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
         removed = trained.theoretical_bias_removal()
-        theory = Setting(0.0, removed) if noise.ahead else Setting(removed)
+        theory = Setting(0.0, trained.slope) if noise.ahead else Setting(removed)
         why, best = "theory, for want of validation data", theory
     bias_removal = BiasRemoval(
         default=best.bias_removal,

@@ -157,6 +157,24 @@ def test_a_refresh_serves_what_was_released_until_enough_pairs_are_compared(boos
     np.testing.assert_allclose(added.released[2], few.kinds()["forecast"].log_popularity_of_new(given, now)[0])
 
 
+def test_an_offset_is_added_to_every_label(boosted: Forecast, tmp_path: Path) -> None:
+    offset = np.linspace(-1, 1, LABELS)
+    settings = boosted.settings.model_copy(update={"offset": -2.0})
+    shifted = replace(boosted, offset=offset, settings=settings)
+    shifted.write(tmp_path / "forecast.arrow")
+    read = Forecast.read(tmp_path / "forecast.arrow")
+    given, now = [{"kind": "a", "price": 1.5}], [20 * DAY]
+
+    expected = np.exp(boosted.log_popularity() + offset)
+    np.testing.assert_allclose(np.exp(read.log_popularity()), expected / expected.sum())
+    np.testing.assert_allclose(read.log_shares(), boosted.log_popularity())
+    of_new = boosted.log_popularity_of_new(given, now) - 2 - np.log(expected.sum())
+    np.testing.assert_allclose(read.log_popularity_of_new(given, now), of_new)
+    more = read.with_labels(np.array([3, -1]), [{}, *given], now * 2).take(np.array([0, LABELS, LABELS + 1]))
+    assert more.offset is not None
+    np.testing.assert_array_equal(more.offset, [-1, offset[3], -2])
+
+
 def test_what_was_released_is_served_where_it_is_likelier(boosted: Forecast) -> None:
     # A flood of one label in the earlier half says nothing about the later half.
     rng = np.random.default_rng(1)

@@ -6,6 +6,7 @@ test_implied_noise.py has every cell in closed form. Legend: `X` queries, `L` la
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,60 @@ def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     prior_XG = scores_of(bundle, 1.0, popularity=-1.0)
     weighed_G = (2 * PI + PI[::-1]) / 3
     np.testing.assert_allclose(prior_XG, scores_of(bundle, 1.0) - centred(np.log(weighed_G)[None]), atol=0.01)
+
+
+DAYS, HALF_LIFE = 60, 15
+RISE = np.array([-1.2, -0.6, 0.0, 0.3, 0.9, 1.2])
+"""Change of a group's log π over the log, nats."""
+PRIORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "in_batch · unit": ({}, {}),
+    "in_batch · unit, weights that fade": ({}, {"weight": "weight"}),
+    "popularity(½) · unit": ({"sampler": POPULARITY}, {}),
+    "mixed · unit": ({"sampler": UNIFORM | {"name": "mixed"}}, {}),
+    "in_batch · importance, weights that fade": ({"weight": "importance"}, {"weight": "weight"}),
+    "exponential · in_batch · unit": ({"family": "exponential"}, {}),
+}
+"""`[loss]` and `[data]` of jobs on a log whose label frequencies move."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=pytest.mark.nightly if 0 < place < 5 else []) for place, cell in enumerate(PRIORS)],
+)
+def test_the_prior_puts_later_probabilities_in_the_scores_whatever_the_noise(cell: str, tmp_path: Path) -> None:
+    """f + k·log(ν·π*/π_w) is k·log p*(y|x): p(x|y) is that of `COUNTS` on every day, and π moves by `RISE`."""
+    loss, data = PRIORS[cell]
+    taste_XG = COUNTS / COUNTS.sum(axis=0)
+    share_TG = PI * np.exp(RISE * np.arange(DAYS)[:, None] / DAYS)
+    share_TG /= share_TG.sum(axis=1, keepdims=True)
+    rng = np.random.default_rng(0)
+    expected_TXL = np.repeat(share_TG[:, None] * taste_XG, EACH, axis=2) / EACH * 28_800 / DAYS
+    day, x, y = np.indices(expected_TXL.shape).reshape(3, -1)
+    copies = rng.poisson(expected_TXL).ravel()
+    day, x, y = (column.repeat(copies) for column in (day, x, y))
+    log = {"user_id": x, "item_id": y, "at": 1.7e9 + 86_400.0 * day, "weight": 0.5 ** ((DAYS - day) / HALF_LIFE)}
+    pq.write_table(pa.table(log), tmp_path / "train.parquet")
+    recipe = tiny.recipe(
+        data={"train": tmp_path / "train.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "at"}
+        | data,
+        model={"dim": 4, "similarity": "dot", "temperature": 1, "label_bias": True},
+        loss={"family": "logistic", "hits": "keep"} | loss,
+        prior={"kind": "decayed", "horizon": "7d"},
+        optimizer={"embedding_learning_rate": 0.05, "schedule": "linear"},
+        training={"epochs": 8, "batch_size": B},
+    )
+    fit(recipe, tmp_path / "out", Reporter(Console(quiet=True)))
+    bundle = Bundle.load(tmp_path / "out")
+    link = 0.5 if cell.startswith("exponential") else 1.0
+    assert (bundle.manifest.bias_removal.default, bundle.manifest.popularity.default) == (0, link)
+    assert bundle.forecast is not None
+    in_order = np.argsort([int(id_) for id_ in bundle.labels.ids.to_pylist()])
+    truth_L = np.empty(L)
+    truth_L[in_order] = np.log(share_TG[-1].repeat(EACH) / EACH)
+    column = bundle.forecast.with_offset(truth_L).astype(np.float32)
+    served = replace(bundle, labels=replace(bundle.labels, log_popularity=column))
+
+    law_XG = taste_XG * share_TG[-1]
+    off = scores_of(served, 0.0, link) - centred(link * np.log(law_XG))
+    assert np.ptp(off) < 0.2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +15,22 @@ import pyarrow.parquet as pq
 import pytest
 import xgboost
 from pydantic import ValidationError
+from rich.console import Console
 
-from longtail.bundle import Bundle, BundleInvariantError
+from longtail.bundle import BiasRemoval, Bundle, BundleInvariantError, CurvePoint, Popularity
 from longtail.trainer import evaluate, fit
 from longtail.trainer.config import Recipe
+from longtail.trainer.config.sections import EvaluationConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate_rolling
+from longtail.trainer.evaluation.dial import Dial, Noise
+from longtail.trainer.job import say_of_grids
 from longtail.trainer.prior import fit_forecast
+from longtail.trainer.progress import Reporter
+from longtail.trainer.trained import Trained
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ITEMS, DAYS = 120, 60
@@ -170,10 +178,40 @@ def test_what_the_data_cannot_give(folder: Path, prior: dict[str, Any], message:
         fit_forecast(of, *data_of(of))
 
 
-def test_scores_that_hold_popularity_already_take_no_prior(folder: Path, tmp_path: Path) -> None:
-    of = recipe(folder, {"kind": "decayed"}, loss={"sampler": "full", "weight": "unit"})
-    with pytest.raises(RecipeError, match="expected 'count' with the loss softmax · full · unit"):
-        fit(of, tmp_path / "run")
+def test_scores_that_hold_popularity_already_get_the_change_of_popularity(folder: Path, tmp_path: Path) -> None:
+    bundle = fit(recipe(folder, {"kind": "decayed"}, loss={"sampler": "full", "weight": "unit"}), tmp_path / "run")
+
+    assert bundle.forecast is not None
+    counts = bundle.labels.counts + 0.5
+    change = bundle.forecast.log_shares() - np.log(counts)
+    off = bundle.labels.log_popularity - change
+    np.testing.assert_allclose(off - off.mean(), 0, atol=1e-4)
+    assert {point.bias_removal for point in bundle.manifest.bias_removal.curve} == {0.0}
+
+
+def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> None:
+    noise = Noise("π", constant=False, apart=True, ahead=True)
+
+    def said(best: float, **grid: list[float]) -> str:
+        config = EvaluationConfig.model_validate({"ks": [10], "metric": "recall@10", **grid})
+        points = [
+            CurvePoint(bias_removal=at, popularity=weight, metrics={})
+            for at, weight in [(0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.5, best)]
+        ]
+        dial = Dial(
+            BiasRemoval(default=0.0, noise="π", chosen_by="", curve_split="valid", curve=points),
+            Popularity(default=best),
+        )
+        trained = SimpleNamespace(recipe=SimpleNamespace(evaluation=config), noise=lambda: noise)
+        console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
+        say_of_grids(cast(Trained, trained), dial, Reporter(console))
+        return console.export_text()
+
+    words = "μ = 1, the best on valid, is an end of evaluation.popularity: try a wider grid\n"
+    assert said(1.0, popularity=[0, 0.5, 1]) == words
+    assert "evaluation.bias_removal" in said(1.0)
+    assert not said(0.5)
+    assert not said(0.0)
 
 
 def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) -> None:
@@ -189,6 +227,13 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
         replace(read, forecast=read.forecast.take(np.arange(3))).validate()
     dataset = read_dataset(of)
     assert read.forecast.settings.until == pytest.approx(dataset.before("test").times.max() / 1e6)
+    known = r"after those that the bundle's forecast of popularity knows, up to 2026-0.*: their popularity would leak"
+    with pytest.raises(RecipeError, match=f"expected valid pairs {known}"):
+        evaluate(bundle, of, split="valid")
+    later, test = float(dataset.test.times.max()) / 1e6, dataset.test
+    refreshed = read.forecast.refreshed(test.queries, test.labels, test.times / 1e6, later)
+    with pytest.raises(RecipeError, match=f"expected test pairs {known}"):
+        evaluate(replace(bundle, forecast=refreshed), of)
     rolled = evaluate_rolling(bundle, of, 3)
     assert [each.prior for each in rolled] == ["counts", "forecast", "refreshed"] * 3
     assert sum(each.pairs for each in rolled[::3]) == len(dataset.test)

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
 from longtail.bundle.arrays import Int32
+from longtail.bundle.forecast import Forecast
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
-from longtail.tables.times import UNITS
+from longtail.tables.times import UNITS, in_words
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -194,7 +195,7 @@ def evaluate_rolling(
         assert seen.times is not None
         until = max(begin / UNITS[unit], forecast.settings.until)
         forecast = forecast.refreshed(seen.queries, seen.labels, seen.times / UNITS[unit], until)
-        priors = {"counts": count, "forecast": bundle.forecast.log_popularity(whole=True)}
+        priors = {"counts": forecast.with_offset(count), "forecast": bundle.forecast.log_popularity(whole=True)}
         priors["refreshed"] = forecast.log_popularity(whole=True)
         for name, log_prior in priors.items():
             labels = replace(bundle.labels, log_popularity=log_prior.astype(np.float32))
@@ -260,14 +261,15 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
     Raises DataError with the text `nothing` if no pair is left to find.
     """
     measured, labels = _OnData.of(bundle, recipe), bundle.labels
+    held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     if bundle.forecast is not None:
+        _refuse_known(bundle.forecast, held_out, measured.dataset.report.unit, split)
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
     default = Dial.of_manifest(bundle.manifest).default
     settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default)
     if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
         stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
         settings += [each for each in stored if each.cooccurrence != default.cooccurrence and each not in settings]
-    held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     curve = measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
     return curve, _lacking(held_out, measured.rows_L, split)
 
@@ -284,6 +286,19 @@ def _lacking(held_out: Pairs, rows_L: Int32, split: str) -> str | None:
         f"{len(distinct(held_out.labels[lacking_n])):,} labels that the bundle lacks, and with them {without:,} of "
         f"{len(queries):,} queries. It finds none of these pairs: figures of all {split} pairs would be lower"
     )
+
+
+def _refuse_known(forecast: Forecast, held_out: Pairs, unit: str | None, split: str) -> None:
+    """Refuse to measure a forecast on pairs that it knows; raises RecipeError."""
+    if unit is None or held_out.times is None or not len(held_out):
+        return
+    until, first = forecast.settings.until, float(held_out.times.min()) / UNITS[unit]
+    if until > first:
+        raise RecipeError(
+            f"split: expected {split} pairs after those that the bundle's forecast of popularity knows, up to "
+            f"{in_words(until, 'seconds')}, found the first at {in_words(first, 'seconds')}: their popularity would "
+            "leak into the figures; `fit` measures valid with a forecast of its time"
+        )
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:

@@ -79,7 +79,7 @@ class Noise(NamedTuple):
     """Properties of the noise ν that λ removes, as far as a curve depends on them.
 
     If ν is `constant`, the same for every label, λ changes nothing. If ν is `apart` from the label frequency, μ is a
-    separate dial. If π is `ahead`, a forecast of a later period, π replaces ν: in theory λ = 0, μ = 1.
+    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0.
     """
 
     name: str
@@ -150,7 +150,7 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
     bias_removal = 0.0 if noise.ahead else _best(curve, config, floors).bias_removal
     if second := noise.second_line(prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    if noise.ahead and (popularity := _best(curve, config, floors).popularity):
+    if noise.ahead and not noise.constant and (popularity := _best(curve, config, floors).popularity):
         curve = curve + measure([Setting(at, popularity) for at in config.bias_removal if at])
     best = Setting.of(_best(curve, config, floors))
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]

@@ -23,7 +23,7 @@ from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities, is_masked
 
-_SAME = 1e-4
+SAME = 1e-4
 """Largest difference of two distributions that count as equal, nats; float32 weights are more exact than this."""
 
 
@@ -60,9 +60,9 @@ def implied_noise(
     log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L) + reweight * log_pi_L
     log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
     # Return exactly uniform or exactly π in these cases, so that callers can compare and names are exact.
-    if np.ptp(log_nu_L) < _SAME:
+    if np.ptp(log_nu_L) < SAME:
         return np.full(labels, -np.log(labels))
-    return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < _SAME else log_nu_L
+    return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < SAME else log_nu_L
 
 
 def power_of_q(objective: Objective) -> float:
@@ -108,16 +108,16 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
         >>> name_of_noise(np.log(pi_L), np.log(pi_L)), name_of_noise(np.log(pi_L / 2 + 1 / 8), np.log(pi_L))
         ('π', '0.5·π + 0.5/L')
     """
-    if np.ptp(log_nu_L) < _SAME:
+    if np.ptp(log_nu_L) < SAME:
         return "uniform"
     # Least-squares fits of log ν by a power of π, then of ν by a mixture; a fit counts only if it is exact.
     centred_L, pi_L = log_pi_L - log_pi_L.mean(), np.exp(log_pi_L) - 1 / len(log_pi_L)
     power = centred_L @ log_nu_L / (centred_L @ centred_L) if np.ptp(log_pi_L) else 0.0
-    if np.ptp(log_nu_L - power * log_pi_L) < _SAME:
-        return "π" if abs(power - 1) < _SAME else f"π^{power:.4g}"
+    if np.ptp(log_nu_L - power * log_pi_L) < SAME:
+        return "π" if abs(power - 1) < SAME else f"π^{power:.4g}"
     share = pi_L @ np.exp(log_nu_L) / (pi_L @ pi_L)
     mixture_L = share * pi_L + 1 / len(log_pi_L)
-    if mixture_L.min() > 0 and np.abs(np.log(mixture_L) - log_nu_L).max() < _SAME:
+    if mixture_L.min() > 0 and np.abs(np.log(mixture_L) - log_nu_L).max() < SAME:
         return f"{share:.4g}·π + {1 - share:.4g}/L"
     return "q·w of the sampler and the weight" + (f" · π^{reweight:.4g}" if reweight else "")
 

@@ -57,7 +57,10 @@ class LabelAnswer(BaseModel):
     id: str
     count: int = Field(description="Training pairs.")
     log_pn: float = Field(description="Natural log of the noise ν, which λ multiplies; with a tree, of π.")
-    log_popularity: float = Field(description="Natural log of the smoothed training frequency π, which μ multiplies.")
+    log_popularity: float = Field(
+        description="Natural log of the smoothed training frequency π, which μ multiplies; with a "
+        "forecast, of ν·π*/π_w."
+    )
     bucket: BucketName
     bias: float | None = Field(description="The model's bias of this label in logits; null for a model without.")
     display: dict[str, JsonValue]
