@@ -200,7 +200,9 @@ class Service:
             if self.current is not None and not forced:
                 changed.check_compatible(self.current)
             offline = OfflineFigures.of(changed.manifest)
-            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline, changed.forecast)
+            self.monitoring.begin_release(
+                changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until
+            )
             if lacking := self.settings.groups.keys() - {each.name for each in changed.manifest.query_features}:
                 logger.warning(
                     "LONGTAIL_GROUPS: release %s has no query feature %s: every query counts as missing there",
@@ -457,8 +459,8 @@ class Service:
             self._read_changes()
         self.keys.tend()
 
-    async def record_feedback(self, events: Sequence[Event]) -> None:
-        """Record events durably.
+    async def record_feedback(self, events: Sequence[Event]) -> int:
+        """Record events durably; returns the number of labels that the release of their answer does not know.
 
         Raises:
             StorageError: the events are not known to be recorded; they may be sent again.
@@ -474,6 +476,7 @@ class Service:
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
         self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
+        return sum(choice.chosen.ids.unknown for choice in choices)
 
     async def _keep(self, lines: Sequence[bytes]) -> None:
         """Wait until events are stored durably; the verdict reports a failure."""

@@ -196,7 +196,7 @@ def test_the_alerts_on_buckets_fire_on_what_was_scraped(
 def test_figures_survive(looks: dict[str, Look], after: str) -> None:
     before, now = looks["drifted"].report, looks[after].report
     for window in ("1h", "24h"):
-        for name in ("queries", "bias_removal", "exposures", "coverage", "popularity", "unrestricted", "psi"):
+        for name in ("queries", "bias_removal", "exposures", "coverage", "popularity", "judged", "psi"):
             assert now["windows"][window][name] == before["windows"][window][name], name
     for name in ("at", "queries", "share", "psi", "bias_removal", "release"):
         assert now["series"][name] == before["series"][name], name
