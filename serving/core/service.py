@@ -58,6 +58,8 @@ _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
 _LABELS_ON_THE_LOOP = 1000
 """Most labels of feedback that the event loop looks up itself; more would delay other requests."""
+_MOST_NAMED = 10
+"""Most labels that a line of the log names."""
 _REFUSAL_SECONDS = 0.1
 """Delay of refusals: clients that retry immediately would otherwise take the time that answers need."""
 Result = TypeVar("Result")
@@ -199,6 +201,13 @@ class Service:
             changed = self._changes.apply_to(retriever)
             if self.current is not None and not forced:
                 changed.check_compatible(self.current)
+            undone = [] if self.current is None else changed.overlay.undone_patches(self.current.overlay)
+            if undone:
+                logger.warning(
+                    "release %s: %d patched labels have the values of its newer table again, first %s; values to keep "
+                    "belong into the table that it is trained on",
+                    changed.name, len(undone), ", ".join(map(describe, undone[:_MOST_NAMED])),
+                )  # fmt: skip
             offline = OfflineFigures.of(changed.manifest)
             self.monitoring.begin_release(
                 changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until

@@ -183,7 +183,10 @@ function showAnswer({ results: [result, preset] }) {
   const parts = BUCKETS.map((bucket) => `${labels.filter((label) => label.bucket === bucket).length} ${bucket}`);
   const moves = preset ? `; moves against the default, ${dials(preset)}` : ", the default";
   const summary = `${parts.join(" · ")} at λ ${dials(result)}${moves}`;
-  say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
+  const { query, history } = result.unknown;
+  const counted = [query && plural(query, "id of the features", "ids of the features"), history && plural(history, "entry of the history", "entries of the history")].filter(Boolean);
+  const strangers = counted.length ? ` Unknown to this release: ${counted.join(", ")}.` : "";
+  say(byId("answer-summary"), (labels.length ? summary : "No label is eligible for this query.") + strangers);
   byId("strip").replaceChildren(...labels.map(({ bucket }) => el("i", { class: bucket })));
   byId("results").replaceChildren(
     ...labels.map((label, rank) => {
