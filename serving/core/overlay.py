@@ -163,6 +163,15 @@ class Overlay:
         """
         self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
 
+    def undone_patches(self, before: Overlay) -> list[str]:
+        """Return ids of labels with patches that `before` applies, and that are older than this release's table."""
+        ours, theirs = self._release.adder, before._release.adder
+        return [
+            id_
+            for id_, patches in self.changes.patches.items()
+            if any(ours.supersedes(id_, patch.at) and not theirs.supersedes(id_, patch.at) for patch in patches)
+        ]
+
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
         """Return the overlay after further changes, in the log's order; only new labels are embedded.
 
