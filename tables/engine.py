@@ -157,7 +157,7 @@ class Engine:
             raise DataError(f"{file.name}: expected {what}: {why}{hint}") from error
 
     def _hint_of_types(self, why: str) -> str:
-        """Say which places of a query have a column as different types, which the content of text files decides."""
+        """Name the places of a query that have one column as different types."""
         column = why.rpartition("source column ")[2]
         kinds = {
             str(place): kind
