@@ -126,6 +126,10 @@ class Overlay:
         places_R = places_R[np.argsort(self.added.catalogue_rows[places_R])]
         return self.added.catalogue_rows[places_R], places_R + self.base
 
+    def after(self, upsert: Upsert) -> Upsert:
+        """Complete an upsert by the columns and priors that earlier changes of its label have set."""
+        return self._release.adder.after(self.changes, upsert)
+
     def load_tower(self) -> None:
         """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
         with serving_errors("labels"), suppress(FixedLabelsError):

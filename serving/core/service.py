@@ -452,9 +452,10 @@ class Service:
 
     def _change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         with self._changing:
-            retriever = self.retriever()
-            records = change(retriever)
             try:
+                self._read_changes()  # of other workers, on which those of this request build
+                retriever = self.retriever()
+                records = change(retriever)
                 self._changes.append(records, self._loaded.values())
                 self._read_changes()
                 self.monitoring.count_dropped(self._events.offer([_label_event(record) for record in records]))

@@ -275,7 +275,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
 
 
 def _lacking(held_out: Pairs, rows_L: Int32, split: str) -> str | None:
-    """Describe the held-out pairs whose label is in no list, for the bundle lacks it; None without any."""
+    """Describe the held-out pairs whose label the bundle lacks; None without any."""
     lacking_n = rows_L[held_out.labels] < 0
     if not lacking_n.any():
         return None
