@@ -6,14 +6,12 @@ const empty = (...words) => el("p", { class: "empty" }, ...words);
 
 function shares(view) {
   const { window, data } = view;
-  const unknown = (kind) => percent(window.ids[kind].share);
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
     ["Coverage", percent(window.coverage), "of all labels"],
     ["Gini", fixed(data.gini, 2), "today and yesterday"],
     ["Popularity", fixed(window.popularity, 1), "pairs a label"],
-    ["Unknown ids", unknown("query"), `of queries, ${unknown("history")} of histories, ${unknown("feedback")} of feedback`],
     ["Score PSI", fixed(window.psi.scores, 2), known(window.psi.scores) ? drift(window.psi.scores) : ""],
   ]);
   const rows = byId("share-rows");
