@@ -52,10 +52,8 @@ _MOST_QUERIES = 1 << 24
 _ID_WORDS: dict[IdKind, str] = {
     "query": "ids in the features of queries", "history": "entries of histories", "feedback": "labels of feedback",
 }  # fmt: skip
-_SPELLING = (
-    "the spelling of the ids that requests send: `example` of GET /v1/release has known ones, and `unknown` of every "
-    "answer counts the others"
-)
+_SPELLING = "the spelling of the ids that requests send; GET /v1/release has an example of known ones"
+_IDS_FIRST = "the unknown ids first, which explain it"
 _LOOK_AT: dict[Signal, str] = {
     "label_log": "the service's log, and whether the state directory or database can be read",
     "refused_release": "the service's log, and longtail-serve check for the release that was published",
@@ -143,7 +141,7 @@ def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
         return finding
     moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
     caused = moved and any(one.signal == "unknown_ids" for one in findings)
-    return replace(finding, look_at=_SPELLING if caused else _LOOK_AT[finding.signal])
+    return replace(finding, look_at=_IDS_FIRST if caused else _LOOK_AT[finding.signal])
 
 
 def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
