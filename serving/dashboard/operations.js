@@ -1,13 +1,15 @@
 // Latency, load, and the releases that were served.
 
 function load(view) {
-  const { requests } = view.window;
+  const { requests, ids } = view.window;
+  const unknown = (kind) => percent(ids[kind].share);
   figures(byId("load-figures"), [
     ["Requests", count(requests.count), `${rate(requests.per_second)} per second`],
     ["p50", milliseconds(requests.p50_ms)],
     ["p99", milliseconds(requests.p99_ms)],
     ["Turned away", count(requests.shed), "answered 429, the queue was full"],
     ["Errors", count(requests.errors)],
+    ["Unknown ids", unknown("query"), `of queries; ${unknown("history")} of histories, ${unknown("feedback")} of feedback`],
   ]);
   const host = byId("load-charts");
   if (!view.steps.length) {

@@ -6,7 +6,6 @@ const empty = (...words) => el("p", { class: "empty" }, ...words);
 
 function shares(view) {
   const { window, data } = view;
-  const unknown = (kind) => percent(window.ids[kind].share);
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
@@ -17,7 +16,6 @@ function shares(view) {
       fixed(window.popularity, 1),
       `training pairs of an answered label${known(usual) ? `; baseline ${fixed(usual, 1)}` : ""}`,
     ],
-    ["Unknown ids", unknown("query"), `of queries, ${unknown("history")} of histories, ${unknown("feedback")} of feedback`],
     [
       "Drift of scores",
       fixed(window.psi.scores, 2),

@@ -52,10 +52,8 @@ _MOST_QUERIES = 1 << 24
 _ID_WORDS: dict[IdKind, str] = {
     "query": "ids in the features of queries", "history": "entries of histories", "feedback": "labels of feedback",
 }  # fmt: skip
-_SPELLING = (
-    "the spelling of the ids that requests send: `example` of GET /v1/release has known ones, and `unknown` of every "
-    "answer counts the others"
-)
+_SPELLING = "the spelling of the ids that requests send; GET /v1/release has an example of known ones"
+_IDS_FIRST = "the unknown ids first, which explain it"
 _LOOK_AT: dict[Signal, str] = {
     "label_log": "the service's log, and whether the state directory or database can be read",
     "refused_release": "the service's log, and longtail-serve check for the release that was published",
@@ -143,7 +141,7 @@ def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
         return finding
     moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
     caused = moved and any(one.signal == "unknown_ids" for one in findings)
-    return replace(finding, look_at=_SPELLING if caused else _LOOK_AT[finding.signal])
+    return replace(finding, look_at=_IDS_FIRST if caused else _LOOK_AT[finding.signal])
 
 
 def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
@@ -190,27 +188,41 @@ def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
 
 
 def _unknown_ids(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge the shares of unknown ids against the rest of the day, and against most."""
+    """Judge the shares of unknown ids of five minutes, or else of an hour, against the rest of the day, and most."""
     for kind in ID_KINDS:
-        ids, before = report["windows"]["1h"]["ids"][kind], report["ids_before"][kind]
-        share, usual = ids["share"], before["share"] or 0.0
-        if not share:
-            continue
-        low, high = binomial_interval(share, ids["senders"], _SURE)
-        severity: Severity = "steady"
-        if before["senders"] and share > usual and share >= _MORE * usual:
-            bounds = binomial_interval(usual, before["senders"], _SURE)
-            if _differ((share, low, high), (usual, *bounds)) and share - usual >= _JUMP:
-                severity = "act" if share >= _TWICE * usual and share - usual >= _LARGE_JUMP else "watch"
-        if low >= _MOST and severity != "act":
-            severity = "act" if share >= _NEARLY_ALL else "watch"
-        if severity != "steady":
-            compared = f", {_percent(usual)} in the rest of the day" if before["senders"] else ""
-            sentence = (
-                f"{_percent(share)} of the {_ID_WORDS[kind]} are unknown to the release in {_WORDS['1h']}, "
-                f"{ids['unknown']:,} of {ids['ids']:,}{compared}."
-            )
-            yield Finding("unknown_ids", severity, sentence, None, "1h", share, before["share"], low, high)
+        minutes, hour = (report["windows"][name]["ids"][kind] for name in ("5m", "1h"))
+        before_hour = report["ids_before"][kind]
+        counts = ("senders", "ids", "unknown")
+        before_minutes = {name: before_hour[name] + hour[name] - minutes[name] for name in counts}
+        of_minutes = _unknown_of(kind, "5m", minutes, before_minutes)
+        finding = of_minutes if of_minutes is not None else _unknown_of(kind, "1h", hour, before_hour)
+        if finding is not None:
+            yield finding
+
+
+def _unknown_of(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mapping[str, Any]) -> Finding | None:
+    if not ids["unknown"]:
+        return None
+    share = ids["unknown"] / ids["ids"]
+    usual = before["unknown"] / before["ids"] if before["ids"] else 0.0
+    low, high = binomial_interval(share, ids["senders"], _SURE)
+    severity: Severity = "steady"
+    if before["senders"] and share - usual >= _JUMP and share >= _MORE * usual:
+        bounds = binomial_interval(usual, before["senders"], _SURE)
+        if _differ((share, low, high), (usual, *bounds)):
+            severity = "act" if share >= _TWICE * usual and share - usual >= _LARGE_JUMP else "watch"
+    if low >= _MOST and severity != "act":
+        severity = "act" if share >= _NEARLY_ALL else "watch"
+    if severity == "steady":
+        return None
+    compared = f", {_percent(usual)} in the rest of the day" if before["senders"] else ""
+    sentence = (
+        f"{_percent(share)} of the {_ID_WORDS[kind]} are unknown to the release in {_WORDS[window]}, "
+        f"{ids['unknown']:,} of {ids['ids']:,}{compared}."
+    )
+    return Finding(
+        "unknown_ids", severity, sentence, None, window, share, usual if before["senders"] else None, low, high
+    )
 
 
 def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def made(seed: int) -> Bundle:
     """A bundle with a thousand calibration queries and the curve of an evaluation that had the same queries."""
     bundle, rng = make_bundle(labels=300, dim=DIM, seed=seed), np.random.default_rng(1000 + seed)
     embeddings_LD = np.array(bundle.embeddings)
-    embeddings_LD[:, 0] += 0.2 * (bundle.labels.log_pn - bundle.labels.log_pn.mean())
+    embeddings_LD[:, 0] += 0.3 * (bundle.labels.log_pn - bundle.labels.log_pn.mean())
     embeddings_LD /= np.linalg.norm(embeddings_LD, axis=1, keepdims=True)
     bundle = replace(bundle, embeddings=embeddings_LD, calibration_queries=vectors(rng, 1000))
     points = [point(bundle, bias_removal) for bias_removal in (0.0, 0.5, 1.0)]

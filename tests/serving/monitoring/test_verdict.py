@@ -289,12 +289,21 @@ def test_unknown_ids_that_are_most_or_jump(
         assert "spelling" in finding["look_at"]
 
 
+def test_wrong_ids_of_five_minutes_after_an_hour_of_known_ones() -> None:
+    minutes, hour = (window(ids=NO_IDS | {"query": named(*of)}) for of in ((100, 100, 100), (1000, 1000, 110)))
+    given = evidence(hour)
+    given["report"]["windows"]["5m"] = minutes
+    found = findings(judge(given))["unknown_ids", None]
+    assert (found["severity"], found["window"]) == ("act", "5m")
+    assert "100 of 100, 1.1 % in the rest of the day" in found["sentence"]
+
+
 def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
     live = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=live, ids=NO_IDS | {"query": named(900, 900, 900)})
     said = judge(evidence(hour))
     assert [found["signal"] for found in said["findings"][:2]] == ["unknown_ids", "share_drift"]
-    assert "spelling" in said["findings"][1]["look_at"]
+    assert said["findings"][1]["look_at"].startswith("the unknown ids first")
 
 
 def test_traffic_without_any_promise_says_why(live: LiveFigures, clock: Clock) -> None:
