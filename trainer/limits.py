@@ -190,7 +190,7 @@ def _has_constant_noise(recipe: Recipe, dataset: Dataset) -> bool:
     """Return whether ν is the same for every label: by the loss, or because all labels are equally frequent."""
     if recipe.loss.sampler.name == "adversarial":
         return False
-    return recipe.loss.calibrated_at == 0 or not np.ptp(log_frequencies_of(recipe, dataset))
+    return recipe.loss.calibrated_at == 0 or not np.ptp(log_frequencies_of(recipe, dataset, weighted=False))
 
 
 def check_tree(recipe: Recipe, _dataset: Dataset) -> None:
