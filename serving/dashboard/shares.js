@@ -11,11 +11,7 @@ function shares(view) {
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
     ["Coverage", percent(window.coverage), "of all labels were answered"],
     ["Gini", fixed(data.gini, 2), "0: all labels alike, 1: one has all; two days"],
-    [
-      "Popularity",
-      fixed(window.popularity, 1),
-      `training pairs of an answered label${known(usual) ? `; baseline ${fixed(usual, 1)}` : ""}`,
-    ],
+    ["Popularity", fixed(window.popularity, 1), "training pairs of an answered label"],
     [
       "Drift of scores",
       fixed(window.psi.scores, 2),

@@ -25,7 +25,7 @@ from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_choice
+from longtail.trainer.limits import check_choice, check_held_out
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flattened
@@ -135,6 +135,7 @@ class _Search:
         if not len(self._dataset.valid):
             raise DataError("tune: expected validation pairs to measure trials on, found none")
         check_choice(ranges.recipe, self._dataset)
+        check_held_out(ranges.recipe, self._dataset)
         labels = len(self._dataset.label_ids)
         for name in (*self._objectives, *given.constraints):
             if int(k_of(name)) > labels:  # an evaluation skips these metrics
