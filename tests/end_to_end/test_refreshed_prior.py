@@ -85,8 +85,8 @@ def listed(bundle: Bundle) -> float:
 
 
 def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
-    users = [f"u{user}" for user in range(300)]
-    for name, users in (("burst", users + ["u1"] * 1000), ("single", users)):
+    all_users = [f"u{user}" for user in range(300)]
+    for name, users in (("burst", all_users + ["u1"] * 1000), ("single", all_users)):
         refresh_release(folder / "releases", later(folder, users), source=first(folder), name=name)
 
     np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
