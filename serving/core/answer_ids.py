@@ -1,8 +1,8 @@
 """Create and read answer ids: signed tokens with all that feedback on an answer needs, so no answer is stored.
 
 A token is URL-safe text: base64 of a fixed head, the release's name, the dials of the answer, its first 100 labels as
-16 bits each, the propensities of drawn labels, and the first 10 bytes of an HMAC-SHA256. Twenty labels take 107
-characters, and each 3 bytes of the release's name 4 more.
+16 bits each, the propensities of drawn labels, up to 100 labels that were drawn after the first 100, and the first 10
+bytes of an HMAC-SHA256. Twenty labels take 107 characters, and each 3 bytes of the release's name 4 more.
 
 The 16 bits of a label depend on the token's own random odd number. So a label that was not in an answer of k labels
 passes for one of them with probability k / 65,536, independently for every answer.
@@ -27,14 +27,15 @@ from longtail.bundle.arrays import Float32
 from longtail.serving.monitoring import ArmAnswer
 
 MAX_LABELS = 100
-"""Labels of an answer that its id holds; labels after the hundredth count as not answered."""
+"""First labels of an answer that its id holds, and most drawn labels after them; others count as not answered."""
 _HEAD = struct.Struct("<BBIIfffB")
 """Head of a token: format, key number, time in seconds since 1970, random number, λ, μ, ω, flags."""
 _FORMAT = 1
 _RESTRICTED, _IN_ARM = 1, 2
 _SIGNATURE_BYTES = 10
 _UNIT = struct.Struct("<Q")
-_DRAWN = struct.Struct("<BH")
+_DRAWN, _DRAWN_LATER = struct.Struct("<BH"), struct.Struct("<HHH")
+"""Position and propensity of a drawn label; position, code and propensity of one after the first 100."""
 _STEPS = 1024
 """Steps of a propensity's logarithmic code per power of 2: the relative error is at most 0.04 %."""
 Refusal = Literal["malformed", "forged", "expired"]
@@ -58,6 +59,7 @@ class AnswerRecord:
         arm: arm of an experiment, if the answer counts in the comparison of arms.
         restricted: whether the client restricted the eligible labels.
         codes: codes of the first 100 labels in order, 16 bits each.
+        later: positions of drawn labels after the first 100, by code.
         propensities: P(shown) of drawn labels, by position.
         nonce: random odd number of the labels' codes.
     """
@@ -72,13 +74,14 @@ class AnswerRecord:
     arm: ArmAnswer | None
     restricted: bool
     codes: tuple[int, ...]
+    later: Mapping[int, int]
     propensities: Mapping[int, float]
     nonce: int
 
     def positions(self, labels: Sequence[str]) -> list[int | None]:
-        """Find the positions of labels in the answer, from 0; None: not among the first 100."""
+        """Find the positions of labels in the answer, from 0; None: neither among the first 100 nor drawn."""
         codes = _codes(labels, self.nonce)
-        return [self.codes.index(code) if code in self.codes else None for code in codes]
+        return [self.codes.index(code) if code in self.codes else self.later.get(code) for code in codes]
 
 
 def sign_answer(
@@ -121,8 +124,15 @@ def sign_answer(
         names = [name.encode() for name in (counted.run, counted.arm)]
         parts += [_UNIT.pack(counted.unit), *(bytes((len(name),)) + name for name in names)]
     if propensities_K is not None:
-        drawn = np.flatnonzero(propensities_K[:MAX_LABELS] < 1).tolist()
-        parts += [_DRAWN.pack(place, _code_of(float(propensities_K[place]))) for place in drawn]
+        drawn = np.flatnonzero(propensities_K < 1)
+        first, later = drawn[drawn < MAX_LABELS].tolist(), drawn[drawn >= MAX_LABELS][:MAX_LABELS].tolist()
+        parts += [bytes((len(first),))]
+        parts += [_DRAWN.pack(place, _code_of(float(propensities_K[place]))) for place in first]
+        later_codes = _codes([labels[place] for place in later], nonce)
+        parts += [
+            _DRAWN_LATER.pack(place, code, _code_of(float(propensities_K[place])))
+            for place, code in zip(later, later_codes, strict=True)
+        ]
     content = b"".join(parts)
     signature = hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES]
     return urlsafe_b64encode(content + signature).rstrip(b"=").decode(), signature.hex()
@@ -166,6 +176,11 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         run, rest = _text(content, rest + _UNIT.size)
         name, rest = _text(content, rest)
         arm = ArmAnswer(run, name, unit)
+    drawn, later = list[tuple[int, int]](), list[tuple[int, int, int]]()
+    if rest < len(content):
+        end = rest + 1 + content[rest] * _DRAWN.size
+        drawn, later = list(_DRAWN.iter_unpack(content[rest + 1 : end])), list(_DRAWN_LATER.iter_unpack(content[end:]))
+    places = [*drawn, *((place, propensity) for place, _, propensity in later)]
     return AnswerRecord(
         name=signature.hex(),
         release=release,
@@ -177,7 +192,8 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         arm=arm,
         restricted=bool(flags & _RESTRICTED),
         codes=codes,
-        propensities={place: 2 ** (-code / _STEPS) for place, code in _DRAWN.iter_unpack(content[rest:])},
+        later={code: place for place, code, _ in reversed(later)},
+        propensities={place: 2 ** (-propensity / _STEPS) for place, propensity in places},
         nonce=nonce,
     )
 

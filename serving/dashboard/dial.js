@@ -98,8 +98,8 @@ function lambdaTicks(from, to, width) {
 
 function foretold(forecast) {
   if (!forecast) return "";
-  const { until, nats } = forecast;
-  const gain = nats.forecast === undefined ? nats.decayed - nats.count : nats.forecast - nats.count;
+  const { served, until, nats } = forecast;
+  const gain = nats[served] - nats.count;
   const at = new Date(until * 1000).toISOString().slice(0, 16).replace("T", " ");
   return ` μ multiplies a forecast of popularity by pairs up to ${at}; it made the latest ones ${gain.toFixed(2)} nats likelier than counts.`;
 }

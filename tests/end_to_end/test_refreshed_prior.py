@@ -85,10 +85,12 @@ def listed(bundle: Bundle) -> float:
 
 
 def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
-    for name, users in (("burst", ["u1"] * 1000), ("single", ["u1"])):
+    all_users = [f"u{user}" for user in range(300)]
+    for name, users in (("burst", all_users + ["u1"] * 1000), ("single", all_users)):
         refresh_release(folder / "releases", later(folder, users), source=first(folder), name=name)
 
     np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
+    assert share_of(folder, "single") > 10 * share_of(folder, first(folder))
 
 
 def test_a_refresh_that_no_person_attends_refuses_a_flood(folder: Path) -> None:

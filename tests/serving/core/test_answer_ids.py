@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord, read_answer_id, sign_answer
+from longtail.serving.core.feedback import LONGEST_ANSWER_ID
 from longtail.serving.monitoring import ArmAnswer
 
 KEY = 7, b"k" * 32
@@ -64,7 +65,9 @@ def test_what_is_signed_is_read_again(
     for place, position in enumerate(found.positions(labels[:100])):
         assert position is not None
         assert position <= place  # of two labels of one code it is the first
-    kept = {place: propensity for place, propensity in enumerate(propensities[:100].tolist()) if propensity < 1}
+    kept = {place: propensity for place, propensity in enumerate(propensities.tolist()) if propensity < 1}
+    later = [place for place in kept if place >= 100]
+    kept = {place: kept[place] for place in kept if place not in later[100:]}
     assert found.propensities == pytest.approx(kept, rel=1e-3)
 
 
@@ -72,6 +75,19 @@ def test_labels_after_the_hundredth_are_not_held() -> None:
     found = read(sign([str(id_) for id_ in range(300)]))
     assert len(found.codes) == 100
     assert found.positions(["99", "5"]) == [99, 5]
+
+
+def test_labels_that_were_drawn_after_the_hundredth_keep_place_and_propensity() -> None:
+    labels, propensities = [str(id_) for id_ in range(1000)], np.ones(1000, np.float32)
+    propensities[[7, 150, 999]] = 0.5, 0.25, 0.01
+    text, _ = sign_answer(KEY, NOW, b"r", (1, 0, 0), labels, propensities_K=propensities)
+    found = read(text)
+
+    assert found.positions(["7", "150", "151", "999"]) == [7, 150, None, 999]
+    assert found.propensities == pytest.approx({7: 0.5, 150: 0.25, 999: 0.01}, rel=1e-3)
+    every, _ = sign_answer(KEY, NOW, b"r" * 255, (1, 0, 0), labels, propensities_K=np.full(1000, 0.5, np.float32))
+    assert len(every) <= LONGEST_ANSWER_ID
+    assert read(every).positions(["0", "199", "200"]) == [0, 199, None]
 
 
 @pytest.mark.parametrize("form", ["other-{}", "{}", "item{:09d}"])
