@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"(?ms)^( *)```(\w+)\n(.*?)^ *```$")
-_NAMED = re.compile(r"(?:write|save it as) `([\w./]+)`", re.IGNORECASE)
+_NAMED = re.compile(r"(?:write|save it as)\s+`([\w./]+)`", re.IGNORECASE)
 _SERVE = re.compile(r"(?m)^(longtail-serve run [^\n&#]*)&?[^\n]*$")
 # A service is ready before the next line is typed, and ends with the shell.
 _PRELUDE = """\

@@ -1,4 +1,4 @@
-"""Export two PyTorch modules as a bundle, in an environment of their own: `pip install 'longtail[torch]'`.
+"""Export two PyTorch modules as a bundle, in an environment of their own: `pip install '.[torch]'`.
 
 Legend: `C` example queries, `L` labels, `B` batch, `P` entries of a list, `D` dimensions.
 """

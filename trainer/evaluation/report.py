@@ -420,7 +420,7 @@ def _exposure(axes: Axes, grid: list[float], points: list[CurvePoint], default: 
 
 def _name_areas(axes: Axes, grid_P: Float64, share_BP: Float64) -> None:
     """Write each bucket's name where its area is high, but not at an edge, which would cut the name."""
-    first, last = grid_P[0] + 0.15 * np.ptp(grid_P), grid_P[-1] - 0.15 * np.ptp(grid_P)
+    first, last = grid_P[0] + 0.1 * np.ptp(grid_P), grid_P[-1] - 0.1 * np.ptp(grid_P)
     at_Q = np.linspace(first, last, 50)
     share_BQ = np.stack([np.interp(at_Q, grid_P, share_P) for share_P in share_BP])
     top_BQ = np.cumsum(share_BQ, axis=0)

@@ -1,6 +1,6 @@
 """A door for users of TensorFlow Recommenders: train with this project's losses, leave as a bundle.
 
-An environment of its own (`pip install 'longtail[tfrs]'`) under legacy Keras, as TFRS itself needs it: losses,
+An environment of its own (`pip install '.[tfrs]'` in a clone) under legacy Keras, as TFRS itself needs it: losses,
 weights and mining are the trainer's own code, in Keras 3 operations on TensorFlow tensors.
 """
 
