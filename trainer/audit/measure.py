@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
+from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
@@ -65,6 +66,8 @@ class Audited:
     buckets: str = "quantile"
     include_seen: bool = False
     valid: list[str] | None = None
+
+    __repr__ = one_line
 
     def configs(self) -> tuple[DataConfig, EvaluationConfig]:
         """Return the same as sections of a recipe; raises RecipeError."""
@@ -134,6 +137,8 @@ class Audit:
     compared: Comparison | None
     findings: list[Finding]
     notes: list[str]
+
+    __repr__ = one_line
 
 
 def audit(audited: Audited) -> Audit:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies
 from longtail.bundle.arrays import Int32
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.tower import onnx_session
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -39,6 +40,13 @@ class EvaluationResult:
     bias_removal: BiasRemoval
     popularity: Popularity
     cooccurrence: CooccurrenceSettings | None = None
+
+    def __repr__(self) -> str:
+        measured = {Setting.of(point): point.metrics for point in self.curve}.get(self.dial.default, {}).get(
+            self.metric
+        )
+        value = "not measured" if measured is None else f"{measured.value:.4f}"
+        return f"EvaluationResult({self.name[:60]!r}, {self.metric} {value}, {len(self.curve)} settings of λ, μ and ω)"
 
     @property
     def dial(self) -> Dial:
