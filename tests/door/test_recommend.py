@@ -171,8 +171,9 @@ def test_a_wrong_option_is_refused_as_by_the_service(queries: Any, model: longta
 def test_a_wrong_row_of_a_frame_is_named_without_its_temporary_folder(model: longtail.Model) -> None:
     with pytest.raises(ServingError, match=r"^queries\.parquet: expected columns of the features user_id, history"):
         model.recommend(pa.table({"nothing": [1]}))
-    with pytest.raises(ServingError, match=r"^queries\.parquet: row 1: features\.user_id: "):
-        model.recommend(pa.table({"user_id": [1.0, 1.5], "history": [[], []]}))
+    users = pa.table({"user_id": ["u1", "u2"], "history": [[], []], "bought": ["['item-1']", "item"]})
+    with pytest.raises(ServingError, match=r"^queries\.parquet: row 1: column 'bought': expected lists of label ids"):
+        model.recommend(users, exclude="bought")
 
 
 def test_a_server_of_a_model_answers_with_its_scores(model: longtail.Model) -> None:
