@@ -24,7 +24,7 @@ import typer
 
 from benchmarks.index_recall import synthetic_bundle
 from benchmarks.paired_rate import cpu_seconds
-from longtail.bundle import replace_file
+from longtail.bundle.store import replace_file
 from longtail.index import IndexSpec, Releases, build
 from tests.serving.process import ServerProcess, server
 

@@ -2,7 +2,7 @@
 
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.bundle import Bundle
-from longtail.bundle.dates import DATE_ROWS, MISSING_DATE, DatePart, date_rows, seconds_of
+from longtail.bundle.dates import DatePart
 from longtail.bundle.errors import (
     BundleCorruptError,
     BundleError,
@@ -17,7 +17,6 @@ from longtail.bundle.errors import (
 )
 from longtail.bundle.features import FeatureReader, Features, Inputs
 from longtail.bundle.frequency import BUCKET_NAMES, Buckets, log_frequencies
-from longtail.bundle.integrity import read_manifest, verify_files
 from longtail.bundle.label_changes import (
     Hide,
     LabelChanges,
@@ -25,10 +24,6 @@ from longtail.bundle.label_changes import (
     Patch,
     Restore,
     Upsert,
-    needed,
-    read_record,
-    record_json,
-    replay,
 )
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
@@ -46,26 +41,14 @@ from longtail.bundle.manifest import (
 )
 from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
-from longtail.bundle.store import (
-    atomic_directory,
-    refuse_existing,
-    remove_stale,
-    replace_file,
-    sha256_of,
-    working_directory,
-)
-from longtail.bundle.tower import Tower, onnx_session
-from longtail.bundle.values import bucket_rows
+from longtail.bundle.tower import Tower
 from longtail.bundle.vectors import ChosenTogether
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
+from longtail.bundle.vocabulary import Vocabulary
 
 __all__ = [
     "BUCKET_NAMES",
-    "DATE_ROWS",
     "FEATURE_VALUE_TYPES",
     "MAX_PRIORS",
-    "MISSING_DATE",
-    "OUT_OF_VOCABULARY",
     "SCHEMA_VERSION",
     "Augmentation",
     "BiasRemoval",
@@ -106,23 +89,5 @@ __all__ = [
     "TowerError",
     "Upsert",
     "Vocabulary",
-    "atomic_directory",
-    "bucket_rows",
-    "date_rows",
-    "hash_token",
     "log_frequencies",
-    "needed",
-    "onnx_session",
-    "read_manifest",
-    "read_record",
-    "record_json",
-    "refuse_existing",
-    "remove_stale",
-    "replace_file",
-    "replay",
-    "seconds_of",
-    "sha256_of",
-    "tokenize",
-    "verify_files",
-    "working_directory",
 ]

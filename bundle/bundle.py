@@ -103,6 +103,9 @@ class Bundle:
     priors: Priors | None = None
     path: Path | None = None
 
+    def __repr__(self) -> str:
+        return f"Bundle({self.manifest.in_words()})"
+
     @property
     def augmentation(self) -> Augmentation:
         """Return the constants of this model's rows and queries [METHODS §6]."""

@@ -34,6 +34,7 @@ from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.errors import require
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.mapped_table import read_table
+from longtail.bundle.one_line import one_line
 from longtail.bundle.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Cooccurrence:
     rows_LN: Int32
     weights_LN: Float32
     degrees_L: Float32
+
+    __repr__ = one_line
 
     def term(self, history_H: npt.NDArray[np.integer]) -> Term:
         """Compute c of a history of label rows, oldest first."""
@@ -247,6 +250,8 @@ class Remembered:
 
     queries: Vocabulary
     rows_QR: Int32
+
+    __repr__ = one_line
 
     def history(self, query_id: str) -> Int64:
         """Return the label rows of a query, oldest first, int64 [H]; none of an unknown query."""

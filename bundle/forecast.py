@@ -28,6 +28,7 @@ from longtail.bundle.frequency import log_frequencies
 from longtail.bundle.ids import id_text
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.mapped_table import map_table, write_table
+from longtail.bundle.one_line import one_line
 from longtail.bundle.values import number_of
 
 _LEAST = 0.01
@@ -121,6 +122,8 @@ class Forecast:
     model: bytes | None = None
     released: Float64 | None = None
     offset: Float64 | None = None
+
+    __repr__ = one_line
 
     def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
         """Decay the sums to a later time, and add the pairs since `settings.until`.

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
+from longtail.bundle.one_line import one_line
+
 
 class _Change(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,6 +66,8 @@ class LabelChanges:
     upserts: dict[str, Upsert] = field(default_factory=dict)
     hidden: dict[str, Hide] = field(default_factory=dict)
     patches: dict[str, tuple[Patch, ...]] = field(default_factory=dict)
+
+    __repr__ = one_line
 
     def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
         """Return the changes after further records."""

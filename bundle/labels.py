@@ -15,6 +15,7 @@ import pyarrow as pa
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.id_rows import IdRows
 from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
+from longtail.bundle.one_line import one_line
 
 _NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32}
 _OPTIONAL = {"bias": np.float32, "log_popularity": np.float32}
@@ -44,6 +45,8 @@ class Labels:
     display: pa.Table
     log_popularity: Float32 | None = None
     stored_rows: IdRows | None = field(default=None, repr=False, compare=False)
+
+    __repr__ = one_line
 
     @cached_property
     def row_of(self) -> IdRows:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.dates import DatePart
 from longtail.bundle.frequency import Buckets
+from longtail.bundle.one_line import one_line
 
 SCHEMA_VERSION = 1
 
@@ -31,6 +32,8 @@ class Record(BaseModel):
     """Base of the records of a manifest: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    __repr__ = __str__ = one_line
 
 
 class Feature(Record):
@@ -275,6 +278,21 @@ class Manifest(Record):
     training_data: dict[str, str | int]
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
+
+    def in_words(self) -> str:
+        """Describe the model in a few words, with its metric at the default dials if that is known."""
+        weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
+        default = self.bias_removal.default, self.popularity.default, weight
+        metric = self.bias_removal.chosen_by.rpartition(" ")[2]
+        points = {(at.bias_removal, at.popularity, at.cooccurrence): at.metrics for at in self.bias_removal.curve}
+        measured = points.get(default, {}).get(metric)
+        value = "" if measured is None else f", {metric} {measured.value:.4f}"
+        return f"{self.name[:60]!r}, {self.labels:,} labels, d = {self.dim}{value} at {dial_words(*default)}"
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.in_words()})"
+
+    __str__ = __repr__
 
     @property
     def data_until(self) -> datetime:

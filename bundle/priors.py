@@ -19,6 +19,7 @@ from pydantic import Field
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.errors import FeatureError, describe
 from longtail.bundle.manifest import Record
+from longtail.bundle.one_line import one_line
 
 MAX_PRIORS = 8
 """Most priors. Each costs four bytes per label and a coordinate of every search, and multiplies the places where
@@ -54,6 +55,8 @@ class Priors:
 
     settings: tuple[Prior, ...]
     values_LP: Float32
+
+    __repr__ = one_line
 
     @property
     def names(self) -> list[str]:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.errors import BundleCorruptError, require
+from longtail.bundle.one_line import one_line
 
 PADDING = -1
 PADDING_BIAS = 1e4
@@ -54,6 +55,8 @@ class Proposal:
     weights: Float32
     biases: Float32
     leaf_labels: Int32
+
+    __repr__ = one_line
 
     @property
     def depth(self) -> int:

@@ -31,6 +31,7 @@ from longtail.bundle.manifest import (
     Loss,
     Manifest,
 )
+from longtail.bundle.one_line import one_line
 from longtail.bundle.tower import onnx_session
 from longtail.bundle.vocabulary import Vocabulary
 
@@ -66,6 +67,9 @@ class ChosenTogether(NamedTuple):
     columns: LogColumns = LogColumns()
     remembered: int = 50
     query_ids: pa.Array | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class GivenTower(NamedTuple):

@@ -27,18 +27,15 @@ from longtail.index.errors import (
 from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, Report
 from longtail.index.release.building import build, refresh, refresh_priors
-from longtail.index.release.compatibility import losses, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.release import Release
 from longtail.index.release.releases import Releases, publish
-from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Condition, Filter, Selection
 from longtail.index.search.milvus import MilvusServer
 from longtail.index.search.searcher import Searcher
 
 __all__ = [
-    "NO_ROW",
     "BucketFloors",
     "Condition",
     "DeviceError",
@@ -69,14 +66,8 @@ __all__ = [
     "Selection",
     "SpecError",
     "build",
-    "kth_best",
-    "losses",
     "merge_labels",
-    "no_results",
     "publish",
     "refresh",
     "refresh_priors",
-    "refused_features",
-    "refused_priors",
-    "top_k",
 ]

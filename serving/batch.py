@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -22,32 +22,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import (
-    Feature,
-    LabelChanges,
-    LabelRecord,
-    Manifest,
-    Vocabulary,
-    read_manifest,
-    read_record,
-    record_json,
-)
+from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest, Vocabulary
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
+from longtail.bundle.integrity import read_manifest
+from longtail.bundle.label_changes import read_record, record_json
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, LabelId, Query, RequestModel
-from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import explain
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.lake import version_of
-from longtail.tables.table import Part, Table, read_table
+from longtail.tables.table import Part, Table, open_file, read_table
 from longtail.tables.values import TEXT, in_words, is_nested, is_text
 
 ROWS = 100_000
@@ -310,14 +303,7 @@ def _write(
     working = out / f".{part.name}.{uuid4().hex}"
     try:
         with pq.ParquetWriter(working, schema) as writer:
-            for start in range(0, part.rows, _AT_ONCE):
-                rows = found.slice(start, _AT_ONCE)
-                try:
-                    answers = retriever.retrieve(_queries(rows, part, start, retriever, asked, options))
-                except InvalidRequestError as error:
-                    _, place, *path = (error.field or "queries.0").split(".")
-                    where = f"{'.'.join(path)}: " if path else ""
-                    raise part.wrong(start + int(place), f"{where}{error.message}") from error
+            for rows, answers in _answered(retriever, part, found, asked, options):
                 offsets = pa.array([0, *answers.ends_B], pa.int32())
                 values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
                 lists = [pa.ListArray.from_arrays(offsets, each) for each in values]
@@ -325,6 +311,43 @@ def _write(
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
+
+
+def answers_to(
+    retriever: Retriever, queries: Path | str, asked: Asked, say: Callable[[str], None]
+) -> Iterator[tuple[pa.Table, Retrieval]]:
+    """Yield rows of a table of queries and their answers, as `POST /v1/retrieve` gives them.
+
+    Options of `asked` are not checked; columns of `asked.keep` that the table lacks are left out.
+
+    Raises:
+        BatchError: the table cannot be read, or the release refuses a row.
+    """
+    try:
+        files = find_files(queries)
+        with engine(memory=_MEMORY) as duck:
+            names = open_file(duck, files[0]).names
+            asked = replace(asked, keep=[name for name in asked.keep or () if name in names])
+            table = _read(duck, files, str(queries), _features_of(retriever.manifest), asked, say)
+            for part in _slices(table, str(queries)):
+                rows = table.rows_of(part.part, part.start, part.rows)
+                yield from _answered(retriever, part, rows, asked, asked.options)
+    except DataError as error:
+        raise BatchError(str(error)) from error
+
+
+def _answered(
+    retriever: Retriever, part: _Slice, found: pa.Table, asked: Asked, options: Mapping[str, Any]
+) -> Iterator[tuple[pa.Table, Retrieval]]:
+    """Yield the rows of a slice and their answers, some at a time."""
+    for start in range(0, part.rows, _AT_ONCE):
+        rows = found.slice(start, _AT_ONCE)
+        try:
+            yield rows, retriever.retrieve(_queries(rows, part, start, retriever, asked, options))
+        except InvalidRequestError as error:
+            _, place, *path = (error.field or "queries.0").split(".")
+            where = f"{'.'.join(path)}: " if path else ""
+            raise part.wrong(start + int(place), f"{where}{error.message}") from error
 
 
 def _queries(

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from longtail.bundle import Feature, read_manifest
+from longtail.bundle import Feature
 from longtail.bundle.errors import describe
+from longtail.bundle.integrity import read_manifest
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.errors import ServingError

@@ -31,6 +31,7 @@ from pydantic_settings import (
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.errors import StorageError, describe
 from longtail.bundle.objects import check_scheme, is_url, local_path
+from longtail.bundle.one_line import one_line
 from longtail.bundle.remote import copies_of
 from longtail.bundle.validation import did_you_mean, nearest, refused
 from longtail.index import MilvusServer, SpecError
@@ -227,6 +228,8 @@ class Settings(BaseSettings):
     """Largest size of one query's recorded features, as JSON."""
     organic_k: ClassVar[int] = 20
     """Labels retrieved for an organic interaction, to check whether the service would have answered it."""
+
+    __repr__ = one_line
 
     @classmethod
     def settings_customise_sources(

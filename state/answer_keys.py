@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select
 
-from longtail.bundle import replace_file
+from longtail.bundle.store import replace_file
 from longtail.state.engines import looking, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_server import LabelServer

@@ -8,8 +8,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, insert
 
-from longtail.bundle import working_directory
-from longtail.bundle.store import fsync_path
+from longtail.bundle.store import fsync_path, working_directory
 from longtail.state.engines import reading, sqlite_engine
 from longtail.state.errors import StoreError
 from longtail.state.tables import VERSION, label_changes, label_store, metadata

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
-from longtail.bundle import LabelChanges, LabelRecord, needed, read_record, record_json, replay
+from longtail.bundle import LabelChanges, LabelRecord
+from longtail.bundle.label_changes import needed, read_record, record_json, replay
 from longtail.state.engines import reading, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_file import LABELS_FILE, LabelFile

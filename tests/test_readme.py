@@ -19,6 +19,7 @@ from typer.main import get_command
 
 import demo
 from longtail import client
+from longtail.bundle import Bundle
 from longtail.index import Releases
 from longtail.index.cli import app as index_app
 from longtail.index.release.bucket_floors import BucketFloors
@@ -28,6 +29,7 @@ from longtail.trainer.audit.cli import app as audit_app
 from longtail.trainer.audit.promise import Promise
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.dial import Dial, Setting
 from tests.pages import blocks, clone, script, section, typed
 from tests.serving.process import free_port
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
@@ -160,15 +162,19 @@ def test_own_logs_by_hand_and_without_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (recipe,) = blocks("toml", README)
-    (code,) = [block for block in blocks("python", README) if "from longtail.index" in block]
+    (code,) = [block for block in blocks("python", README) if "import longtail\n" in block]
     shutil.copytree(SHOP, tmp_path / "shop")
     (tmp_path / "shop/recipe.toml").write_text(recipe)
     monkeypatch.chdir(tmp_path)
     exec(code)
-    recall = float(capsys.readouterr().out.splitlines()[-1])
-    baselines = json.loads(Path("runs/second/metrics.json").read_text())["baselines"]
-    assert len(baselines) == 6
-    assert max(metrics["recall@20"]["value"] for metrics in baselines.values()) <= recall <= 1
+    rows = re.findall(r"(?m)^\d +(\d+) +p\d+ ", capsys.readouterr().out)
+    assert rows == [str(rank) for rank in range(1, 11)]
+    metrics = json.loads(Path("runs/second/metrics.json").read_text())
+    assert len(metrics["baselines"]) == 6
+    best = max(baseline["recall@20"]["value"] for baseline in metrics["baselines"].values())
+    default = Dial.of_manifest(Bundle.load(Path("runs/second")).manifest)
+    (at_default,) = [point for point in default.curve if Setting.of(point) == default.default]
+    assert best <= at_default.metrics["recall@20"].value <= 1
     assert Releases("releases/shop").current() is not None
 
 

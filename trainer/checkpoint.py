@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle import atomic_directory
+from longtail.bundle.store import atomic_directory
 from longtail.trainer.arrays import read_array, write_array
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset

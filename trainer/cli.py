@@ -79,9 +79,8 @@ def init(
         event=event,
     )  # fmt: skip
     say = Console(stderr=True).print
-    for role in ("query_id", "label_id", "timestamp", "event"):
-        guessed = ", a guess" if role in roles.guessed else ""
-        say(f"{role.replace('_', ' '):9} {getattr(roles, role) or 'none'}{guessed}", highlight=False, markup=False)
+    for line in roles.lines():
+        say(line, highlight=False, markup=False)
     typer.echo(out)
     say_next("longtail-train", "fit", out, "--out", "runs/1")
 

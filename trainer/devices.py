@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import working_directory
 from longtail.bundle.arrays import Array
+from longtail.bundle.store import working_directory
 from longtail.trainer import backend
 from longtail.trainer.backend import keras
 from longtail.trainer.config import Recipe

@@ -17,8 +17,9 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.bundle import BUCKET_NAMES, Bundle, refuse_existing
+from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.sets import distinct
+from longtail.bundle.store import refuse_existing
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import PLACES, EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.cooccurrence import in_words, made_again

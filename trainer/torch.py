@@ -21,10 +21,10 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from longtail.bundle import Bundle, Feature, Tower, Vocabulary, refuse_existing
+from longtail.bundle import Bundle, Feature, Tower, Vocabulary
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.ids import id_text
-from longtail.bundle.store import working_directory
+from longtail.bundle.store import refuse_existing, working_directory
 from longtail.bundle.vectors import ChosenTogether, GivenTower, Similarity
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.tables import without_large_tables

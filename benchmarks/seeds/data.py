@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from longtail.bundle import BundleExistsError, atomic_directory
+from longtail.bundle import BundleExistsError
 from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle.store import atomic_directory
 
 DIMS, USERS, MIXTURE_NOISE = 32, 2_500, 0.2
 _RATIO = 100

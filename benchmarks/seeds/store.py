@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.seeds.study import POPULARITY, SEEDS, Method, Study
-from longtail.bundle import replace_file
 from longtail.bundle.arrays import Float64
+from longtail.bundle.store import replace_file
 
 
 @dataclass

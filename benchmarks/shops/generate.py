@@ -24,8 +24,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtail.bundle import atomic_directory
 from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle.store import atomic_directory
 
 Law = Literal["static", "sessions", "drift", "fresh", "seasonal"]
 LAWS: tuple[Law, ...] = get_args(Law)

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.baselines import Row, Trial
-from longtail.bundle import Bundle, Interval, onnx_session
+from longtail.bundle import Bundle, Interval
 from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle.tower import onnx_session
 from longtail.trainer import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding

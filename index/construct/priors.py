@@ -18,6 +18,7 @@ from longtail.bundle import MAX_PRIORS, Bundle, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.one_line import one_line
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
@@ -76,6 +77,8 @@ class PriorTable:
     path: Path | str
     limits: Mapping[str, Limits] = field(default_factory=dict)
     missing: float | Literal["min", "median"] | None = None
+
+    __repr__ = one_line
 
     def read(self, bundle: Bundle, *, like: Priors | None = None, progress: Callable[[str], None]) -> Priors:
         """Read the priors of a bundle's labels; raises PriorsError.

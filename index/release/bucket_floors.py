@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
+from longtail.bundle.one_line import one_line
 from longtail.bundle.validation import refused
 from longtail.index.errors import LongtailIndexError
 
@@ -102,6 +103,8 @@ class Report:
 
     lines: list[str]
     unmet: list[str]
+
+    __repr__ = one_line
 
 
 def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], list[str]]:

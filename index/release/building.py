@@ -20,15 +20,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import (
-    Bundle,
-    LabelChanges,
-    Vocabulary,
-    atomic_directory,
-    remove_stale,
-    sha256_of,
-    working_directory,
-)
+from longtail.bundle import Bundle, LabelChanges, Vocabulary
 from longtail.bundle.arrays import Float64
 from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.errors import describe
@@ -38,7 +30,7 @@ from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
-from longtail.bundle.store import link_or_copy
+from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, sha256_of, working_directory
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.exposure import exposure_lines
 from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from longtail.bundle import refuse_existing, remove_stale, replace_file
+from longtail.bundle.store import refuse_existing, remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
 from longtail.index.release.pointers import Move, Pointers
 from longtail.index.release.release import CURRENT, check_name

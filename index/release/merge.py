@@ -18,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
+from longtail.bundle import Buckets, Bundle, Labels
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.cooccurrence import taken_histories
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.label_changes import LabelChanges
 from longtail.bundle.manifest import utc
+from longtail.bundle.one_line import one_line
+from longtail.bundle.store import refuse_existing
 from longtail.index.errors import LongtailIndexError
 from longtail.state import read_label_changes
 
@@ -38,6 +40,8 @@ class MergeReport:
     reembedded: int
     removed: int
     skipped: dict[str, str]
+
+    __repr__ = one_line
 
 
 def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:

@@ -13,16 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from longtail.bundle import (
-    Bundle,
-    BundleCorruptError,
-    FileRecord,
-    read_manifest,
-    replace_file,
-    sha256_of,
-    verify_files,
-)
-from longtail.bundle.integrity import read_versioned_json
+from longtail.bundle import Bundle, BundleCorruptError, FileRecord
+from longtail.bundle.integrity import read_manifest, read_versioned_json, verify_files
+from longtail.bundle.store import replace_file, sha256_of
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     ReleaseCorruptError,
@@ -59,6 +52,9 @@ class Release:
     bundle: Bundle
     searcher: Searcher | CollectionSearcher
     manifest: ReleaseManifest
+
+    def __repr__(self) -> str:
+        return f"Release({self.name!r}, {self.manifest.kind}, model {self.bundle.manifest.in_words()})"
 
     @property
     def spec(self) -> IndexSpec:

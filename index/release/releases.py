@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from longtail.bundle import BundleError, BundleVersionError, Manifest, read_manifest
+from longtail.bundle import BundleError, BundleVersionError, Manifest
 from longtail.bundle.errors import StorageError
+from longtail.bundle.integrity import read_manifest
 from longtail.bundle.objects import is_url, local_path
 from longtail.bundle.remote import downloading
 from longtail.index.errors import (

@@ -17,10 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from longtail.bundle import BundleExistsError, remove_stale, replace_file
+from longtail.bundle import BundleExistsError
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import MANIFESTS, UPLOAD, copies_of, download, download_manifests, downloading, upload
+from longtail.bundle.store import remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, PublishedMeanwhileError, ReleaseNotFoundError
 from longtail.index.release.pointers import Move, Pointers
 from longtail.index.release.release import BUNDLE, CURRENT, RELEASE_MANIFEST, check_name, files_of

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Int8, Int64
+from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct, is_among
 from longtail.index.errors import QueryError
 
@@ -101,6 +102,8 @@ class Filter:
     buckets: frozenset[int] | None = None
     selection: Selection | None = None
     beyond: Selection | None = None
+
+    __repr__ = one_line
 
     @property
     def excluded(self) -> Int64:

@@ -23,7 +23,7 @@ from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
-from longtail.index import NO_ROW
+from longtail.index.search.candidates import NO_ROW
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS

@@ -15,8 +15,8 @@ from contextlib import suppress
 from io import TextIOWrapper
 from time import monotonic
 
-from longtail.bundle import replace_file
 from longtail.bundle.remote import downloading
+from longtail.bundle.store import replace_file
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers
 from longtail.index.release.releases import EXPERIMENTS_FILE

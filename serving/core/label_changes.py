@@ -10,8 +10,9 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from longtail.bundle import Hide, LabelChanges, LabelRecord, Patch, Restore, Upsert, replay
+from longtail.bundle import Hide, LabelChanges, LabelRecord, Patch, Restore, Upsert
 from longtail.bundle.errors import describe
+from longtail.bundle.label_changes import replay
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import UnknownLabelError, UnservableReleaseError

@@ -24,8 +24,9 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from longtail.bundle import BUCKET_NAMES, replace_file
+from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
+from longtail.bundle.store import replace_file
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query

@@ -20,7 +20,8 @@ import numpy as np
 from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Patch, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.index import Filter, kth_best, no_results, top_k
+from longtail.index import Filter
+from longtail.index.search.candidates import kth_best, no_results, top_k
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serving_errors
 

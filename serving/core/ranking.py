@@ -16,7 +16,8 @@ import numpy as np
 from longtail.bundle import Augmentation, Inputs
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.sets import is_among
-from longtail.index import Filter, no_results, top_k
+from longtail.index import Filter
+from longtail.index.search.candidates import no_results, top_k
 
 NO_ROWS = np.empty(0, np.int64)
 """Empty array of rows, int64 [0]."""

@@ -23,7 +23,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
-from longtail.index import losses, refused_features, refused_priors
+from longtail.index.release.compatibility import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
@@ -146,7 +146,7 @@ class Retriever:
         self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
         self.engine = searcher if isinstance(searcher, Engine) else None
         self._encoder = encoder
-        self._bundle = bundle
+        self.bundle = bundle
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -168,13 +168,13 @@ class Retriever:
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
         """Return the vocabularies of the bundle by their names, and the ids of remembered queries."""
-        remembered = self._bundle.remembered
-        return {**self._bundle.vocabularies, **({} if remembered is None else {REMEMBERED: remembered.queries})}
+        remembered = self.bundle.remembered
+        return {**self.bundle.vocabularies, **({} if remembered is None else {REMEMBERED: remembered.queries})}
 
     @property
     def priors(self) -> list[str]:
         """Return the names of the release's priors."""
-        return [] if self._bundle.priors is None else self._bundle.priors.names
+        return [] if self.bundle.priors is None else self.bundle.priors.names
 
     def knows(self, id_: str) -> bool:
         """Return whether a label was ever in this release, also if it is now hidden or deleted."""
@@ -205,13 +205,13 @@ class Retriever:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
         noise = self.manifest.bias_removal.noise
-        self._by_label: Ranker = IndexRanker(overlay.searcher, self._bundle.augmentation, noise)
+        self._by_label: Ranker = IndexRanker(overlay.searcher, self.bundle.augmentation, noise)
         self._by_query: Ranker = (
             self._by_label
-            if self._bundle.proposal is None
-            else TreeRanker(overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden)
+            if self.bundle.proposal is None
+            else TreeRanker(overlay.searcher, self._by_label, self.bundle, self.bundle.proposal, overlay.hidden)
         )
-        if self._bundle.cooccurrence is not None:
+        if self.bundle.cooccurrence is not None:
             self._by_label, self._by_query = BoostingRanker(self._by_label), BoostingRanker(self._by_query)
 
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
@@ -245,7 +245,7 @@ class Retriever:
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
             for arm in arms
         ]
-        fixed = self._bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
+        fixed = self.bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
         explained = {
             place: (0.0, 0.0) if fixed and place in given else self._dials_of_queries.reach(resolved[place].popularity)
             for place, query in enumerate(queries)
@@ -279,7 +279,7 @@ class Retriever:
         """Count the ids that queries name in their features and histories, and those that the release does not know."""
         features_B = [query.features or {} for query in queries]
         query_B, history_B = np.zeros((len(queries), 2), np.int64), np.zeros((len(queries), 2), np.int64)
-        remembered = None if self._query_id is None else self._bundle.remembered
+        remembered = None if self._query_id is None else self.bundle.remembered
         for feature in self._encoder.features if inputs else ():
             if feature.kind not in ("id", "bag", "history"):
                 continue
@@ -340,17 +340,17 @@ class Retriever:
     def _remembered(self, features: Features, prefix: str) -> Int64:
         """Get the rows of the labels that the release remembers of a query, int64 [H]."""
         value = None if self._query_id is None else features.get(self._query_id)
-        if value is None or self._bundle.remembered is None:
+        if value is None or self.bundle.remembered is None:
             return NO_ROWS
         if (id_ := id_text(value)) is None:
             raise InvalidRequestError(
                 f"expected an id, received {describe(value)}", field=f"{prefix}features.{self._query_id}"
             )
-        return self.overlay.served(self._bundle.remembered.history(id_))
+        return self.overlay.served(self.bundle.remembered.history(id_))
 
     def _boost(self, query: ResolvedQuery) -> Boost | None:
         """Compute ω·c of a query; None if it adds nothing."""
-        cooccurrence = self._bundle.cooccurrence
+        cooccurrence = self.bundle.cooccurrence
         if cooccurrence is None or not query.cooccurrence or not query.history_H.size:
             return None
         term = cooccurrence.term(self._built(query.history_H))
@@ -407,7 +407,7 @@ class Retriever:
         """
         numbers, dim = query.vector or [], self.manifest.dim
         norm = math.hypot(*numbers)
-        if self._bundle.proposal is not None and bias_removal != 0:
+        if self.bundle.proposal is not None and bias_removal != 0:
             default = ", this release's default" if query.bias_removal is None else ""
             raise InvalidRequestError(
                 "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
@@ -446,7 +446,7 @@ class Retriever:
             ]
             of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue)
             alone = request.by == "cooccurrence"
-            if alone and self._bundle.cooccurrence is None:
+            if alone and self.bundle.cooccurrence is None:
                 raise InvalidRequestError(
                     "expected by: embedding, as this release knows nothing of what was chosen together, received "
                     "cooccurrence",
@@ -468,10 +468,10 @@ class Retriever:
     ) -> list[dict[str, Any]]:
         """Create `Explanation` of the HTTP API for each label of a batch of one."""
         temperature = self.manifest.temperature
-        tree = self._bundle.proposal is not None
-        parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
+        tree = self.bundle.proposal is not None
+        parts = parts_of_scores(self.catalogue, self.bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
         among = intervals(ranker, query, rows_K, limits)
-        if (cooccurrence := self._bundle.cooccurrence) is not None:
+        if (cooccurrence := self.bundle.cooccurrence) is not None:
             history_H = self._built(history_H)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
             entries_H = self.catalogue.ids_of(history_H).to_pylist()
@@ -504,7 +504,7 @@ class Retriever:
         manifest = self.manifest
         dial = manifest.bias_removal.model_dump(exclude=None if curve else {"curve"})
         described = {"labels", "dim", "similarity", "temperature", "loss", "popularity", "buckets"}
-        together, remembered = manifest.cooccurrence, self._bundle.remembered
+        together, remembered = manifest.cooccurrence, self.bundle.remembered
         example = self._encoder.example()
         if remembered is not None and self._query_id is not None:
             example = {self._query_id: remembered.queries.ids[0].as_py()} | example
@@ -530,7 +530,7 @@ class Retriever:
             ],
             "priors": [
                 prior.model_dump(include={"name", "minimum", "default", "maximum"})
-                for prior in (() if self._bundle.priors is None else self._bundle.priors.settings)
+                for prior in (() if self.bundle.priors is None else self.bundle.priors.settings)
             ],
             **manifest.model_dump(include=described),
             "proposal": self._by_query.proposal,
@@ -563,7 +563,7 @@ class Retriever:
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
-        priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
+        priors_BP = None if self.bundle.priors is None else np.stack([query.priors for query in resolved])
         boosts_B = [self._boost(query) for query in resolved]
         boosted = any(boost is not None for boost in boosts_B)
         batch = Batch(
@@ -596,10 +596,10 @@ class Retriever:
                     label["display"] = {name: of for name, of in label["display"].items() if name in query.display}
             result = {**named[place], "labels": labels}
             result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
-            if self._bundle.cooccurrence is not None:
+            if self.bundle.cooccurrence is not None:
                 result["cooccurrence"] = query.cooccurrence
-            if self._bundle.priors is not None:
-                result["priors"] = dict(zip(self._bundle.priors.names, query.priors, strict=True))
+            if self.bundle.priors is not None:
+                result["priors"] = dict(zip(self.bundle.priors.names, query.priors, strict=True))
             if place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):

@@ -15,8 +15,9 @@ from random import random
 from time import perf_counter, time
 from typing import Any, TypeVar
 
-from longtail.bundle import LabelRecord, record_json
+from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
+from longtail.bundle.label_changes import record_json
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment

@@ -19,7 +19,8 @@ import numpy as np
 from longtail.bundle import Bundle, Proposal
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
-from longtail.index import NO_ROW, ExactRows, Filter, no_results, top_k
+from longtail.index import ExactRows, Filter
+from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, Ranker
 from longtail.serving.errors import InvalidRequestError
 

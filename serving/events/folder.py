@@ -25,8 +25,7 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from longtail.bundle import replace_file
-from longtail.bundle.store import fsync_path
+from longtail.bundle.store import fsync_path, replace_file
 from longtail.serving.errors import StorageError
 from longtail.serving.events import CountDropped
 from longtail.serving.events.schema import SCHEMA

@@ -19,8 +19,8 @@ from longtail.bundle import (
     BundleInvariantError,
     BundleVersionError,
     Labels,
-    read_manifest,
 )
+from longtail.bundle.integrity import read_manifest
 from longtail.bundle.mapped_table import write_table
 from tests.bundles import make_bundle
 

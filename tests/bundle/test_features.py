@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary, seconds_of
+from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
+from longtail.bundle.dates import seconds_of
 from longtail.bundle.ids import ids_of, parts_of
 from longtail.bundle.vocabulary import words_of
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BiasRemoval, Bundle, BundleCorruptError, BundleInvariantError, Proposal, read_manifest
+from longtail.bundle import BiasRemoval, Bundle, BundleCorruptError, BundleInvariantError, Proposal
+from longtail.bundle.integrity import read_manifest
 from tests.bundles import make_bundle
 
 SIZES = [1, 2, 3, 5, 8, 1000]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from longtail.bundle import BundleExistsError, atomic_directory, remove_stale, replace_file
+from longtail.bundle import BundleExistsError
+from longtail.bundle.store import atomic_directory, remove_stale, replace_file
 
 WRITE_AND_WAIT = """
 import sys, time
 from pathlib import Path
-from longtail.bundle import atomic_directory
+from longtail.bundle.store import atomic_directory
 with atomic_directory(Path(sys.argv[1])) as working:
     (working / "half.bin").write_bytes(b"half of it")
     print("writing", flush=True)

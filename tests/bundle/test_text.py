@@ -2,7 +2,7 @@ from unicodedata import normalize
 
 import pytest
 
-from longtail.bundle import hash_token, tokenize
+from longtail.bundle.vocabulary import hash_token, tokenize
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import OUT_OF_VOCABULARY, BundleError, Vocabulary
+from longtail.bundle import BundleError, Vocabulary
 from longtail.bundle.mapped_table import map_table, write_table
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import feather
 from typer.testing import CliRunner
 
-from longtail.bundle import read_manifest
+from longtail.bundle.integrity import read_manifest
 from longtail.client import Answer, Client, Feedback, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build, cli
 from longtail.serving.core.loader import load_release

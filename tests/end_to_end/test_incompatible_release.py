@@ -15,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from longtail.bundle import Bundle
 from longtail.client import Client, LongtailError, NewLabel, NotFoundError
-from longtail.index import Releases, build, refused_features
+from longtail.index import Releases, build
 from longtail.index.cli import main
+from longtail.index.release.compatibility import refused_features
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
 from tests.serving.process import ServerProcess, until

@@ -13,7 +13,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from pyarrow import feather
 
-from longtail.bundle import Proposal, read_manifest
+from longtail.bundle import Proposal
+from longtail.bundle.integrity import read_manifest
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import log_p_n, make_bundle
 from tests.end_to_end import killing

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from longtail.index import ExactRows, top_k
+from longtail.index import ExactRows
+from longtail.index.search.candidates import top_k
 from tests.bundles import make_bundle
 
 INF = np.inf

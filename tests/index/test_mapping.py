@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import FileRecord, sha256_of
+from longtail.bundle import FileRecord
+from longtail.bundle.store import sha256_of
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
 from tests.index.conftest import KINDS

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BundleCorruptError, BundleExistsError, sha256_of
+from longtail.bundle import BundleCorruptError, BundleExistsError
 from longtail.bundle import objects as objects_module
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import local_bundle, upload_bundle
+from longtail.bundle.store import sha256_of
 from longtail.index import (
     LongtailIndexError,
     Release,

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from longtail.bundle import Hide, LabelChanges, replay
+from longtail.bundle import Hide, LabelChanges
+from longtail.bundle.label_changes import replay
 from longtail.state import LabelStore, Place, Postgres, StoreError, read_label_changes
 from tests.state.changes import AT, hide, ids, restore, upsert
 

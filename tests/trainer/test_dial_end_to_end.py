@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from longtail.bundle import Bundle, onnx_session
+from longtail.bundle import Bundle
+from longtail.bundle.tower import onnx_session
 from longtail.trainer.job import fit
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.bundle import FeatureReader, hash_token
+from longtail.bundle import FeatureReader
+from longtail.bundle.vocabulary import hash_token
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding

@@ -17,7 +17,8 @@ from keras import ops
 from pydantic import ValidationError
 from rich.console import Console
 
-from longtail.bundle import Bundle, onnx_session
+from longtail.bundle import Bundle
+from longtail.bundle.tower import onnx_session
 from longtail.trainer import Reporter, fit, load_recipe
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches

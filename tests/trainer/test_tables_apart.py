@@ -11,7 +11,8 @@ import onnx
 import pytest
 from rich.console import Console
 
-from longtail.bundle import BiasRemoval, Bundle, onnx_session
+from longtail.bundle import BiasRemoval, Bundle
+from longtail.bundle.tower import onnx_session
 from longtail.trainer import evaluate
 from longtail.trainer.config import load_recipe
 from longtail.trainer.errors import ExportError

@@ -76,7 +76,7 @@ def run(
 
     Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
     """
-    from longtail.bundle import refuse_existing
+    from longtail.bundle.store import refuse_existing
     from longtail.tables import as_place, is_query
     from longtail.trainer.audit.measure import Audited, audit
     from longtail.trainer.audit.promise import Promise

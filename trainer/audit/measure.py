@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
+from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct, is_among
 from longtail.tables.times import in_words as time_in_words
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
@@ -65,6 +66,8 @@ class Audited:
     buckets: str = "quantile"
     include_seen: bool = False
     valid: list[str] | None = None
+
+    __repr__ = one_line
 
     def configs(self) -> tuple[DataConfig, EvaluationConfig]:
         """Return the same as sections of a recipe; raises RecipeError."""
@@ -139,6 +142,8 @@ class Audit:
     compared: Comparison | None
     findings: list[Finding]
     notes: list[str]
+
+    __repr__ = one_line
 
 
 def audit(audited: Audited) -> Audit:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
+from longtail.bundle.one_line import one_line
 from longtail.bundle.validation import did_you_mean
 from longtail.trainer import register
 
@@ -16,6 +17,8 @@ class Section(BaseModel):
     """Hold a table of a recipe; unknown keys and infinite values are refused, values are fixed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    __repr__ = __str__ = one_line
 
     def _problems(self) -> Iterator[str]:
         """Yield conflicts between values that are each valid alone; the first conflict is raised."""

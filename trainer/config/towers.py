@@ -16,7 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from longtail.bundle import DATE_ROWS, DatePart
+from longtail.bundle import DatePart
+from longtail.bundle.dates import DATE_ROWS
 from longtail.trainer import register
 from longtail.trainer.config.base import Choice, Section
 from longtail.trainer.errors import RecipeError

@@ -16,22 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import (
-    MISSING_DATE,
-    DatePart,
-    Feature,
-    Inputs,
-    Vocabulary,
-    bucket_rows,
-    date_rows,
-    hash_token,
-    seconds_of,
-    tokenize,
-)
+from longtail.bundle import DatePart, Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.dates import MISSING_DATE, date_rows, seconds_of
 from longtail.bundle.ids import ids_of, parts_of
 from longtail.bundle.validation import did_you_mean
-from longtail.bundle.values import number_of
+from longtail.bundle.values import bucket_rows, number_of
+from longtail.bundle.vocabulary import hash_token, tokenize
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.errors import DataError
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Engine, engine
@@ -88,6 +89,8 @@ class Dataset:
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
     forecasts: dict[str, Forecast] = field(default_factory=dict, repr=False, compare=False)
+
+    __repr__ = one_line
 
     def label_counts(self) -> Int64:
         """Count the training pairs of every label, without weights, int64 [L]."""

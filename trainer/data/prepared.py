@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import BundleExistsError, atomic_directory
+from longtail.bundle import BundleExistsError
 from longtail.bundle.arrays import Array
+from longtail.bundle.store import atomic_directory
 from longtail.tables.lake import version_of
 from longtail.tables.queries import files_behind
 from longtail.trainer.config import Recipe

@@ -220,6 +220,19 @@ class Roles(NamedTuple):
     event: str | None
     guessed: list[str]
 
+    def lines(self) -> list[str]:
+        """Write a line for each role and its column."""
+        columns = {
+            "query id": self.query_id,
+            "label id": self.label_id,
+            "timestamp": self.timestamp,
+            "event": self.event,
+        }
+        return [
+            f"{role:9} {name or 'none'}{', a guess' if role.replace(' ', '_') in self.guessed else ''}"
+            for role, name in columns.items()
+        ]
+
 
 def roles_of(
     log: pa.Table, path: str, given: dict[str, str | None], *, query_columns: Collection[str],

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies
 from longtail.bundle.arrays import Int32
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
+from longtail.bundle.tower import onnx_session
 from longtail.tables.times import UNITS, in_words
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
@@ -46,6 +47,13 @@ class EvaluationResult:
     popularity: Popularity
     cooccurrence: CooccurrenceSettings | None = None
     left_out: str | None = None
+
+    def __repr__(self) -> str:
+        measured = {Setting.of(point): point.metrics for point in self.curve}.get(self.dial.default, {}).get(
+            self.metric
+        )
+        value = "not measured" if measured is None else f"{measured.value:.4f}"
+        return f"EvaluationResult({self.name[:60]!r}, {self.metric} {value}, {len(self.curve)} settings of λ, μ and ω)"
 
     @property
     def dial(self) -> Dial:

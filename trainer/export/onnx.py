@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.bundle import TABLES
+from longtail.bundle.tower import onnx_session
 from longtail.trainer import register
 from longtail.trainer.arrays import assign, values_of, write_array
 from longtail.trainer.config import Recipe

@@ -27,10 +27,9 @@ from longtail.bundle import (
     Manifest,
     Vocabulary,
     log_frequencies,
-    refuse_existing,
 )
 from longtail.bundle.arrays import Int64
-from longtail.bundle.store import working_directory
+from longtail.bundle.store import refuse_existing, working_directory
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise

@@ -17,8 +17,8 @@ import tensorflow as tf
 import tf2onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Float32
+from longtail.bundle.tower import onnx_session
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import ONNX_LIMIT, check_parity
 from longtail.trainer.tfrs.columns import Columns

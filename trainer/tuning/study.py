@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from longtail.bundle.one_line import one_line
 from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
@@ -60,6 +61,9 @@ class TuneResult(NamedTuple):
     best: optuna.trial.FrozenTrial
     front: list[optuna.trial.FrozenTrial]
     trials: list[optuna.trial.FrozenTrial]
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 def tune(

@@ -82,7 +82,7 @@ class Formula:
     """Scores every label that a retriever may answer, in float64, from the bundle and the overlay's rows alone."""
 
     def __init__(self, retriever: Retriever) -> None:
-        self.retriever, bundle, overlay = retriever, retriever._bundle, retriever.overlay
+        self.retriever, bundle, overlay = retriever, retriever.bundle, retriever.overlay
         self.bundle, added = bundle, overlay.added
         rows = [row for row in range(overlay.labels) if row not in overlay.masked.tolist()]
         self.rows, self.ids = rows, [retriever.catalogue.id_of(row) for row in rows]

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, LabelRecord, Labels, replay
+from longtail.bundle import Bundle, LabelRecord, Labels
+from longtail.bundle.label_changes import replay
 from longtail.serving import Retriever
 from longtail.serving.core.listing import LabelListing, list_labels
 from tests.bundles import make_bundle

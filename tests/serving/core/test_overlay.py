@@ -12,7 +12,8 @@ import onnx
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Upsert, replay
+from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Upsert
+from longtail.bundle.label_changes import replay
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving.core.overlay import Overlay, OverlaySearcher

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch, needed, replay
+from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch
+from longtail.bundle.label_changes import needed, replay
 from longtail.serving import Retriever
 from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
 from longtail.serving.core.queries import Query

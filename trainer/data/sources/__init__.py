@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from longtail.bundle import atomic_directory, refuse_existing
+from longtail.bundle.store import atomic_directory, refuse_existing
 from longtail.bundle.validation import did_you_mean
 from longtail.trainer.data.sources import extreme, lists, movielens
 from longtail.trainer.data.sources.downloads import Source, fetch, unpacked

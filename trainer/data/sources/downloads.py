@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from longtail.bundle import atomic_directory
-from longtail.bundle.store import sha256_of
+from longtail.bundle.store import atomic_directory, sha256_of
 from longtail.trainer.errors import DataError
 
 _TIMEOUT_SECONDS = 30

@@ -1,0 +1,203 @@
+"""`recommend` and `similar`: every kind of frame, and the same answers as the service, to the last digit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import httpx2 as httpx
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import longtail
+from longtail.index import Releases
+from longtail.serving import ServingError
+
+USERS = pa.table({
+    "user_id": ["u3", "u7", "stranger"],
+    "history": [["item-1", "item-2"], [], ["item-9"]],
+    "age": [30, 40, 50],
+})  # fmt: skip
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bias_removal": 0.0},
+    {"bias_removal": 0.7, "popularity": -0.3, "cooccurrence": 0.4},
+    {"exclude": ["item-4", "item-5"], "buckets": ["torso", "tail"], "exclude_history": True},
+    {"filter": {"title": {"in": ["Title 3", "Title 8", "Title 21"]}}},
+    {"max_per": {"title": 1}, "mmr": 0.2, "pool": 50},
+]
+
+
+def polars_frame(table: pa.Table) -> Any:
+    return pytest.importorskip("polars").from_arrow(table)
+
+
+FRAMES = {
+    "pandas": lambda table: table.to_pandas(),
+    "polars": polars_frame,
+    "pyarrow": lambda table: table,
+    "duckdb": duckdb.from_arrow,
+}
+
+
+def as_arrow(frame: Any) -> pa.Table:
+    if isinstance(frame, pd.DataFrame):
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if isinstance(frame, duckdb.DuckDBPyRelation):
+        return frame.to_arrow_table()
+    return frame if isinstance(frame, pa.Table) else frame.to_arrow()
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = as_arrow(frame).to_pylist()
+    return rows
+
+
+def labels_of(service: str, path: str, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Return the labels of every result, as the service writes them."""
+    answer = httpx.post(f"{service}/v1/{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return [result["labels"] for result in answer.json()["results"]]
+
+
+def assert_same(rows: list[dict[str, Any]], lists: list[list[dict[str, Any]]]) -> None:
+    served = [(rank, label) for labels in lists for rank, label in enumerate(labels, 1)]
+    assert [row["rank"] for row in rows] == [rank for rank, _ in served]
+    assert [row["label_id"] for row in rows] == [label["id"] for _, label in served]
+    assert [row["bucket"] for row in rows] == [label["bucket"] for _, label in served]
+    assert [row["title"] for row in rows] == [label["display"]["title"] for _, label in served]
+    assert [np.float32(row["score"]) for row in rows] == [np.float32(label["score"]) for _, label in served]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_one_query_is_answered_as_by_the_service(options: dict[str, Any], model: longtail.Model, service: str) -> None:
+    features = {"user_id": "u3", "history": ["item-1", "item-2"]}
+    frame = model.recommend(features, k=7, **options)
+    lists = labels_of(service, "retrieve", {"queries": [{"features": features, "k": 7, **options}]})
+    assert isinstance(frame, pd.DataFrame)
+    assert lists[0]
+    assert_same(rows_of(frame), lists)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_frame_of_queries_is_answered_in_its_kind(
+    kind: str, options: dict[str, Any], model: longtail.Model, service: str
+) -> None:
+    source = FRAMES[kind](USERS)
+    answers = model.recommend(source, k=5, **options)
+    assert type(answers) is type(source)
+    bodies = [
+        {"features": {"user_id": row["user_id"], "history": row["history"]}, "k": 5, **options}
+        for row in USERS.to_pylist()
+    ]
+    lists = labels_of(service, "retrieve", {"queries": bodies})
+    rows = rows_of(answers)
+    assert_same(rows, lists)
+    names = [name for name, labels in zip(USERS["user_id"].to_pylist(), lists, strict=True) for _ in labels]
+    assert [row["user_id"] for row in rows] == names
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_a_path_of_queries_is_answered(ending: str, model: longtail.Model, tmp_path: Path) -> None:
+    users = USERS.select(["user_id"])
+    path = tmp_path / f"users.{ending}"
+    if ending == "csv":
+        users.to_pandas().to_csv(path, index=False)
+    else:
+        pq.write_table(users, path)
+    with pytest.warns(UserWarning, match=rf"^users\.{ending}: no column 'history'"):
+        answers = model.recommend(path, k=4)
+    assert rows_of(answers) == rows_of(model.recommend(users.to_pylist(), k=4))
+
+
+def test_lists_of_labels_may_be_columns(model: longtail.Model) -> None:
+    best = model.recommend(USERS, k=2)
+    lists = [best["label_id"][2 * row : 2 * row + 2].to_pylist() for row in range(3)]
+    others = model.recommend(USERS.append_column("bought", pa.array(lists)), k=2, exclude="bought")
+    for row in range(3):
+        assert not {*others["label_id"][2 * row : 2 * row + 2].to_pylist()} & {*lists[row]}
+
+
+def test_values_of_pandas_and_numpy_are_plain(model: longtail.Model) -> None:
+    plain = model.recommend({"user_id": "u3", "history": ["item-1", "item-2"]}, k=3, bias_removal=0.5)
+    features = {"user_id": "u3", "history": pd.Series(["item-1", "item-2"])}
+    assert rows_of(model.recommend(features, k=np.int64(3), bias_removal=np.float32(0.5))) == rows_of(plain)
+
+
+def test_a_vector_stands_for_features(model: longtail.Model, service: str) -> None:
+    vector = model.bundle.embeddings[4]
+    rows = rows_of(model.recommend(vector=vector, k=3))
+    assert_same(rows, labels_of(service, "retrieve", {"queries": [{"vector": vector.tolist(), "k": 3}]}))
+
+
+def test_an_explanation_is_a_column(model: longtail.Model, service: str) -> None:
+    rows = rows_of(model.recommend({"user_id": "u3"}, k=2, explain=True))
+    query = {"features": {"user_id": "u3"}, "k": 2, "explain": True}
+    ((first, _),) = labels_of(service, "retrieve", {"queries": [query]})
+    assert np.float32(rows[0]["explanation"]["taste"]) == np.float32(first["explanation"]["taste"])
+
+
+def test_similar_labels_are_those_of_the_service(model: longtail.Model, service: str) -> None:
+    assert_same(rows_of(model.similar("item-7", k=4)), labels_of(service, "similar", {"id": "item-7", "k": 4}))
+    several = model.similar(["item-7", "item-8"], k=2)
+    assert_same(rows_of(several), labels_of(service, "similar", {"ids": ["item-7", "item-8"], "k": 2}))
+    assert several["query"].tolist() == ["item-7", "item-7", "item-8", "item-8"]
+
+
+def test_an_empty_answer_has_its_columns(model: longtail.Model) -> None:
+    nothing = model.recommend(USERS, k=3, allow=[])
+    assert nothing.num_rows == 0
+    assert nothing.column_names == ["user_id", "rank", "label_id", "score", "bucket"]
+
+
+def test_unknown_labels_are_a_warning(model: longtail.Model) -> None:
+    with pytest.warns(UserWarning, match="ids that this release does not have were left out: 2 in exclude"):
+        model.recommend({"user_id": "u3"}, exclude=["nothing", "none", "item-1"])
+
+
+@pytest.mark.parametrize("queries", [{"user_id": "u3"}, USERS])
+def test_a_wrong_option_is_refused_as_by_the_service(queries: Any, model: longtail.Model) -> None:
+    with pytest.raises(ServingError, match="did you mean 'bias_removal'"):
+        model.recommend(queries, bias_removel=1)
+    with pytest.raises(ServingError, match=r"expected -1\.0 <= bias_removal <= 2\.0, received 7\.0"):
+        model.recommend(queries, bias_removal=7)
+
+
+def test_a_wrong_row_of_a_frame_is_named_without_its_temporary_folder(model: longtail.Model) -> None:
+    with pytest.raises(ServingError, match=r"^queries\.parquet: expected columns of the features user_id, history"):
+        model.recommend(pa.table({"nothing": [1]}))
+    users = pa.table({"user_id": ["u1", "u2"], "history": [[], []], "bought": ["['item-1']", "item"]})
+    with pytest.raises(ServingError, match=r"^queries\.parquet: row 1: column 'bought': expected lists of label ids"):
+        model.recommend(users, exclude="bought")
+
+
+def test_a_server_of_a_model_answers_with_its_scores(model: longtail.Model) -> None:
+    with model.serve() as server, longtail.Client(server.url) as client:
+        (result,) = client.retrieve(features={"user_id": "u3"}, k=3).results
+    rows = rows_of(model.recommend({"user_id": "u3"}, k=3))
+    assert [(row["label_id"], np.float32(row["score"])) for row in rows] == [
+        (label.id, np.float32(label.score)) for label in result.labels
+    ]
+    assert repr(server).endswith("stopped)")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)
+
+
+def test_the_places_of_a_model_give_the_same_answers(releases: Path, model: longtail.Model) -> None:
+    expected = rows_of(model.recommend({"user_id": "u3"}, k=5))
+    for place in (releases, str(releases), releases / "first", releases / "first" / "bundle"):
+        rows = rows_of(longtail.load(place).recommend({"user_id": "u3"}, k=5))
+        assert [row["label_id"] for row in rows] == [row["label_id"] for row in expected]
+        assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in expected], rel=3e-6)
+    assert rows_of(longtail.load(releases, "first").recommend({"user_id": "u3"}, k=5)) == expected
+
+
+def test_nothing_published_is_said(tmp_path: Path) -> None:
+    Releases(tmp_path)
+    with pytest.raises(longtail.index.ReleaseNotFoundError, match="expected a bundle, a release or a directory"):  # type: ignore[attr-defined]
+        longtail.load(tmp_path)
