@@ -8,6 +8,7 @@ Legend: `L` labels of the bundle, `M` added labels, `B` some of them, `D` dimens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +20,7 @@ from pydantic import JsonValue
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
 from longtail.bundle.display import DisplayColumns
-from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
+from longtail.bundle.errors import DisplayError, FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.label_changes import LabelChanges, Patch, Upsert
@@ -123,6 +124,18 @@ class LabelAdder:
         if not columns or id_ not in self._rows:
             return None
         return Upsert(id=id_, at=newer[-1].at, features=None, display=columns)
+
+    def after(self, changes: LabelChanges, upsert: Upsert) -> Upsert:
+        """Complete an upsert by what earlier changes of its label set, as far as this bundle takes it."""
+        before = self.change_of(changes, upsert.id)
+        if before is None:
+            return upsert
+        display = dict[str, JsonValue]()
+        for name, value in before.display.items():
+            with suppress(DisplayError):
+                self._display.complete({name: value}, {})
+                display[name] = value
+        return upsert.model_copy(update={"display": display | upsert.display, "priors": before.priors | upsert.priors})
 
     def of_patch(self, changes: LabelChanges, patch: Patch) -> Upsert:
         """Return the upsert that is equivalent to a patch of an existing label, for checking the patch."""

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import UTC
+from decimal import Decimal
 
 import pyarrow as pa
 from pydantic import JsonValue
 
+from longtail.bundle.dates import time_of
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
 from longtail.bundle.mapped_table import in_one_piece
 
 Display = Mapping[str, JsonValue]
 
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _LONGEST_NAME = 100
 _FLOAT16 = 1e-3
 """Largest relative rounding error of a number in a float16 column."""
@@ -46,21 +50,31 @@ class DisplayColumns:
                 raise DisplayError(message, row=0, field=field)
             try:
                 given[name] = self._taken(name, value)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                type_ = self._table.schema.field(name).type
-                message = f"expected a value that a column of {type_} can hold, received {describe(value)}"
-                raise DisplayError(message, row=0, field=field) from None
+            except _UNFIT:
+                expected = _wanted(self._type(name))
+                raise DisplayError(f"expected {expected}, received {describe(value)}", row=0, field=field) from None
         return {name: given.get(name, known.get(name)) for name in names}
 
     def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:
         """Create a column of the table's type from JSON values that `complete` has accepted."""
-        type_ = self._table.schema.field(name).type
-        if pa.types.is_dictionary(type_):
-            type_ = type_.value_type
+        type_ = self._type(name)
         return pa.array(values, type_) if _is_json(type_) else pa.array(values, pa.string()).cast(type_)
 
+    def _type(self, name: str) -> pa.DataType:
+        type_ = self._table.schema.field(name).type
+        return type_.value_type if pa.types.is_dictionary(type_) else type_
+
     def _taken(self, name: str, value: JsonValue) -> JsonValue:
-        """Convert a value to the column's type and back; raises ValueError or an Arrow error if it changes."""
+        """Convert a value to the column's type and back, as it is or as filters read it.
+
+        Raises ValueError, TypeError or an Arrow error if the value changes.
+        """
+        try:
+            return self._converted(name, value)
+        except _UNFIT:
+            return self._converted(name, _as_filters_read(value, self._type(name)))
+
+    def _converted(self, name: str, value: JsonValue) -> JsonValue:
         column = self.column(name, [value])
         shown: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
         if _is_json(column.type) and not _alike(value, shown):
@@ -114,6 +128,31 @@ def _is_json(type_: pa.DataType) -> bool:
             pa.types.is_null,
         )
     )
+
+
+def _as_filters_read(value: JsonValue, type_: pa.DataType) -> JsonValue:
+    """Spell a number for a decimal or integer column, and a time in ISO 8601 for a column of times."""
+    if isinstance(value, float) and pa.types.is_integer(type_) and value.is_integer():
+        return int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and pa.types.is_decimal(type_):
+        return format(Decimal(str(value)), "f")
+    if isinstance(value, str) and pa.types.is_timestamp(type_):
+        moment = time_of(value).astimezone(UTC).replace(tzinfo=None)
+        return moment.isoformat(" ", "microseconds" if moment.microsecond else "seconds") + ("Z" if type_.tz else "")
+    return value
+
+
+def _wanted(type_: pa.DataType) -> str:
+    """Describe the values that a column takes."""
+    for is_type, words in (
+        (pa.types.is_integer, "a whole number within its range"),
+        (pa.types.is_decimal, "a number within its digits"),
+        (pa.types.is_timestamp, "a time in ISO 8601"),
+        (pa.types.is_date, "a day such as 2026-01-31"),
+    ):
+        if is_type(type_):
+            return f"a value that a column of {type_} can hold, {words}"
+    return f"a value that a column of {type_} can hold"
 
 
 def _alike(value: JsonValue, shown: JsonValue) -> bool:

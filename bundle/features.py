@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.arrays import Array, Float32, Int32, Int64
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
@@ -77,6 +77,19 @@ class FeatureReader:
                 rows_BP, weights_BP = self._bags(feature, values_B, self.pad_to.get(feature.name))
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
         return inputs
+
+    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> tuple[Int64, Int64]:
+        """Count the ids of one feature of kind id, bag or history: all and unknown ones of each row, int64 [B].
+
+        Args:
+            inputs: what `read` made of `features_B`.
+        """
+        rows = inputs[feature.name]
+        if feature.kind == "id":
+            named = np.array([features.get(feature.name) is not None for features in features_B])
+            return named.astype(np.int64), (named & (rows == OUT_OF_VOCABULARY)).astype(np.int64)
+        named = inputs[f"{feature.name}__weight"] != 0
+        return named.sum(axis=1), (named & (rows == OUT_OF_VOCABULARY)).sum(axis=1)
 
     def example(self) -> dict[str, JsonValue]:
         """Create features of a valid query that use every vocabulary."""

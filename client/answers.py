@@ -37,7 +37,7 @@ class Result:
     """The answer to one query, best label first, at λ = `bias_removal`, μ = `popularity` and ω = `cooccurrence`.
 
     Attributes:
-        unknown: numbers of ids in `exclude`, `allow` and `history` that the release does not have.
+        unknown: numbers of ids that the release does not know: of features (`query`), `history`, `exclude`, `allow`.
         id: the label of a `similar` request.
         exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
         pool: number of labels that `max_per` and `mmr` chose from.

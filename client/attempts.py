@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -14,6 +13,7 @@ import httpx2 as httpx
 from pydantic import ValidationError
 
 from longtail.client.answers import T, read
+from longtail.client.body import encoded
 from longtail.client.calls import Call
 
 FIRST_SECONDS = 0.1
@@ -124,7 +124,7 @@ class Attempts(Generic[T]):
     """The attempts of one call: their number, and the time that is left.
 
     Raises:
-        ValueError, TypeError: JSON cannot represent a value of the body, such as NaN.
+        ValueError, TypeError: JSON cannot represent a value of the body; the message names its field.
     """
 
     def __init__(self, call: Call[T], settings: Settings) -> None:
@@ -132,11 +132,7 @@ class Attempts(Generic[T]):
         self._retries = settings.retries
         self._deadline = monotonic() + settings.timeout
         self._made = 0
-        self._content = (
-            None
-            if call.body is None
-            else json.dumps(call.body, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-        )
+        self._content = None if call.body is None else encoded(call.body)
 
     def request(self) -> dict[str, Any]:
         """Return the next attempt as arguments of httpx2's `build_request`; its timeout is the time left."""

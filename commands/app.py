@@ -40,6 +40,7 @@ class _Command(TyperCommand):
 
 def say_next(*words: object, note: str = "") -> None:
     """Print the command that comes next, as it can be typed, on standard error."""
+    sys.stdout.flush()  # so that lines come in order where both streams are one file
     print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
 
 

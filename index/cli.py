@@ -363,7 +363,8 @@ def _publish(releases: str, name: str, floors: BucketFloors | None = None, *, fo
 def _say_who_follows(releases: str) -> None:
     say_next(
         "longtail-serve", "run", releases,
-        note="\na running service checks the release once more before it follows; GET /v1/release names its own",
+        note="\na running service checks the release once more before it follows; "
+        "GET /v1/release says which one it serves",
     )  # fmt: skip
 
 

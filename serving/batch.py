@@ -147,6 +147,8 @@ def answer(
             with found.manifests(name) as folder:
                 features = _features_of(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, asked, say)
+            if (empty_files := duck.empty_in_words()) is not None:
+                say(empty_files)
             slices = _slices(table, str(queries))
             mine = [each for each in slices if each.number % share[1] == share[0]]
             missing = [each for each in mine if not (out / each.name).exists()]

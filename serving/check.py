@@ -57,10 +57,10 @@ def check_release(path: Path) -> Iterator[str]:
     p50, p99 = np.quantile(durations, [0.5, 0.99]) * 1e3
     yield f"one query after the other: p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     yield f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB at most, mapped files among it"
-    baseline = retriever.baseline
-    if baseline is None:
+    if retriever.promises is None:
         yield "baseline: none, so drift will not be measured"
     else:
+        baseline = retriever.promises.default
         shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(BUCKET_NAMES, baseline.shares, strict=True))
         yield (
             f"baseline at {dial_words(baseline.bias_removal, baseline.popularity_weight)}, k = {baseline.k}: {shares}"

@@ -22,7 +22,7 @@ from longtail.bundle.validation import did_you_mean
 from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import PACKED, DataFile, store_errors
 from longtail.tables.lake import lake_reader
-from longtail.tables.values import TEXT, literal
+from longtail.tables.values import TEXT, in_words, literal
 
 _BLOCK = 1 << 24
 _LONGEST_LINE = 1 << 27
@@ -160,7 +160,22 @@ class Engine:
             if "state machine" in why:
                 why = "its lines end in different ways, or a cell has a carriage return and no quotation marks"
             what = "a query that DuckDB runs" if file.kind == "sql" else f"a readable {file.kind} file"
-            raise DataError(f"{file.name}: expected {what}: {why}") from error
+            hint = self._hint_of_types(why) if isinstance(error, duckdb.ConversionException) else ""
+            raise DataError(f"{file.name}: expected {what}: {why}{hint}") from error
+
+    def _hint_of_types(self, why: str) -> str:
+        """Name the places of a query that have one column as different types."""
+        column = why.rpartition("source column ")[2]
+        kinds = {
+            str(place): kind
+            for place, view in self.views.items()
+            for name, kind, *_ in self.rows(f"DESCRIBE {view}")
+            if name == column
+        }
+        if len({*kinds.values()}) < 2:
+            return ""
+        found = " and ".join(f"{in_words(kind)} in {place}" for place, kind in kinds.items())
+        return f"; {column} is {found}, by all of its values there: compare {column}::VARCHAR with {column}::VARCHAR"
 
 
 @contextmanager

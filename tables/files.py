@@ -217,6 +217,7 @@ def _remote(url: str) -> list[DataFile]:
                 files.append(DataFile(name, system.unstrip_protocol(_newest(versions)), "iceberg"))
             elif system.isdir(top):
                 paths += _listed(system.find(top), top)
+        paths = [*dict.fromkeys(paths)]  # `**` matches a folder and what is in it
         names = [system.unstrip_protocol(each) for each in paths]
     except store_errors(ImportError, OSError, ValueError) as error:
         why = str(error).partition("\n")[0]

@@ -48,7 +48,7 @@ class FileTimes(NamedTuple):
 def times_of_files(
     engine: Engine, source: str, file: str, number: str, micros: str, *, where: str, now: datetime
 ) -> FileTimes:
-    """Read times as dates or as numbers, whichever most rows of a file are, and each file in its own unit.
+    """Read each file's times as dates or numbers, as most of its rows are, and find its unit.
 
     Args:
         file, number, micros: SQL expressions: number of a row's file, its time as a number, and as a date in

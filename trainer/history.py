@@ -14,10 +14,11 @@ class TrainingHistory:
     Attributes:
         losses: mean training loss of every epoch, nats.
         metrics: the validation metric after an epoch, by epoch (from 1).
-        best_epoch: epoch of the highest metric; the last epoch without validation.
+        best_epoch: epoch of the highest metric among those that miss the floors least; the last without validation.
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by λ_n, if cross-validation chose λ_n of the tree.
         temperatures: the validation metric after a short run, by temperature, if `auto` chose the temperature.
         runs: id of the last run, by tracker, such as `mlflow`.
+        missed: the sum by which floors were missed after an epoch, by epoch; 0 if all were reached.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -26,12 +27,21 @@ class TrainingHistory:
     tree_penalties: dict[float, float] = field(default_factory=dict)
     temperatures: dict[float, float] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)
+    missed: dict[int, float] = field(default_factory=dict)
 
     def out_of_patience(self, patience: int | None) -> bool:
         """Return whether this many evaluations have passed since the best; never if None."""
         if patience is None or not self.metrics:
             return False
         return sum(epoch > self.best_epoch for epoch in self.metrics) >= patience
+
+    def rank(self, epoch: int) -> tuple[float, float]:
+        """Return what orders epochs, larger is better: floors come before the metric."""
+        return -self.missed.get(epoch, 0.0), self.metrics[epoch]
+
+    def best_rank(self) -> tuple[float, float]:
+        """Return the highest `rank` of the validated epochs."""
+        return max(map(self.rank, self.metrics))
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:

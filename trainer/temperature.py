@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _FIRST = 0.12
 _SHARE = 5
 """A short run has the recipe's epochs divided by this number."""
 _FILE = "temperatures.json"
+_Tried = dict[float, tuple[float, float]]
+"""`TrainingHistory.best_rank` by temperature."""
 
 
 def with_temperature(
@@ -39,7 +42,7 @@ def with_temperature(
         reporter.say(f"Temperature {warm_start.temperature:g}, that of the bundle to begin from")
         return with_number(recipe, warm_start.temperature), {}
     file, identity = work / _FILE, identity_of(recipe, dataset)
-    tried: dict[float, float] = _read(file, identity)
+    tried = _read(file, identity)
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         place, name = work / "temperatures", f"{temperature:g}"
@@ -47,12 +50,12 @@ def with_temperature(
         logs = work / "logs" / f"temperature-{name}"
         try:
             trained = train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
-            tried[temperature] = max(trained.history.metrics.values())
+            tried[temperature] = trained.history.best_rank()
         except DivergedError as error:
             # Another temperature may converge. If none does, the full run ends with this error.
             reporter.say(str(error))
-            tried[temperature] = 0.0
-        reporter.say(f"Temperature {name}: valid {recipe.evaluation.measure} {tried[temperature]:.4f}")
+            tried[temperature] = (-math.inf, 0.0)
+        reporter.say(f"Temperature {name}: valid {recipe.evaluation.measure} {tried[temperature][1]:.4f}")
         wait_for_all(f"temperature {name}")
         if is_first():
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
@@ -64,7 +67,7 @@ def with_temperature(
             f"Temperature {best:g} is an end of what `auto` tries: a better one may lie beyond; try numbers in "
             "model.temperature"
         )
-    return with_number(recipe, best), tried
+    return with_number(recipe, best), {temperature: metric for temperature, (_, metric) in tried.items()}
 
 
 def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:
@@ -73,7 +76,7 @@ def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe
     return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
 
 
-def _next(tried: dict[float, float]) -> float | None:
+def _next(tried: _Tried) -> float | None:
     """Return an untried temperature next to the best; None if both are worse."""
     if not tried:
         return _FIRST
@@ -82,8 +85,8 @@ def _next(tried: dict[float, float]) -> float | None:
     return next((temperature for temperature in nearest if temperature not in tried), None)
 
 
-def _read(file: Path, identity: str) -> dict[float, float]:
+def _read(file: Path, identity: str) -> _Tried:
     if not file.is_file():
         return {}
     found = json.loads(file.read_bytes())
-    return dict(map(tuple, found["tried"])) if found["identity"] == identity else {}
+    return {at: tuple(rank) for at, rank in found["tried"]} if found["identity"] == identity else {}

@@ -21,10 +21,10 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DivergedError
-from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.dial import Setting, best_point, floors_of, missed
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
-from longtail.trainer.history import TrainingHistory, best_of
+from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import check_display, check_sizes
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
@@ -100,13 +100,10 @@ def prepare_run(
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
-    metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
+    before = state["history"]
+    metrics, short = ({int(epoch): value for epoch, value in before[key].items()} for key in ("metrics", "missed"))
     history = TrainingHistory(
-        state["history"]["losses"],
-        metrics,
-        state["history"]["best_epoch"],
-        held_out,
-        runs=state["history"].get("runs", {}),
+        before["losses"], metrics, before["best_epoch"], held_out, runs=before.get("runs", {}), missed=short
     )
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
@@ -155,7 +152,10 @@ def train(
         )
 
     def validate(epoch: int, loss: float) -> None:
-        """Validate after an epoch (from 1), and keep the best model so far; λ is the best of 0, ½ and 1."""
+        """Validate after an epoch (from 1), and keep the best model so far.
+
+        λ is the best of 0, ½ and 1 that reaches the floors, or comes nearest.
+        """
         config, noise, found = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:
@@ -169,15 +169,18 @@ def train(
                 max_queries=VALID_QUERIES,
                 watch=None if found is None else found.see,
             )
-        point = best_of(curve, config.metric)
+        floors = floors_of(curve, config)
+        point = best_point(curve, config, floors)
         best, metric = Setting.of(point), point.metrics[config.metric].value
         if found is not None and config.target_prior is not None:
             best, metric = found.best(config.target_prior)
         history.metrics[epoch] = metric
+        if floors and config.target_prior is None:
+            history.missed[epoch] = missed(point, floors)
         figures = {config.measure: metric, "best_bias_removal": best.bias_removal, "best_popularity": best.popularity}
         record({f"valid/{name}": value for name, value in figures.items()}, epoch)
         progress.validated(epoch, loss, config.measure, metric, best)
-        if metric >= max(history.metrics.values()):
+        if history.rank(epoch) >= history.best_rank():
             history.best_epoch = epoch
             save("best", epoch, 0, 0.0)
 

@@ -91,6 +91,8 @@ class PriorTable:
                 names = self._names(columns, like)
                 values = {name: self._values(table, name) for name in names}
                 ids = table.arrow([LABEL_COLUMN])[LABEL_COLUMN].combine_chunks()
+                if (empty_files := duck.empty_in_words()) is not None:
+                    progress(f"priors: {empty_files[0].lower()}{empty_files[1:]}")
         except DataError as error:
             raise PriorsError(str(error)) from error
         # `_values` appends a NaN row, which labels that the table lacks point at.

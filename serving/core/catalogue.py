@@ -100,9 +100,15 @@ class Catalogue:
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """Get the row of a label that is not hidden; raises UnknownLabelError."""
         row = self._row(str(id_))
-        if row is None or (self._overlay is not None and self._overlay.hides(row)):
+        if row is None:
             raise UnknownLabelError(
                 f"expected the id of a label of this release, received {describe(id_)}", field=field
+            )
+        if self._overlay is not None and self._overlay.hides(row):
+            raise UnknownLabelError(
+                f"expected a label that is not hidden, received {describe(id_)}, which is hidden; POST "
+                "/v1/labels/restore brings it back",
+                field=field,
             )
         return row
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from heapq import nlargest
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -20,7 +22,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import Batch, Ranker
 
 _CELLS = 32
-"""Number of cells of the dial that are examined first; a label that leaves and returns within a cell is not noticed."""
+"""Number of cells of the dial that are searched first."""
 _BECAUSE = 5
 """Most entries of a history that are named for a label."""
 _DIGITS = 6
@@ -90,7 +92,7 @@ def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:
 def intervals(
     ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]
 ) -> list[tuple[float, float] | None]:
-    """Find the interval of λ in which each label is among the k best, [K].
+    """Find the interval of λ around the query's own in which each label is among the k best, [K].
 
     Searches like the service at 33 values of λ between the limits, then bisects where a label leaves. None: the label
     is not among the best at the query's own λ, such as a label that was drawn.
@@ -98,44 +100,117 @@ def intervals(
     Args:
         query: a batch of one query.
     """
-    grid_N = np.linspace(*limits, _CELLS + 1)
-    own = float(query.bias_removal_B[0])
-    grid_N = np.unique(np.append(grid_N, own))
-    inside_NK, at = _among(ranker, query, rows_K, grid_N), int(np.searchsorted(grid_N, own))
-    ends = [_last(ranker, query, rows_K, grid_N, inside_NK, at, step) for step in (-1, 1)]
+    own, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
+    lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), own)))
+    for step in (-1, 1):
+        _bisect(lists, own, step)
+    ends = [_last(lists, own, step) for step in (-1, 1)]
     return [
         (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
-        for inside, low, high in zip(inside_NK[at], *ends, strict=True)
+        for inside, low, high in zip(lists.inside_of[own], *ends, strict=True)
     ]
 
 
-def _last(
-    ranker: Ranker, query: Batch, rows_K: Int64, grid_N: Float64, inside_NK: Bools, at: int, step: int
-) -> Float64:
-    """Find the last λ in one direction at which each label is among the best, float64 [K]."""
-    ahead_NK = inside_NK[at::step]
-    left_K = ~ahead_NK.all(axis=0)
-    places_K = np.where(left_K, ahead_NK.argmin(axis=0), len(ahead_NK) - 1)
-    along_N = grid_N[at::step]
-    inner_K, outer_K = along_N[np.maximum(places_K - left_K, 0)], along_N[places_K]
-    # Bisection of all labels' last cells together: one search serves all distinct midpoints.
-    for _ in range(_HALVINGS):
-        middle_K = (inner_K + outer_K) / 2
-        wanted = np.flatnonzero(left_K)
-        if not len(wanted):
+class _Lists:
+    """The best labels at each searched λ.
+
+    Attributes:
+        widest_cell: width of the cells of the dial.
+        best_of: rows of the best labels by λ, int64 [k].
+        inside_of: whether each label is among the best, by λ, bool [K].
+    """
+
+    def __init__(self, ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]) -> None:
+        self._ranker, self._query, self._rows_K = ranker, query, rows_K
+        self.widest_cell = (limits[1] - limits[0]) / _CELLS
+        self.best_of: dict[float, Int64] = {}
+        self.inside_of: dict[float, Bools] = {}
+
+    def search(self, bias_removal_N: Float64) -> None:
+        """Search at some λ."""
+        batch = self._query.subset(np.zeros(len(bias_removal_N), np.int64))
+        _, best_Nk = self._ranker.rank(replace(batch, bias_removal_B=bias_removal_N.astype(np.float32)))
+        inside_NK: Bools = (best_Nk[:, :, None] == self._rows_K).any(axis=1)
+        self.best_of |= zip(bias_removal_N.tolist(), best_Nk, strict=True)
+        self.inside_of |= zip(bias_removal_N.tolist(), inside_NK, strict=True)
+
+    def along(self, own: float, step: int) -> Float64:
+        """Return the searched λ from the query's own in one direction, float64 [N]."""
+        searched_N = np.array(sorted(self.best_of, reverse=step < 0))
+        return searched_N[(searched_N - own) * step >= 0]
+
+    def leaves(self, near: float, far: float) -> Float64:
+        """Find the first λ between two searched ones at which each label leaves the best, float64 [K]; else `far`.
+
+        Each label is among the best at both. A score is linear in λ, so only labels that are above a label at one of
+        the two can be above it between them.
+        """
+        rows_U, slope_U, score_U = self._scores
+        rivals_u = np.union1d(self.best_of[near], self.best_of[far])
+        rivals_u = np.searchsorted(rows_U, rivals_u[rivals_u >= 0])
+        labels_K = np.searchsorted(rows_U, self._rows_K)
+
+        def above(at: float) -> Float64:
+            at_U = score_U + at * slope_U
+            return at_U[rivals_u, None] - at_U[labels_K]
+
+        near_uK, far_uK = above(near), above(far)
+        rises_uK, falls_uK = (near_uK <= 0) & (far_uK > 0), (near_uK > 0) & (far_uK <= 0)
+        leaves_K = np.full(len(labels_K), far)
+        if not rises_uK.any():
+            return leaves_K
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share_uK = np.where(rises_uK | falls_uK, near_uK / (near_uK - far_uK), np.inf)
+        order_uK = share_uK.argsort(axis=0, kind="stable")
+        change_uK = np.take_along_axis(rises_uK.astype(int) - falls_uK, order_uK, axis=0)
+        # Rounding must not put a label out of the list that was searched.
+        first_K = np.minimum((near_uK > 0).sum(axis=0), self._query.k - 1)
+        out_uK = first_K + change_uK.cumsum(axis=0) >= self._query.k
+        gaps_K = np.flatnonzero(out_uK.any(axis=0))
+        share_G = np.take_along_axis(share_uK, order_uK, axis=0)[out_uK.argmax(axis=0)[gaps_K], gaps_K]
+        leaves_K[gaps_K] = near + share_G * (far - near)
+        return leaves_K
+
+    @cached_property
+    def _scores(self) -> tuple[Int64, Float64, Float64]:
+        """Score every label of a list, as a line in λ: rows, ascending, slopes and scores at λ = 0, [U] each."""
+        ends = np.array([min(self.best_of), max(self.best_of)])
+        rows_U = np.unique(np.concatenate([*self.best_of.values(), self._rows_K]))
+        rows_U = rows_U[rows_U >= 0]
+        boost = None if self._query.boosts_B is None else self._query.boosts_B[0]
+        boost_U = _boosts(self._query, rows_U).astype(np.float64)
+        if boost is not None and boost.alone:
+            return rows_U, np.zeros(len(rows_U)), boost_U
+        batch = replace(self._query.subset(np.zeros(2, np.int64)), bias_removal_B=ends.astype(np.float32))
+        low_U, high_U = (scores.astype(np.float64) for scores in self._ranker.scores(batch, [rows_U, rows_U]))
+        slope_U = (high_U - low_U) / max(ends[1] - ends[0], np.finfo(float).tiny)
+        return rows_U, slope_U, low_U - ends[0] * slope_U + boost_U
+
+
+def _bisect(lists: _Lists, own: float, step: int) -> None:
+    """Search where each label leaves in one direction, until its last cell is a thousandth of the dial."""
+    widest = lists.widest_cell / 2**_HALVINGS * (1 + 1e-9)
+    while True:
+        along_N = lists.along(own, step)
+        ahead_NK = np.array([lists.inside_of[at] for at in along_N])
+        places_K = ahead_NK.argmin(axis=0)
+        inner_K, outer_K = along_N[np.maximum(places_K - 1, 0)], along_N[places_K]
+        wanted_K = ahead_NK[0] & ~ahead_NK.all(axis=0) & (np.abs(outer_K - inner_K) > widest)
+        if not wanted_K.any():
+            return
+        # The middles of all labels' last cells together: one search serves all distinct ones.
+        lists.search(np.unique((inner_K + outer_K)[wanted_K] / 2))
+
+
+def _last(lists: _Lists, own: float, step: int) -> Float64:
+    """Find the last λ in one direction up to which each label stays among the best, float64 [K]."""
+    along_N = lists.along(own, step)
+    ends_K, stays_K = np.full(lists.inside_of[own].shape, own), lists.inside_of[own]
+    for near, far in pairwise(along_N.tolist()):
+        stays_K = stays_K & lists.inside_of[far]
+        if not stays_K.any():
             break
-        values_N, which = np.unique(middle_K[wanted], return_inverse=True)
-        stays = _among(ranker, query, rows_K, values_N)[which, wanted]
-        inner_K[wanted[stays]] = middle_K[wanted[stays]]
-        outer_K[wanted[~stays]] = middle_K[wanted[~stays]]
-    ends_K: Float64 = np.where(left_K, inner_K, along_N[-1])
+        leaves_K = lists.leaves(near, far)
+        ends_K[stays_K] = leaves_K[stays_K]
+        stays_K = stays_K & (leaves_K == far)
     return ends_K
-
-
-def _among(ranker: Ranker, query: Batch, rows_K: Int64, bias_removal_N: Float64) -> Bools:
-    """Compute which labels are among the best at each λ, bool [N, K]."""
-    count = len(bias_removal_N)
-    asked = query.subset(np.zeros(count, np.int64))
-    _, best_Nk = ranker.rank(replace(asked, bias_removal_B=bias_removal_N.astype(np.float32)))
-    inside_NK: Bools = (best_Nk[:, :, None] == rows_K).any(axis=1)
-    return inside_NK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -148,6 +149,12 @@ def read_choices(
             buckets=retriever.catalogue.buckets_of(labels),
             positions=positions,
             bias_removal=answer.bias_removal,
+            judged_at=(
+                math.nan
+                if answer.restricted or answer.propensities
+                else retriever.judged_at(answer.bias_removal, answer.popularity, answer.cooccurrence, answer.priors)
+            ),
+            k=len(answer.codes),
             arm=answer.arm,
         )
         choices.append(
@@ -189,7 +196,9 @@ def retrieve_unseen(
     except InvalidRequestError as error:
         raise error.renumbered("events", list(events)) from error
     choices = []
-    for event, result in zip(events.values(), retrieval.results, strict=True):
+    for event, result, judged_at in zip(
+        events.values(), retrieval.results, retrieval.judged_at_B.tolist(), strict=True
+    ):
         labels, answered = event.distinct, [label["id"] for label in result["labels"]]
         chosen = ChosenLabels(
             source="organic",
@@ -197,6 +206,8 @@ def retrieve_unseen(
             buckets=retriever.catalogue.buckets_of(labels),
             positions=[answered.index(label) if label in answered else None for label in labels],
             bias_removal=result["bias_removal"],
+            judged_at=judged_at,
+            k=settings.organic_k,
         )
         choice = Choice(
             event,

@@ -147,12 +147,16 @@ def _change_each(
 
 
 def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Upsert]:
-    """Create the records of a POST /v1/labels; raises a ServingError that names the label."""
+    """Create the records of a POST /v1/labels; raises a ServingError that names the label.
+
+    Columns and priors that a label is sent without stay as earlier changes made them.
+    """
     at = datetime.now(UTC)
     records = [
         Upsert(id=str(label.id), at=at, features=label.features, display=label.display, priors=label.priors)
         for label in labels
     ]
+    records = list(map(retriever.overlay.after, records))
     retriever.overlay.check(records)
     return records
 

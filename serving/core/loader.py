@@ -1,20 +1,31 @@
-"""Load a published release: create its retriever, answer a first query, and measure the baseline for drift."""
+"""Load a published release: create its retriever, answer a first query, and measure what it promises.
+
+Legend: `B` calibration queries, `P` candidate labels of a query.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from longtail.bundle import Tower
+from longtail.bundle.arrays import Array, Float32, Int64
+from longtail.bundle.cooccurrence import NO_ENTRY
 from longtail.index import Filter, Release, Releases
-from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker
+from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
-from longtail.serving.monitoring import Baseline, measure_baseline
+from longtail.serving.monitoring import Promises, measure_baseline
+from longtail.serving.monitoring.baseline import Candidates
 
 _BASELINE_K = 20
+_CANDIDATES, _CANDIDATES_EVERY = 50, 0.5
+"""Best labels of a query at places of λ this far apart: among all of them are the best 20 at any λ between."""
 
 
 def load_release(
@@ -25,7 +36,7 @@ def load_release(
     max_new_labels: int = 0,
     state: Path | None = None,
 ) -> Retriever:
-    """Open and verify a release, answer a first query, and measure the baseline.
+    """Open and verify a release, answer a first query, and measure what it promises.
 
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
@@ -40,7 +51,7 @@ def load_release(
             bundle=bundle,
             searcher=release.searcher,
             encoder=encoder,
-            baseline=_measure_baseline_of(release),
+            promises=_measure_promises(release),
             max_new_labels=max_new_labels,
             filterable=filterable,
         )
@@ -50,8 +61,8 @@ def load_release(
         return retriever
 
 
-def _measure_baseline_of(release: Release) -> Baseline | None:
-    """Measure the baseline: answers to the calibration queries at the default λ, μ and ω.
+def _measure_promises(release: Release) -> Promises | None:
+    """Measure the answers to the calibration queries at the default dials, and their candidates at other λ.
 
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
@@ -77,6 +88,45 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
             term = bundle.cooccurrence.term(history_R[history_R >= 0])
             boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
     batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts or None)
-    scores_BK, rows_BK = BoostingRanker(IndexRanker(release.searcher, bundle.augmentation)).rank(batch)
-    labels = bundle.labels
-    return measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)
+    ranker, labels = BoostingRanker(IndexRanker(release.searcher, bundle.augmentation)), bundle.labels
+    scores_BK, rows_BK = ranker.rank(batch)
+    default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)
+    if default is None:
+        return None
+    low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
+    places = np.linspace(low, high, 1 + math.ceil((high - low) / _CANDIDATES_EVERY)) if high > low else [low]
+    many = replace(batch, k=min(_CANDIDATES, manifest.labels))
+    found = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in places)]
+    rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(found, axis=1)]
+    return Promises(default, _candidates(ranker, batch, rows_B, low, high), labels.buckets, labels.counts)
+
+
+def _at(batch: Batch, bias_removal: float) -> Batch:
+    return replace(batch, bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
+
+
+def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float) -> Candidates:
+    """Score the candidates at both ends of λ, between which scores are linear."""
+    shape, lengths_B = (len(rows_B), max(map(len, rows_B))), list(map(len, rows_B))
+    inside_BP = np.arange(shape[1]) < np.array(lengths_B)[:, None]
+
+    def padded(values_B: Sequence[Array], filler: float) -> Array:
+        values_N = np.concatenate(values_B)
+        table_BP = np.full(shape, filler, values_N.dtype)
+        table_BP[inside_BP] = values_N
+        return table_BP
+
+    at_low_BP, at_high_BP = (padded(ranker.scores(_at(batch, end), rows_B), -np.inf) for end in (low, high))
+    slopes_BP = np.zeros_like(at_low_BP)
+    np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
+    for place, boost in enumerate(batch.boosts_B or ()):
+        if boost is not None:
+            at_low_BP[place, : lengths_B[place]] += _boosts_of(boost, rows_B[place])
+    slopes_BP /= np.float32(max(high - low, 1e-6))
+    return Candidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)
+
+
+def _boosts_of(boost: Boost, rows_R: Int64) -> Float32:
+    """Return ω·c of label rows, float32 [R]; 0 where there is none."""
+    places_R = np.minimum(np.searchsorted(boost.rows_C, rows_R), len(boost.rows_C) - 1)
+    return np.where(boost.rows_C[places_R] == rows_R, boost.values_C[places_R], np.float32(0))

@@ -126,6 +126,10 @@ class Overlay:
         places_R = places_R[np.argsort(self.added.catalogue_rows[places_R])]
         return self.added.catalogue_rows[places_R], places_R + self.base
 
+    def after(self, upsert: Upsert) -> Upsert:
+        """Complete an upsert by the columns and priors that earlier changes of its label have set."""
+        return self._release.adder.after(self.changes, upsert)
+
     def load_tower(self) -> None:
         """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
         with serving_errors("labels"), suppress(FixedLabelsError):
@@ -162,6 +166,15 @@ class Overlay:
             InvalidRequestError: a column of a label is wrong, or there is no room; the error names it.
         """
         self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
+
+    def undone_patches(self, before: Overlay) -> list[str]:
+        """Return ids of labels with patches that `before` applies, and that are older than this release's table."""
+        ours, theirs = self._release.adder, before._release.adder
+        return [
+            id_
+            for id_, patches in self.changes.patches.items()
+            if any(ours.supersedes(id_, patch.at) and not theirs.supersedes(id_, patch.at) for patch in patches)
+        ]
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
         """Return the overlay after further changes, in the log's order; only new labels are embedded.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -40,6 +41,8 @@ ELSEWHERE = {
 }  # fmt: skip
 """Keys of requests by what papers and other services call them."""
 _LONGEST_NAME = 100
+_SAME = 1e-6
+"""Largest difference of two weights that are the same but for rounding to float32."""
 _ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}
 """Extra JSON schema of fields with `default_factory=dict`. With `default={}` pydantic would deep-copy the default for
@@ -471,6 +474,21 @@ class Dials:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
         return low, high
 
+    def judged_at(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
+        """Return the λ whose promise holds for an answer at these weights, the others at their defaults; else NaN."""
+        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default]
+        defaults += [limits.default for limits in self.priors.values()]
+        weights = [cooccurrence, *priors]
+        if len(weights) != len(defaults) or any(
+            abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=True)
+        ):
+            return math.nan
+        beyond = popularity - self.popularity.default
+        if abs(beyond) <= _SAME:
+            return bias_removal
+        # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
+        return math.nan if self.total is None else bias_removal + beyond
+
     def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
         """Return a request's weight of every prior of the release, float32 [P]; raises InvalidRequestError."""
         for name, weight in asked.priors.items():
@@ -503,11 +521,13 @@ class History(NamedTuple):
     Attributes:
         last_H: int64, rows of those that count for `cooccurrence`, oldest first.
         left_out: int64, rows that its answer leaves out; they may repeat.
-        unknown: number of unknown ids among the ids that were looked up.
+        named: number of ids in the query that were looked up.
+        unknown: of these, ids that the release does not know.
     """
 
     last_H: Int64 = NO_ROWS
     left_out: Int64 = NO_ROWS
+    named: int = 0
     unknown: int = 0
 
 
@@ -534,7 +554,6 @@ class ResolvedQuery:
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
-    unknown_history: int
     history_H: Int64
     chosen_with: bool = False
     explore: Mapping[int, int] = field(default_factory=dict)
@@ -590,7 +609,6 @@ class ResolvedQuery:
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
-            unknown_history=history.unknown,
             history_H=history.last_H,
             explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),

@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import accumulate, islice
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -53,7 +53,8 @@ from longtail.serving.core.ranking import (
 )
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
+from longtail.serving.monitoring.records import IdKind
 
 _ROUNDING = 1e-6
 """Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
@@ -68,13 +69,29 @@ class Retrieval(AnsweredBatch):
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
-        unknown: number of unknown ids in all `exclude`, in all `allow`, and in all histories as far as they were read.
+        unknown: number of unknown ids in all `exclude` and in all `allow`.
     """
 
     results: list[dict[str, Any]]
     propensities_N: Float32 | None
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
+
+
+class _CountedIds(NamedTuple):
+    """Ids that queries name in features and in histories, and those of them that are unknown, int64 [B, 2] each."""
+
+    query_B: Int64
+    history_B: Int64
+
+    @property
+    def named(self) -> dict[IdKind, NamedIds]:
+        """Add up the queries."""
+        kinds: tuple[tuple[IdKind, Int64], ...] = (("query", self.query_B), ("history", self.history_B))
+        return {
+            kind: NamedIds(int(np.count_nonzero(counts_B[:, 0])), *counts_B.sum(axis=0).tolist())
+            for kind, counts_B in kinds
+        }
 
 
 class Retriever:
@@ -101,7 +118,7 @@ class Retriever:
         bundle: Bundle,
         searcher: HidingSearcher,
         encoder: Tower,
-        baseline: Baseline | None = None,
+        promises: Promises | None = None,
         max_new_labels: int = 0,
         filterable: Sequence[str] | None = None,
     ) -> None:
@@ -118,9 +135,10 @@ class Retriever:
         self._histories = [name for name, kind in self._features.items() if kind == "history"]
         settings = bundle.manifest.cooccurrence
         self._last = 1 if settings is None else settings.last
+        self.cooccurrence_until = None if settings is None else settings.until
         self._query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
-        self.baseline = baseline
+        self.promises = promises
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
         tree = bundle.proposal is not None
@@ -205,11 +223,10 @@ class Retriever:
         """
         started = perf_counter()
         prefixes = [f"queries.{index}." for index in range(len(queries))]
+        histories = [self._history(query, prefix) for query, prefix in zip(queries, prefixes, strict=True)]
         resolved = [
-            ResolvedQuery.from_options(
-                query, self._dials_of_queries, self.catalogue, prefix=prefix, history=self._history(query, prefix)
-            )
-            for query, prefix in zip(queries, prefixes, strict=True)
+            ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=prefix, history=history)
+            for query, prefix, history in zip(queries, prefixes, histories, strict=True)
         ]
         given = {
             place: self._read_vector(query, resolved[place].bias_removal, f"queries.{place}")
@@ -236,7 +253,59 @@ class Retriever:
         }
         if self._centre_D is not None:
             vectors_BD = vectors_BD - self._centre_D
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
+        ids = self._count_ids(queries, inputs, histories)
+        judged_at_B = np.array(
+            [self._judged_at(query, options) for query, options in zip(queries, resolved, strict=True)], np.float32
+        )
+        return self._answer(
+            self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained, ids, judged_at_B
+        )
+
+    def judged_at(
+        self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
+    ) -> float:
+        """Return the λ whose promise holds for an answer at these weights; NaN if the release makes none."""
+        return self._dials_of_queries.judged_at(bias_removal, popularity, cooccurrence, priors)
+
+    def _judged_at(self, query: Query, resolved: ResolvedQuery) -> float:
+        others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
+        if resolved.restricted or resolved.explore or resolved.diversity is not None or others:
+            return math.nan
+        return self.judged_at(
+            resolved.bias_removal, resolved.popularity, resolved.cooccurrence, resolved.priors.tolist()
+        )
+
+    def _count_ids(self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History]) -> _CountedIds:
+        """Count the ids that queries name in their features and histories, and those that the release does not know."""
+        features_B = [query.features or {} for query in queries]
+        query_B, history_B = np.zeros((len(queries), 2), np.int64), np.zeros((len(queries), 2), np.int64)
+        remembered = None if self._query_id is None else self._bundle.remembered
+        for feature in self._encoder.features if inputs else ():
+            if feature.kind not in ("id", "bag", "history"):
+                continue
+            counts_B2 = np.stack(self._encoder.count_ids(feature, features_B, inputs), axis=1)
+            unknown_b = np.flatnonzero(counts_B2[:, 1]).tolist()
+            if feature.kind == "history":
+                for row in unknown_b:  # labels that were added since are no ids of the tower's
+                    entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
+                    beyond = np.count_nonzero(self.catalogue.rows_in_order(entries) < 0)
+                    counts_B2[row, 1] = min(counts_B2[row, 1], beyond)
+                history_B += counts_B2
+                continue
+            if remembered is not None and feature.name == self._query_id:
+                for row in unknown_b:
+                    counts_B2[row, 1] = not remembered.queries.lookup_all(
+                        [str(id_text(features_B[row][feature.name]))]
+                    )[0]
+            query_B += counts_B2
+        if remembered is not None and self._query_id not in self._features:
+            for row, features in enumerate(features_B):
+                if (id_ := id_text(features.get(str(self._query_id)))) is not None:
+                    query_B[row] += 1, not remembered.queries.lookup_all([id_])[0]
+        for row, history in enumerate(histories):
+            if history.named:
+                history_B[row] = history.named, history.unknown
+        return _CountedIds(query_B, history_B)
 
     def _history(self, query: Query, prefix: str) -> History:
         """Look up the labels that a query chose, as far as its answer needs them.
@@ -266,7 +335,7 @@ class Retriever:
         unknown = int(np.count_nonzero(rows_N < 0))
         if unknown:
             rows_N, last_H = rows_N[rows_N >= 0], last_H[last_H >= 0]
-        return History(last_H, rows_N if excluded else NO_ROWS, unknown)
+        return History(last_H, rows_N if excluded else NO_ROWS, sum(map(len, rows)), unknown)
 
     def _remembered(self, features: Features, prefix: str) -> Int64:
         """Get the rows of the labels that the release remembers of a query, int64 [H]."""
@@ -486,6 +555,8 @@ class Retriever:
         started: float,
         arms_B: Sequence[ArmAnswer | None] = (),
         explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
+        ids: _CountedIds | None = None,
+        judged_at_B: Float32 | None = None,
     ) -> Retrieval:
         """Rank labels for embedded queries; `named` has the first fields of each result."""
         encoded = perf_counter()
@@ -543,7 +614,9 @@ class Retriever:
             if place in pools:
                 result["pool"] = pools[place]
             result["unknown"] = {
-                "exclude": query.unknown_exclude, "allow": query.unknown_allow, "history": query.unknown_history,
+                "query": 0 if ids is None else int(ids.query_B[place, 1]),
+                "history": 0 if ids is None else int(ids.history_B[place, 1]),
+                "exclude": query.unknown_exclude, "allow": query.unknown_allow,
             }  # fmt: skip
             results.append(result)
         # From here on for counting: labels that were embedded again count by their rows in the release.
@@ -554,6 +627,8 @@ class Retriever:
             results=results,
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
+            cooccurrence_B=np.array([query.cooccurrence for query in resolved], np.float32),
+            judged_at_B=np.full(len(resolved), np.nan, np.float32) if judged_at_B is None else judged_at_B,
             rows_N=rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
@@ -566,8 +641,8 @@ class Retriever:
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
-                "history": sum([query.unknown_history for query in resolved]),
             },
+            ids={} if ids is None else ids.named,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 

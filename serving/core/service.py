@@ -59,6 +59,8 @@ _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
 _LABELS_ON_THE_LOOP = 1000
 """Most labels of feedback that the event loop looks up itself; more would delay other requests."""
+_MOST_NAMED = 10
+"""Most labels that a line of the log names."""
 _REFUSAL_SECONDS = 0.1
 """Delay of refusals: clients that retry immediately would otherwise take the time that answers need."""
 Result = TypeVar("Result")
@@ -201,8 +203,17 @@ class Service:
             changed = self._changes.apply_to(retriever)
             if self.current is not None and not forced:
                 changed.check_compatible(self.current)
+            undone = [] if self.current is None else changed.overlay.undone_patches(self.current.overlay)
+            if undone:
+                logger.warning(
+                    "release %s: %d patched labels have the values of its newer table again, first %s; values to keep "
+                    "belong into the table that it is trained on",
+                    changed.name, len(undone), ", ".join(map(describe, undone[:_MOST_NAMED])),
+                )  # fmt: skip
             offline = OfflineFigures.of(changed.manifest)
-            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline, changed.forecast)
+            self.monitoring.begin_release(
+                changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until
+            )
             if lacking := self.settings.groups.keys() - {each.name for each in changed.manifest.query_features}:
                 logger.warning(
                     "LONGTAIL_GROUPS: release %s has no query feature %s: every query counts as missing there",
@@ -441,9 +452,10 @@ class Service:
 
     def _change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         with self._changing:
-            retriever = self.retriever()
-            records = change(retriever)
             try:
+                self._read_changes()  # of other workers, on which those of this request build
+                retriever = self.retriever()
+                records = change(retriever)
                 self._changes.append(records, self._loaded.values())
                 self._read_changes()
                 self.monitoring.count_dropped(self._events.offer([_label_event(record) for record in records]))
@@ -460,8 +472,8 @@ class Service:
             self._read_changes()
         self.keys.tend()
 
-    async def record_feedback(self, events: Sequence[Event], client: str | None = None) -> None:
-        """Record events durably.
+    async def record_feedback(self, events: Sequence[Event], client: str | None = None) -> int:
+        """Record events durably; returns the number of labels that the release of their answer does not know.
 
         Args:
             client: fingerprint of the API key that sent the events; None without keys.
@@ -482,6 +494,7 @@ class Service:
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
         self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
+        return sum(choice.chosen.ids.unknown for choice in choices)
 
     async def _keep(self, lines: Sequence[bytes]) -> None:
         """Wait until events are stored durably; the verdict reports a failure."""

@@ -3,6 +3,7 @@
 const DIALS = [
   { dial: "bias_removal", symbol: "λ", preset: (release) => release.bias_removal.default },
   { dial: "popularity_weight", symbol: "μ", preset: (release) => release.popularity.default },
+  { dial: "cooccurrence", symbol: "ω", preset: (release) => release.cooccurrence?.default ?? 0 },
 ];
 
 /** The settings of a dial that were asked for, the commonest first: [{at, share}]. */
@@ -18,7 +19,7 @@ const commonest = (asked) =>
     .map(({ at, share }) => `${percent(share, 0)} at ${lambda(at)}`)
     .join(", ");
 
-/** A histogram of λ, and one of μ if anybody asked for another than the default. */
+/** A histogram of λ, and those of μ and ω if anybody asked for another than the default. */
 function askedFor(view, release) {
   const shown = DIALS.filter(({ dial, preset }) => {
     const asked = view.window.dials[dial];

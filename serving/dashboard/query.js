@@ -193,7 +193,10 @@ function showAnswer({ results: [result, preset] }) {
   const parts = BUCKETS.map((bucket) => `${labels.filter((label) => label.bucket === bucket).length} ${bucket}`);
   const moves = preset ? `; moves against the default, ${dials(preset)}` : ", the default";
   const summary = `${parts.join(" · ")} at λ ${dials(result)}${moves}`;
-  say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
+  const { query, history } = result.unknown;
+  const counted = [query && plural(query, "id of the features", "ids of the features"), history && plural(history, "entry of the history", "entries of the history")].filter(Boolean);
+  const strangers = counted.length ? ` Unknown to this release: ${counted.join(", ")}.` : "";
+  say(byId("answer-summary"), (labels.length ? summary : "No label is eligible for this query.") + strangers);
   const { minimum, maximum } = asked.release.bias_removal;
   const barNote = byId("bar-note");
   barNote.hidden = !labels.some(({ explanation }) => explanation);

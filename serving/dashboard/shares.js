@@ -6,7 +6,7 @@ const empty = (...words) => el("p", { class: "empty" }, ...words);
 
 function shares(view) {
   const { window, data } = view;
-  const usual = data.baseline?.popularity;
+  const unknown = (kind) => percent(window.ids[kind].share);
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
@@ -17,6 +17,7 @@ function shares(view) {
       fixed(window.popularity, 1),
       `training pairs of an answered label${known(usual) ? `; baseline ${fixed(usual, 1)}` : ""}`,
     ],
+    ["Unknown ids", unknown("query"), `of queries, ${unknown("history")} of histories, ${unknown("feedback")} of feedback`],
     [
       "Drift of scores",
       fixed(window.psi.scores, 2),
@@ -34,8 +35,10 @@ function shares(view) {
   driftRow(rows.lastElementChild, view);
   say(byId("share-title"), `Share of the answers, ${view.words}`);
   say(byId("share-span"), `Over time, ${view.spanWords}`);
+  const { queries: judged } = window.judged;
+  const apart = judged < window.queries ? ` Promised: at the λ and length of ${count(judged)} of the ${count(window.queries)} answers; the others have no promise.` : " Promised: what calibration queries get at the same λ and length.";
   const shaded = view.shade ? "The window is shaded; upright" : "Upright";
-  say(byId("share-note"), `${shaded} lines are swaps of the release.`);
+  say(byId("share-note"), `${shaded} lines are swaps of the release.${data.baseline ? apart : ""}`);
   const { share, psi, bias_removal, queries } = data.series;
   const columns = ["Queries", "Head", "Torso", "Tail", "New", "PSI", "Mean λ"];
   timeTable(byId("share-table"), "Shares and drift as a table", view, columns, ({ rows }) => [
@@ -48,10 +51,11 @@ function shares(view) {
 
 function shareRow(row, bucket, view, first) {
   const { share: live, coverage } = view.window.exposures[bucket];
-  const promised = view.data.baseline?.shares[bucket];
+  const { promised: promises, shares } = view.window.judged;
+  const promised = promises[bucket];
   const { share, queries } = view.data.series;
   const against = known(promised)
-    ? `baseline ${percent(promised)}, ${points(known(live) ? live - promised : null)} · `
+    ? `promised ${percent(promised)}, ${points(shares[bucket] - promised)} · `
     : "";
   row.firstElementChild.replaceChildren(
     el("p", { class: "headline" }, nameOf(bucket), el("strong", { id: `share-${bucket}` }, percent(live))),
@@ -61,16 +65,16 @@ function shareRow(row, bucket, view, first) {
   overTime(row.lastElementChild, view, {
     label: `${NAMES[bucket]} share of the answers`,
     height: first ? 98 : 84,
-    margin: "baseline",
+    margin: "promised",
     named: first,
     labelled: false,
     lines: [{ kind: bucket, name: bucket, values: ({ rows }) => mean(share[bucket], rows, queries) }],
-    levels: known(promised) ? [{ at: promised, text: "baseline", kind: "promised" }] : [],
+    levels: known(promised) ? [{ at: promised, text: "promised", kind: "promised" }] : [],
     y: { floor: 0.01, ticks: 2, format: (value, exact) => (exact ? percent(value) : `${short(100 * value)}\u00a0%`) },
   });
 }
 
-/** The live share as a bar from 0 to 100 %, the baseline as a tick across it. */
+/** The live share as a bar from 0 to 100 %, the promise as a tick across it. */
 function bullet(bucket, live, promised) {
   const at = (share) => `${(100 * share).toFixed(2)}%`;
   return svg(

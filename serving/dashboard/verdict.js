@@ -8,6 +8,8 @@ const SIGNALS = {
   experiments: "Experiment",
   records: "Feedback",
   errors: "Errors",
+  evaluation: "Release",
+  unknown_ids: "Ids",
   shed: "Load",
   organic_recall: "Recall",
   feedback_recall: "Recall",
@@ -29,12 +31,12 @@ function verdict({ data: { verdict: told, windows } }) {
   byId("findings").replaceChildren(...findings.slice(1).map(finding));
 }
 
-function finding({ signal, bucket, severity, sentence }) {
+function finding({ signal, bucket, severity, sentence, look_at: lookAt }) {
   return el(
     "li",
     {},
     el("span", { class: `severity ${severity}` }, WORDS[severity]),
     bucket ? nameOf(bucket) : el("span", { class: "signal" }, SIGNALS[signal] ?? signal),
-    el("span", {}, unbroken(sentence)),
+    el("span", {}, unbroken(sentence), lookAt ? el("small", {}, ` Look at ${unbroken(lookAt)}.`) : null),
   );
 }

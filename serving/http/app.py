@@ -93,7 +93,6 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
             settings.state_directory,
             worker=worker,
             releases=settings.keep_releases + 2,
-            organic_k=settings.organic_k,
         )
     except OSError as error:
         raise StateError(

@@ -8,9 +8,9 @@ one verdict compares the report with the baseline and the release's offline eval
 Imports no web framework.
 """
 
-from longtail.serving.monitoring.baseline import Baseline, OfflineFigures, measure_baseline
+from longtail.serving.monitoring.baseline import Baseline, OfflineFigures, Promises, measure_baseline
 from longtail.serving.monitoring.live_figures import LiveFigures, Monitoring
-from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer, ChosenLabels
+from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer, ChosenLabels, NamedIds
 
 __all__ = [
     "AnsweredBatch",
@@ -19,6 +19,8 @@ __all__ = [
     "ChosenLabels",
     "LiveFigures",
     "Monitoring",
+    "NamedIds",
     "OfflineFigures",
+    "Promises",
     "measure_baseline",
 ]

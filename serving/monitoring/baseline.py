@@ -1,26 +1,31 @@
 """Measure what a release promises: answers to its calibration queries, and recall of its offline evaluation.
 
-Legend: `B` calibration queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release.
+Legend: `B` calibration queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release,
+`P` candidate labels of a query, −1 beyond its last.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle import BUCKET_NAMES, Manifest
-from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle import BUCKET_NAMES, CurvePoint, Manifest
+from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.bundle.exposure import coverage_by_bucket
 
 DECILES = 10
 ALL = "all"
 _RECALL = re.compile(rf"recall@(\d+)(?:/({'|'.join(BUCKET_NAMES)}))?")
+_EXPOSURE = re.compile(r"exposure@(\d+)/head")
 _NEAR = 1e-6
+_STEPS = 100
+"""Places of λ per unit that have their own promise: shares that halve within 0.05 differ by 7 % within half a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,90 @@ def measure_baseline(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Labels that the calibration queries are answered at any λ, with scores that are linear in λ.
+
+    Attributes:
+        rows_BP: label rows.
+        scores_BP: scores at the smallest λ, float32; −inf where there is no label.
+        slopes_BP: what the score gains per unit of λ, float32.
+    """
+
+    minimum: float
+    maximum: float
+    rows_BP: Int64
+    scores_BP: Float32
+    slopes_BP: Float32
+
+    def rank(self, bias_removal: float, k: int) -> tuple[Float32, Int64]:
+        """Rank the best labels at one λ: scores, descending, and rows, both [B, K]."""
+        scores_BP = self.scores_BP + np.float32(bias_removal - self.minimum) * self.slopes_BP
+        best_BK = np.argpartition(-scores_BP, min(k, scores_BP.shape[1]) - 1, axis=1)[:, :k]
+        scores_BK = np.take_along_axis(scores_BP, best_BK, axis=1)
+        order_BK = np.argsort(-scores_BK, axis=1)
+        best_BK = np.take_along_axis(best_BK, order_BK, axis=1)
+        return np.take_along_axis(scores_BK, order_BK, axis=1), np.take_along_axis(self.rows_BP, best_BK, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The baseline at one λ, as arrays.
+
+    Attributes:
+        edges: deciles of the scores, float64 [9].
+        by_k: labels per query by bucket and decile, for k = 0, 1, …, float64 [1 + k, 14].
+    """
+
+    edges: Float64
+    by_k: Float64
+
+    @classmethod
+    def of(cls, baseline: Baseline) -> Self:
+        """Convert a baseline."""
+        by_k = np.array(baseline.by_k)
+        return cls(np.array(baseline.score_edges), np.concatenate([np.zeros_like(by_k[:1]), by_k]))
+
+
+class Promises:
+    """What a release promises at every λ, its other dials at their defaults. Thread-safe.
+
+    Args:
+        default: baseline at the default λ.
+        candidates: candidate labels of the same queries; None: there is no promise at another λ.
+        buckets_L, counts_L: bucket and training pairs of every label; for candidates alone.
+    """
+
+    def __init__(
+        self,
+        default: Baseline,
+        candidates: Candidates | None = None,
+        buckets_L: Int8 | None = None,
+        counts_L: Int64 | None = None,
+    ) -> None:
+        self.default = default
+        at_default = Promise.of(default)
+
+        @lru_cache(1024)
+        def measure(step: int) -> Promise | None:
+            if step == round(_STEPS * default.bias_removal):
+                return at_default
+            if candidates is None or buckets_L is None or counts_L is None:
+                return None
+            bias_removal = step / _STEPS
+            if not candidates.minimum - _NEAR <= bias_removal <= candidates.maximum + _NEAR:
+                return None
+            scores_BK, rows_BK = candidates.rank(bias_removal, default.k)
+            baseline = measure_baseline(scores_BK, rows_BK, buckets_L, counts_L, bias_removal, default.k)
+            return None if baseline is None else Promise.of(baseline)
+
+        self._measure = measure
+
+    def at(self, bias_removal: float) -> Promise | None:
+        """Return the promise at the nearest hundredth of λ; None if the release makes none there."""
+        return self._measure(round(_STEPS * bias_removal))
+
+
 class OfflineRecall(NamedTuple):
     """Recall on held-out queries, with a 95 % interval if there is one."""
 
@@ -106,35 +195,86 @@ class OfflineRecall(NamedTuple):
     high: float | None
 
 
+RecallByKind = Mapping[str, OfflineRecall]
+"""Recall by bucket, and `all`."""
+
+
 @dataclass(frozen=True, slots=True)
 class OfflineFigures:
     """Offline figures of one release.
 
     Attributes:
-        recall: recall at the default λ, μ and ω, by k, then by bucket and `all`; empty if the model was not evaluated.
+        curve: λ, ascending, and the recall at it by k, at the default μ and ω; empty if the model was not evaluated.
+        exposures: λ, k and the shares of the buckets at them, for every k that was measured.
         data_until: time when the training data was read, in seconds since 1970; None: unknown.
     """
 
-    recall: Mapping[int, Mapping[str, OfflineRecall]] = field(default_factory=dict)
+    curve: Sequence[tuple[float, Mapping[int, RecallByKind]]] = ()
+    exposures: Sequence[tuple[float, int, tuple[float, ...]]] = ()
     data_until: float | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Read the offline figures from a bundle's manifest."""
         together = 0.0 if manifest.cooccurrence is None else manifest.cooccurrence.default
-        wanted = np.array([manifest.bias_removal.default, manifest.popularity.default, together])
-        recall: dict[int, dict[str, OfflineRecall]] = {}
+        wanted = np.array([manifest.popularity.default, together])
+        curve: list[tuple[float, Mapping[int, RecallByKind]]] = []
+        exposures: list[tuple[float, int, tuple[float, ...]]] = []
         for point in manifest.bias_removal.curve:
-            dials = point.bias_removal, point.popularity, point.cooccurrence
-            if np.abs(wanted - dials).max() > _NEAR:
+            if np.abs(wanted - (point.popularity, point.cooccurrence)).max() > _NEAR:
                 continue
-            for name, found in point.metrics.items():
+            recall: dict[int, dict[str, OfflineRecall]] = {}
+            for name, figure in point.metrics.items():
                 if named := _RECALL.fullmatch(name):
                     of_k = recall.setdefault(int(named[1]), {})
-                    of_k[named[2] or ALL] = OfflineRecall(found.value, found.low, found.high)
-        return cls(recall, manifest.data_until.timestamp())
+                    of_k[named[2] or ALL] = OfflineRecall(figure.value, figure.low, figure.high)
+            curve.append((point.bias_removal, recall))
+            for name in point.metrics:
+                if named := _EXPOSURE.fullmatch(name):
+                    k = int(named[1])
+                    exposures.append((point.bias_removal, k, tuple(_exposure(point, k, of) for of in BUCKET_NAMES)))
+        return cls(sorted(curve, key=lambda point: point[0]), exposures, manifest.data_until.timestamp())
 
-    def recall_within(self, k: float) -> tuple[int, Mapping[str, OfflineRecall]] | None:
-        """Return recall at the largest measured k up to `k`: a lower bound, as recall grows with k."""
-        measured = [cutoff for cutoff in self.recall if cutoff <= k]
-        return (max(measured), self.recall[max(measured)]) if measured else None
+    def evaluated(self, promises: Promises) -> list[dict[str, Any]]:
+        """Compare what the release promises with what its evaluation had, at every λ, for the largest k of both."""
+        cutoffs = {k for _, k, _ in self.exposures if k <= promises.default.k}
+        compared = []
+        for bias_removal, k, shares in self.exposures:
+            promise = promises.at(bias_removal)
+            if promise is None or k != max(cutoffs, default=0):
+                continue
+            labels = promise.by_k[k][: len(BUCKET_NAMES)]
+            of_now = dict(zip(BUCKET_NAMES, (labels / labels.sum()).tolist(), strict=True))
+            of_then = dict(zip(BUCKET_NAMES, shares, strict=True))
+            compared.append({"bias_removal": bias_removal, "k": k, "shares": of_then, "now": of_now})
+        return compared
+
+    def recall_at(self, bias_removal: float, k: int) -> RecallByKind:
+        """Return recall at λ, linear between the measured λ, and the largest measured k up to `k`.
+
+        Recall grows with k, so that a smaller k is a lower bound. Empty beyond the measured λ and below the smallest k.
+        """
+        above = next((i for i, (at, _) in enumerate(self.curve) if at >= bias_removal - _NEAR), None)
+        if above is None or (above == 0 and self.curve[0][0] > bias_removal + _NEAR):
+            return {}
+        (low, recall_low), (high, recall_high) = self.curve[max(above - 1, 0)], self.curve[above]
+        weight = 1.0 if high - low < _NEAR else min((bias_removal - low) / (high - low), 1.0)
+        cutoff = max((cutoff for cutoff in recall_high if cutoff <= k and cutoff in recall_low), default=None)
+        if cutoff is None:
+            return {}
+        before, after = recall_low[cutoff], recall_high[cutoff]
+        return {kind: _between(before[kind], after[kind], weight) for kind in after if kind in before}
+
+
+def _exposure(point: CurvePoint, k: int, bucket: str) -> float:
+    figures = point.metrics.get(f"exposure@{k}/{bucket}")
+    return 0.0 if figures is None else figures.value
+
+
+def _between(before: OfflineRecall, after: OfflineRecall, weight: float) -> OfflineRecall:
+    """Interpolate two figures; one without an interval leaves the result without one."""
+    value, low, high = (
+        None if start is None or end is None else (1 - weight) * start + weight * end
+        for start, end in zip(before, after, strict=True)
+    )
+    return OfflineRecall(value or 0.0, low, high)

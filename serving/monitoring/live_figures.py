@@ -5,7 +5,7 @@
 | a request has ended | requests and seconds of its route | requests, errors and latency, of traffic |
 | a preview has ended | previews, and nothing else | – |
 | a request was turned away, the queue being full | shed | shed |
-| a batch was answered | queries, λ, exposures, scores, arms, unknown ids | the same, labels |
+| a batch was answered | queries, λ, μ, ω, exposures, scores, arms, unknown ids | the same, labels |
 | labels were chosen | positives and hits by bucket, by λ, by arm | positives and hits by bucket |
 | an event was dropped | dropped | dropped |
 | a release went into service | swaps, the release's name | the labels that it may show |
@@ -19,27 +19,27 @@ Live figures are in memory-mapped files, and reports add up those of all workers
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Bools, Float64, Int8, Int64
+from longtail.bundle.arrays import Float64, Int8, Int64
 from longtail.bundle.forecast import ForecastSettings
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures
+from longtail.serving.monitoring.baseline import DECILES, OfflineFigures, OfflineRecall, Promises
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
+from longtail.serving.monitoring.records import ID_KINDS, SOURCES, AnsweredBatch, ChosenLabels
 from longtail.serving.monitoring.report import make_report, report_metrics
-from longtail.serving.monitoring.ring import SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
+from longtail.serving.monitoring.ring import DIALS, KINDS, SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
 from longtail.serving.monitoring.verdict import Signal, judge
 from longtail.serving.monitoring.workers import Seat, Workers
 
@@ -57,20 +57,22 @@ class _Counted:
 
     name: str
     shown: ShownLabels
-    baseline: Baseline | None
+    promises: Promises | None
 
-    @cached_property
-    def edges(self) -> Float64 | None:
-        """Return the deciles of the baseline's scores."""
-        return None if self.baseline is None else np.array(self.baseline.score_edges)
 
-    @cached_property
-    def promised(self) -> Float64 | None:
-        """Return the baseline's labels per query by bucket and decile, for k = 0, 1, …, float64 [1 + k, 14]."""
-        if self.baseline is None:
-            return None
-        by_k = np.array(self.baseline.by_k)
-        return np.concatenate([np.zeros_like(by_k[:1]), by_k])
+class _Judged(NamedTuple):
+    """What is held against a promise.
+
+    Attributes:
+        exposures: labels by bucket, int64 [4].
+        deciles: labels by decile of the scores promised, int64 [10]; None without a promise.
+        promised: labels promised, by bucket and decile, float64 [14].
+    """
+
+    queries: int
+    exposures: Int64
+    deciles: Int64 | None
+    promised: Float64
 
 
 class LiveFigures:
@@ -95,89 +97,77 @@ class LiveFigures:
         *,
         worker: int = 0,
         releases: int = 3,
-        organic_k: int = 20,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
         self._releases = releases
-        self._organic_k = organic_k
         self._clock = clock
         self._ring = MinuteRing(self._root, worker)
         self._begin_lock, self._report_lock, self._ring_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, _Counted] = {}
         self._current: _Counted | None = None
         self._offline = OfflineFigures()
+        self._evaluated: list[dict[str, Any]] = []
         self._labels = (0, 0)
         self._broken: dict[Signal, str] = {}
         self._report: tuple[float, dict[str, Any]] | None = None
         self._troubles: dict[str, str] = {}
 
     def begin_release(
-        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
+        self, release: str, buckets_L: Int8, promises: Promises | None, offline: OfflineFigures | None = None
     ) -> None:
         """Count `release` as the one in service from now on; after a restart its figures continue.
 
         A full disk does not prevent this: counts then stay in memory, with a warning.
 
         Args:
-            baseline: distributions to compare the traffic with; None: scores are not counted, and PSI is undefined.
+            promises: distributions to compare the traffic with; None: scores are not counted, and PSI is undefined.
         """
         with self._begin_lock:
-            counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)
+            counted = _Counted(release, ShownLabels(self._root, release, buckets_L), promises)
             others = [held for held in self._held.values() if held.name != release]
             self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
-            self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
+            offline = offline or OfflineFigures()
+            self._evaluated = [] if promises is None else offline.evaluated(promises)
+            self._current, self._offline, self._report = counted, offline, None
             with self._warning("forgetting old releases"):
                 paths = sorted(self._root.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
                 for path in paths[: -self._releases]:
                     if path.name.removesuffix(SUFFIX) not in self._held:
                         path.unlink(missing_ok=True)
 
-    def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
-        """Count a batch; an older release than those counted here gets no deciles and no shown labels.
+    def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64 | None]:
+        """Count a batch; of a release older than those counted here, no deciles and no shown labels.
 
-        Each unrestricted answer counts with its first labels only, up to the baseline's number per query.
+        Each answer that has a promise is judged by its first labels only, up to the baseline's number per query.
 
         Returns:
-            Labels by bucket, int64 [4]; labels of unrestricted answers by bucket; and the latter by decile of their
-            scores, int64 [10], None without a baseline.
+            Labels by bucket, int64 [4], and judged labels by decile of their scores, int64 [10], None without any
+            promise.
         """
-        now, queries = self._clock(), len(answered.ends_B)
-        held, deciles = self._held.get(answered.release), None
-        promised_KC = None if held is None else held.promised
-        judged_N: Bools | slice = slice(None)
-        judged_queries: float = queries
-        shown = judged = np.bincount(answered.buckets_N, minlength=_BUCKETS)
-        labels_B = np.diff(answered.ends_B, prepend=0)
-        judged_B = labels_B if promised_KC is None else np.minimum(labels_B, len(promised_KC) - 1)
-        if answered.restricted_B is not None:
-            judged_queries -= answered.restricted_B.sum()
-            judged_B = np.where(answered.restricted_B, 0, judged_B)
-        if judged_B.sum() < len(answered.rows_N):
-            ranks_N = np.arange(len(answered.rows_N)) - np.repeat(answered.ends_B - labels_B, labels_B)
-            judged_N = ranks_N < np.repeat(judged_B, labels_B)
-            judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
-        if held is not None and held.edges is not None:
-            deciles = np.searchsorted(held.edges, answered.scores_N[judged_N], side="right")
-            deciles = np.bincount(deciles, minlength=DECILES)
+        now, held = self._clock(), self._held.get(answered.release)
+        exposures = np.bincount(answered.buckets_N, minlength=_BUCKETS)
+        judged = _judge(answered, None if held is None else held.promises)
+        dials = (answered.bias_removal_B, answered.popularity_B, answered.cooccurrence_B)
         with self._ring_lock:
             counts = self._ring.at(now, answered.release)
-            counts["queries"] += queries
-            counts["bias_removal"] += answered.bias_removal_B.sum(dtype=np.float64)
-            counts["popularity_weight"] += answered.popularity_B.sum(dtype=np.float64)
+            counts["queries"] += len(answered.ends_B)
             counts["popularity"] += answered.counts_N.sum()
-            counts["exposures"] += shown
-            counts["judged_queries"] += judged_queries
-            counts["judged_exposures"] += judged
-            if deciles is not None and promised_KC is not None:
-                counts["judged_scores"] += deciles
-                counts["promised"] += promised_KC[judged_B].sum(axis=0)
-            for dial, weights_B in enumerate((answered.bias_removal_B, answered.popularity_B)):
-                count_dials(counts["dials"][dial], weights_B)
+            counts["exposures"] += exposures
+            counts["judged_queries"] += judged.queries
+            counts["judged_exposures"] += judged.exposures
+            if judged.deciles is not None:
+                counts["judged_scores"] += judged.deciles
+                counts["promised"] += judged.promised
+            for place, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
+                counts[name] += weights_B.sum(dtype=np.float64)
+                count_dials(counts["dials"][place], weights_B)
+            for kind, named in answered.ids.items():
+                counts["ids"][ID_KINDS.index(kind)] += named
             if held is not None:
                 held.shown.count(answered.rows_N, now)
-        return shown, judged, deciles
+        return exposures, judged.deciles
 
     def count_request(self, seconds: float, status: int) -> None:
         """Count a request that was answered; a status of 500 and above is an error."""
@@ -201,13 +191,27 @@ class LiveFigures:
             if bucket >= 0:
                 positives[bucket] += 1
                 hits[bucket] += position is not None
+        named = chosen.ids
+        source, promised = SOURCES.index(chosen.source), self._promised_recall(chosen)
         with self._ring_lock:
-            counts, source = self._ring.at(self._clock(), chosen.release), SOURCES.index(chosen.source)
-            for name, found in (("positives", positives), ("hits", hits)):
-                for bucket, count in enumerate(found):
-                    if count:
-                        counts[name][source, bucket] += count
+            counts = self._ring.at(self._clock(), chosen.release)
+            counts["positives"][source] += positives
+            counts["hits"][source] += hits
+            counts["ids"][ID_KINDS.index("feedback")] += named
+            for place, figures in promised.items():
+                of_kind = (positives[place], hits[place]) if place < _BUCKETS else (sum(positives), sum(hits))
+                low, high = (figures.value if bound is None else bound for bound in figures[1:])
+                expected = of_kind[0] * np.array([figures.value, low, high])
+                counts["judged_recall"][source, place] += [*of_kind, *expected]
         return positives, hits
+
+    def _promised_recall(self, chosen: ChosenLabels) -> dict[int, OfflineRecall]:
+        """Return the recall that the release in service promises for an event, by place of the kind."""
+        current = self._current
+        if current is None or chosen.release != current.name or math.isnan(chosen.judged_at):
+            return {}
+        recall = self._offline.recall_at(chosen.judged_at, chosen.k)
+        return {KINDS.index(kind): figures for kind, figures in recall.items()}
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
         """Set the numbers of labels added to the release and hidden in it."""
@@ -231,14 +235,20 @@ class LiveFigures:
             now, current = self._clock(), self._current
             if current is None:
                 raise NotReadyError("no release is loaded yet")
+            baseline = None if current.promises is None else current.promises.default
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
                 with self._ring_lock:  # so that this worker's row of the current minute is complete
                     rows = self._ring.read(now)
-                self._report = now, make_report(current.name, current.baseline, current.shown, rows, now)
+                self._report = (
+                    now,
+                    make_report(current.name, baseline, current.shown, rows, now),
+                )
             added, hidden = self._labels
             report, until = self._report[1] | {"labels": {"added": added, "hidden": hidden}}, self._offline.data_until
+            if baseline is not None:
+                report["baseline"] = {**report["baseline"], "evaluated": self._evaluated}
             age_days = None if until is None else max(0.0, (now - until) / _DAY)
-            verdict = judge(report, self._offline, self._broken, organic_k=self._organic_k, age_days=age_days)
+            verdict = judge(report, self._broken, age_days=age_days)
             return report | {"verdict": verdict}
 
     def collect(self) -> Iterator[Metric]:
@@ -268,6 +278,33 @@ class LiveFigures:
             self._troubles[what] = message
         else:
             self._troubles.pop(what, None)
+
+
+def _judge(answered: AnsweredBatch, promises: Promises | None) -> _Judged:
+    """Hold the first labels of each answer against the promise at its λ; without promises, only select the answers."""
+    labels_B = np.diff(answered.ends_B, prepend=0)
+    depth_B = np.where(np.isnan(answered.judged_at_B), 0, labels_B)
+    judged_queries = len(depth_B) - int(np.count_nonzero(np.isnan(answered.judged_at_B)))
+    if promises is None:
+        judged_N = np.repeat(depth_B > 0, labels_B)
+        exposures = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
+        return _Judged(judged_queries, exposures, None, np.zeros(_BUCKETS + DECILES))
+    starts_B, deciles, promised = answered.ends_B - labels_B, np.zeros(DECILES, np.int64), np.zeros(_BUCKETS + DECILES)
+    exposures = np.zeros(_BUCKETS, np.int64)
+    ranks_N = np.arange(len(answered.rows_N)) - np.repeat(starts_B, labels_B)
+    for bias_removal in set(answered.judged_at_B[~np.isnan(answered.judged_at_B)].tolist()):
+        alike_B = answered.judged_at_B == np.float32(bias_removal)
+        promise = promises.at(bias_removal)
+        if promise is None:
+            judged_queries -= int(np.count_nonzero(alike_B))
+            continue
+        depth_B = np.where(alike_B, np.minimum(labels_B, len(promise.by_k) - 1), 0)
+        judged_N = ranks_N < np.repeat(depth_B, labels_B)
+        exposures += np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
+        deciles_N = np.searchsorted(promise.edges, answered.scores_N[judged_N], side="right")
+        deciles += np.bincount(deciles_N, minlength=DECILES)
+        promised += promise.by_k[depth_B[alike_B]].sum(axis=0)
+    return _Judged(judged_queries, exposures, deciles, promised)
 
 
 class Monitoring:
@@ -317,9 +354,9 @@ class Monitoring:
         self.figures.count("dropped", events)
 
     def begin_release(
-        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None,
-        forecast: ForecastSettings | None = None,
+        self, release: str, buckets_L: Int8, promises: Promises | None, offline: OfflineFigures | None = None,
+        forecast: ForecastSettings | None = None, cooccurrence_until: float | None = None,
     ) -> None:  # fmt: skip
         """Count later answers as this release's."""
-        self.figures.begin_release(release, buckets_L, baseline, offline)
-        self.metrics.begin_release(release, forecast)
+        self.figures.begin_release(release, buckets_L, promises, offline)
+        self.metrics.begin_release(release, forecast, cooccurrence_until)

@@ -32,7 +32,7 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.forecast import ForecastSettings
 from longtail.bundle.ids import id_text
 from longtail.serving.monitoring.baseline import DECILES
-from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
+from longtail.serving.monitoring.records import ID_KINDS, SOURCES, AnsweredBatch, ChosenLabels, IdKind, NamedIds
 from longtail.serving.settings import NO_VALUE, OTHER_VALUE
 
 # The `_created` series would be half of all lines, and no dashboard or alert uses them.
@@ -85,12 +85,10 @@ class Metrics(Collector):
             "longtail_exposures", "Labels answered, by frequency bucket; restricted: by the client's filters.",
             ["bucket", "restricted"],
         )  # fmt: skip
-        scores = counter(
-            "longtail_scores", "Labels of unrestricted answers, by the baseline's deciles of scores.", ["decile"]
-        )
+        scores = counter("longtail_scores", "Labels of judged answers, by the promised deciles of scores.", ["decile"])
         self._dials = [
             histogram(f"longtail_query_{name}", f"{symbol} of the queries.", buckets=_DIALS)
-            for name, symbol in (("bias_removal", "λ"), ("popularity", "μ"))
+            for name, symbol in (("bias_removal", "λ"), ("popularity", "μ"), ("cooccurrence", "ω"))
         ]
         explored = counter(
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"]
@@ -125,10 +123,13 @@ class Metrics(Collector):
                 ("choices", "Labels chosen from these answers, by frequency bucket."),
             )
         )
-        unknown = counter(
-            "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
-            ["list"],
-        )  # fmt: skip
+        named, unknown = (
+            counter(f"longtail_ids{name}", text, ["list"])
+            for name, text in (
+                ("", "Ids in requests that the release should know, by where they stood."),
+                ("_unknown", "Ids in requests that the release does not know, by where they stood."),
+            )
+        )
         self._swaps = counter("longtail_release_swaps", "Releases taken into service.")
         self.load_failures = counter(
             "longtail_release_load_failures",
@@ -162,9 +163,11 @@ class Metrics(Collector):
         )
         self._chosen_at = {True: chosen_at.labels("yes"), False: chosen_at.labels("no")}
         self.refused_ids = {reason: refused.labels(reason) for reason in ("malformed", "forged", "expired")}
-        self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow", "history")}
+        self._named: dict[str, Counter] = {kind: named.labels(kind) for kind in ID_KINDS}
+        self._unknown = {ids: unknown.labels(ids) for ids in (*ID_KINDS, "exclude", "allow")}
         self._release: str | None = None
         self._forecast: ForecastSettings | None = None
+        self._cooccurrence_until: float | None = None
         self._shown = counted
         if MULTIPROCESS in os.environ:
             self._shown = CollectorRegistry()
@@ -197,30 +200,39 @@ class Metrics(Collector):
             self._of_stage[stage].observe(seconds)
 
     def count_answers(
-        self, batch: AnsweredBatch, unknown: Mapping[str, int], shown: Int64, judged: Int64, deciles: Int64 | None
+        self, batch: AnsweredBatch, unknown: Mapping[str, int], exposures: Int64, deciles: Int64 | None
     ) -> None:
         """Count the answers of a batch.
 
         Args:
-            batch: its queries, labels and dials are counted.
-            shown, judged: labels by bucket, int64 [4], in all answers and in unrestricted ones.
-            deciles: labels of unrestricted answers by decile of their scores, int64 [10]; None without a baseline.
+            batch: its queries, labels, dials and ids are counted.
+            unknown: numbers of unknown ids in `exclude` and in `allow`.
+            exposures: labels by bucket, int64 [4].
+            deciles: labels of judged answers by decile of their scores, int64 [10]; None without a promise.
         """
         self._queries.inc(len(batch.ends_B))
-        counts = [(self._of_bucket[0], judged), (self._of_bucket[1], shown - judged)]
+        restricted = np.zeros_like(exposures)
+        if batch.restricted_B is not None:
+            restricted_N = np.repeat(batch.restricted_B, np.diff(batch.ends_B, prepend=0))
+            restricted = np.bincount(batch.buckets_N[restricted_N], minlength=len(BUCKET_NAMES))
+        counts = [(self._of_bucket[0], exposures - restricted), (self._of_bucket[1], restricted)]
         if deciles is not None:
             counts.append((self._of_decile, deciles))
         for counters, labels in counts:
             for series, count in zip(counters, labels.tolist(), strict=True):
                 if count:
                     series.inc(count)
-        for dial, weights_B in zip(self._dials, (batch.bias_removal_B, batch.popularity_B), strict=True):
+        for dial, weights_B in zip(
+            self._dials, (batch.bias_removal_B, batch.popularity_B, batch.cooccurrence_B), strict=True
+        ):
             for weight in weights_B.tolist():
                 dial.observe(weight)
         for bucket, count in batch.explored.items():
             self._explored[bucket].inc(count)
         for ids, count in unknown.items():
             self._unknown[ids].inc(count)
+        for kind, named in batch.ids.items():
+            self._count_ids(kind, named)
         for place, arm in enumerate(batch.arms_B or ()):
             if arm is not None and arm.counted:
                 self._arm_answers.labels(arm.run, arm.arm).inc()
@@ -228,6 +240,10 @@ class Metrics(Collector):
                 shown = np.bincount(batch.buckets_N[start : batch.ends_B[place]], minlength=len(BUCKET_NAMES))
                 for name, count in zip(BUCKET_NAMES, shown.tolist(), strict=True):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
+
+    def _count_ids(self, kind: IdKind, named: NamedIds) -> None:
+        self._named[kind].inc(named.ids)
+        self._unknown[kind].inc(named.unknown)
 
     def count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
         """Count queries and shown labels of a batch by group; None: a query with a vector."""
@@ -241,6 +257,7 @@ class Metrics(Collector):
         """Count the chosen labels of an event."""
         source = SOURCES.index(chosen.source)
         self._events[source].inc()
+        self._count_ids("feedback", chosen.ids)
         for counters, counts in ((self._positives[source], positives), (self._hits[source], hits)):
             for series, count in zip(counters, counts, strict=True):
                 if count:
@@ -253,9 +270,11 @@ class Metrics(Collector):
                 if count:
                     self._arm_choices.labels(chosen.arm.run, chosen.arm.arm, name).inc(count)
 
-    def begin_release(self, name: str, forecast: ForecastSettings | None = None) -> None:
-        """Set the release in service and its forecast of popularity."""
-        self._release, self._forecast = name, forecast
+    def begin_release(
+        self, name: str, forecast: ForecastSettings | None = None, cooccurrence_until: float | None = None
+    ) -> None:
+        """Set the release in service, its forecast of popularity, and the time of the last pair in its W."""
+        self._release, self._forecast, self._cooccurrence_until = name, forecast, cooccurrence_until
         self._swaps.inc()
 
     def collect(self) -> Iterator[Metric]:
@@ -276,8 +295,12 @@ class Metrics(Collector):
             age.add_metric([], time.time() - self._forecast.until)
             for kind, value in self._forecast.nats.items():
                 nats.add_metric([kind], value)
-        yield age
-        yield nats
+        together = GaugeMetricFamily(
+            "longtail_cooccurrence_age_seconds", "Since the last pair that the term of co-occurrence knows."
+        )
+        if self._cooccurrence_until is not None:
+            together.add_metric([], time.time() - self._cooccurrence_until)
+        yield from (age, nats, together)
 
     def scrape(self) -> bytes:
         """Return all series in Prometheus' text format, version 0.0.4."""

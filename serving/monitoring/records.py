@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 
@@ -25,6 +25,25 @@ class ArmAnswer:
     """Whether chance alone decided the arm, and the arm the settings, so that the answer counts in comparisons."""
 
 
+IdKind = Literal["query", "history", "feedback"]
+"""Where ids stood that the release should know: a query's features, its history, and the labels of feedback."""
+ID_KINDS: tuple[IdKind, ...] = get_args(IdKind)
+
+
+class NamedIds(NamedTuple):
+    """Ids of one kind in some queries or events.
+
+    Attributes:
+        senders: queries or events that named any.
+        ids: ids that they named.
+        unknown: of these, ids that the release does not know.
+    """
+
+    senders: int
+    ids: int
+    unknown: int
+
+
 @dataclass(frozen=True)
 class AnsweredBatch:
     """One answered batch of queries.
@@ -34,13 +53,17 @@ class AnsweredBatch:
             in it, even if embedded again; L and above are labels added since.
         ends_B: position after each query's last label, ascending.
         explored: number of randomly drawn labels, by bucket.
-        restricted_B: whether the client restricted the eligible labels (`buckets`, `allow`, `filter`), so that the
-            answer does not represent the release, bool [B]; None: no query is restricted.
+        restricted_B: whether the client restricted the eligible labels (`buckets`, `allow`, `filter`), bool [B]; None:
+            no query is restricted.
+        judged_at_B: λ whose promise holds for the answer, float32 [B]; NaN: the release promises nothing for it.
+        ids: what the queries named, by the kinds of `ID_KINDS`.
     """
 
     release: str
     bias_removal_B: Float32
     popularity_B: Float32
+    cooccurrence_B: Float32
+    judged_at_B: Float32
     rows_N: Int64
     scores_N: Float32
     ends_B: Sequence[int]
@@ -49,6 +72,7 @@ class AnsweredBatch:
     explored: Mapping[int, int] = field(default_factory=dict)
     arms_B: Sequence[ArmAnswer | None] | None = None
     restricted_B: Bools | None = None
+    ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)
 
 
 Source = Literal["feedback", "organic"]
@@ -64,6 +88,8 @@ class ChosenLabels:
         release: the release that answered, or would have answered.
         buckets: bucket of each label; −1: the release does not know the label, which is not counted as a positive.
         positions: position of each label in the answer; None: the answer did not hold it.
+        judged_at: λ whose promise holds for the answer; NaN: the release promises nothing for it.
+        k: labels of the answer.
     """
 
     source: Source
@@ -71,4 +97,11 @@ class ChosenLabels:
     buckets: Sequence[int]
     positions: Sequence[int | None]
     bias_removal: float
+    judged_at: float
+    k: int
     arm: ArmAnswer | None = None
+
+    @property
+    def ids(self) -> NamedIds:
+        """Count the labels, and those that the release does not know."""
+        return NamedIds(1, len(self.buckets), sum(bucket < 0 for bucket in self.buckets))

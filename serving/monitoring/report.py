@@ -20,19 +20,19 @@ from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.intervals import binomial_interval
-from longtail.serving.monitoring.records import SOURCES
-from longtail.serving.monitoring.ring import MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
+from longtail.serving.monitoring.records import ID_KINDS, SOURCES
+from longtail.serving.monitoring.ring import DIALS, KINDS, MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
 from longtail.serving.monitoring.verdict import SIGNALS
 
 WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
 """Lengths of the windows in minutes."""
-_NAMES = (*BUCKET_NAMES, "all")
 _SEVERITIES = {"unknown": math.nan, "watch": 1.0, "act": 2.0}
 _OF_WINDOW = {
     "exposure_psi": ("Population stability index of exposures by bucket against the baseline.", ("psi", "buckets")),
     "score_psi": ("The same of scores by decile.", ("psi", "scores")),
     "bias_removal_mean": ("Mean λ of the queries.", ("bias_removal",)),
     "popularity_weight_mean": ("Mean μ of the queries.", ("popularity_weight",)),
+    "cooccurrence_mean": ("Mean ω of the queries.", ("cooccurrence",)),
     "popularity": ("Mean training pairs of the answered labels.", ("popularity",)),
 }
 _Sample = tuple[tuple[str, ...], float]
@@ -62,9 +62,7 @@ def make_report(
             "seconds": 60 * minutes,
             **_window_json(counts, shown.coverage_since(first)),
             "recall": {
-                source: {
-                    name: _recall_json(*pair) for name, pair in zip(_NAMES, _recall_of(counts, place), strict=True)
-                }
+                source: {name: _recall_json(*pair) for name, pair in zip(KINDS, _recall_of(counts, place), strict=True)}
                 for place, source in enumerate(SOURCES)
             },
             "requests": {
@@ -83,8 +81,16 @@ def make_report(
         "baseline": None if baseline is None else baseline.report_json(),
         "windows": windows,
         "gini": shown.gini(now),
+        "ids_before": _ids_before(rows, release, now),
         "series": _series(rows, now),
     }
+
+
+def _ids_before(rows: npt.NDArray[np.void], release: str, now: float) -> dict[str, Any]:
+    """Return the ids of the last day that are not of the last hour of the release in service."""
+    first = int(now // 60) - WINDOWS["1h"] + 1
+    counts = total(rows[(rows["minute"] < first) | (rows["release"] != release.encode())])
+    return dict(zip(ID_KINDS, map(_ids_json, counts["ids"].astype(int).tolist()), strict=True))
 
 
 def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[str, Any]:
@@ -92,16 +98,15 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
     promised = counts["promised"][: len(BUCKET_NAMES)]
     return {
         "queries": int(queries),
-        "bias_removal": _ratio(counts["bias_removal"], queries),
-        "popularity_weight": _ratio(counts["popularity_weight"], queries),
-        "dials": dict(zip(("bias_removal", "popularity_weight"), map(dial_json, counts["dials"]), strict=True)),
+        **{name: _ratio(counts[name], queries) for name in DIALS},
+        "dials": dict(zip(DIALS, map(dial_json, counts["dials"]), strict=True)),
         "exposures": {
             name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": covered}
             for name, count, covered in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)
         },
         "coverage": coverage[1],
         "popularity": _ratio(counts["popularity"], exposures.sum()),
-        "unrestricted": {
+        "judged": {
             "queries": int(counts["judged_queries"]),
             "labels": int(judged.sum()),
             "shares": {
@@ -111,7 +116,12 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
                 name: _ratio(count, promised.sum()) for name, count in zip(BUCKET_NAMES, promised.tolist(), strict=True)
             },
             "scores": counts["judged_scores"].astype(int).tolist(),
+            "recall": {
+                source: dict(zip(KINDS, map(_promised_json, counts["judged_recall"][place]), strict=True))
+                for place, source in enumerate(SOURCES)
+            },
         },
+        "ids": dict(zip(ID_KINDS, map(_ids_json, counts["ids"].astype(int).tolist()), strict=True)),
         "psi": {
             "buckets": _exposure_psi(counts),
             "scores": _psi(counts["judged_scores"], counts["promised"][len(BUCKET_NAMES) :]),
@@ -139,6 +149,21 @@ def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
     """Return positives and hits of one source, by bucket and in total."""
     positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
     return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
+
+
+def _promised_json(counts: Array) -> dict[str, Any]:
+    """Return positives and hits that have a promise, and the recall promised for them with its 95 % interval."""
+    positives, hits, *promised = counts.tolist()
+    low, high = (_ratio(bound, positives) for bound in promised[1:])
+    return {
+        "positives": int(positives), "hits": int(hits), "promised": _ratio(promised[0], positives), "low": low,
+        "high": high,
+    }  # fmt: skip
+
+
+def _ids_json(counts: list[int]) -> dict[str, Any]:
+    senders, ids, unknown = counts
+    return {"senders": senders, "ids": ids, "unknown": unknown, "share": _ratio(unknown, ids)}
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
@@ -175,7 +200,7 @@ def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
         "psi": [drifts.get(minute) for minute in minutes],
         "recall": {
             source: {
-                name: [_ratio(*counts[of][bucket][::-1]) for counts in recall_M] for bucket, name in enumerate(_NAMES)
+                name: [_ratio(*counts[of][bucket][::-1]) for counts in recall_M] for bucket, name in enumerate(KINDS)
             }
             for of, source in enumerate(SOURCES)
         },
@@ -213,17 +238,23 @@ def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) ->
 
     windows = {window: None if report is None else report["windows"][window] for window in WINDOWS}
     by_bucket = [(bucket, window) for window in WINDOWS for bucket in BUCKET_NAMES]
-    by_source = [(source, bucket, window) for window in WINDOWS for source in SOURCES for bucket in _NAMES]
+    by_source = [(source, bucket, window) for window in WINDOWS for source in SOURCES for bucket in KINDS]
     yield gauge(
-        "exposure_share", "Share of the unrestricted answers' labels in the bucket.", ("bucket", "window"),
-        ((of, _at(windows[of[1]], "unrestricted", "shares", of[0])) for of in by_bucket),
+        "exposure_share", "Share of the judged answers' labels in the bucket.", ("bucket", "window"),
+        ((of, _at(windows[of[1]], "judged", "shares", of[0])) for of in by_bucket),
     )  # fmt: skip
     yield gauge(
-        "exposure_baseline_share", "The same share of calibration queries, for as many labels.", ("bucket", "window"),
-        ((of, _at(windows[of[1]], "unrestricted", "promised", of[0])) for of in by_bucket),
+        "exposure_baseline_share", "The same share of calibration queries, at the same λ.", ("bucket", "window"),
+        ((of, _at(windows[of[1]], "judged", "promised", of[0])) for of in by_bucket),
     )  # fmt: skip
     covered = [(of, _at(windows[of[1]], "exposures", of[0], "coverage")) for of in by_bucket]
     covered += [(("all", window), _at(figures, "coverage")) for window, figures in windows.items()]
+    text = "Share of ids in requests and feedback that the release does not know."
+    kinds = [(kind, window) for window in WINDOWS for kind in ID_KINDS]
+    yield gauge(
+        "ids_unknown_share", text, ("list", "window"),
+        ((of, _at(windows[of[1]], "ids", of[0], "share")) for of in kinds),
+    )  # fmt: skip
     text = "Share of the bucket's labels that were answered at all."
     yield gauge("coverage", text, ("bucket", "window"), covered)
     for name, text, figure in (

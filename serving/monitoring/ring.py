@@ -25,8 +25,8 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Float32, Int8, Int32, Int64
 from longtail.bundle.exposure import Counts, coverage, coverage_by_bucket, gini
-from longtail.serving.monitoring.baseline import DECILES
-from longtail.serving.monitoring.records import SOURCES
+from longtail.serving.monitoring.baseline import ALL, DECILES
+from longtail.serving.monitoring.records import ID_KINDS, SOURCES
 
 logger = logging.getLogger(__name__)
 
@@ -44,20 +44,26 @@ _SHIFT = 1 + 4 * _PER_DECADE
 LOWEST, WIDTH = -1.0, 0.05
 DIAL_BINS = 61
 """Bins of a dial around −1, −0.95, …, 2; values beyond count in the bin at that end."""
+DIALS = ("bias_removal", "popularity_weight", "cooccurrence")
+KINDS = (*BUCKET_NAMES, ALL)
 COUNTS = np.dtype(
     [
         ("queries", "f8"),
-        ("bias_removal", "f8"),  # sums of λ and μ
+        ("bias_removal", "f8"),  # sums of λ, μ and ω
         ("popularity_weight", "f8"),
+        ("cooccurrence", "f8"),
         ("popularity", "f8"),  # training pairs of the answered labels
         ("exposures", "f8", (len(BUCKET_NAMES),)),
-        ("judged_queries", "f8"),  # queries that the client did not restrict to some labels
+        ("judged_queries", "f8"),  # queries that the release promises something for
         ("judged_exposures", "f8", (len(BUCKET_NAMES),)),
         ("judged_scores", "f8", (DECILES,)),
-        ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # the baseline's exposures and deciles for the same depths
-        ("dials", "f8", (2, DIAL_BINS)),
+        ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # promised exposures and deciles of the same λ and depths
+        ("dials", "f8", (len(DIALS), DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
         ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # chosen labels that the answer held
+        # of chosen labels with a promise, by kind of label: positives, hits, promised hits and their bounds
+        ("judged_recall", "f8", (len(SOURCES), len(KINDS), 5)),
+        ("ids", "f8", (len(ID_KINDS), 3)),  # those who named ids, the ids, and those of them that are unknown
         ("dropped", "f8"),  # events that could not be kept
         ("requests", "f8"),
         ("errors", "f8"),

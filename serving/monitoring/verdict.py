@@ -1,8 +1,8 @@
 """Judge all signals in one verdict, which an operator should read before any figure.
 
 A signal is judged over the last hour, or over the last day if the hour has too few answers; load over five minutes.
-Only answers that the client did not restrict to some labels are compared with the baseline. A figure deviates from its
-promise if
+Every answer is held against the promise at its own λ and length; answers that the release promises nothing for, such as
+those restricted to some labels, are not judged. A figure deviates from its promise if
 
 - the difference is significant: the 99.9 % interval of the difference excludes 0 [Newcombe 1998]. Every bucket is
   tested every few seconds, so at 95 % false alarms would be permanent. Intervals are exact binomial ones with the
@@ -12,23 +12,28 @@ promise if
   against m [Yurdakul & Naranjo 2020].
 
 If the difference is not significant, but the interval includes twice or half the promise, the signal is unknown.
+
+Unknown ids have no promise. Their share is held against the rest of the last day, and against one half: a release that
+does not know most ids that it receives was trained on others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.monitoring.baseline import ALL, OfflineFigures
+from longtail.serving.monitoring.baseline import ALL
 from longtail.serving.monitoring.intervals import binomial_interval
+from longtail.serving.monitoring.records import ID_KINDS, IdKind
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
-    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "organic_recall",
-    "feedback_recall", "share_drift", "score_drift", "stale_release",
+    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "evaluation", "unknown_ids",
+    "organic_recall", "feedback_recall", "share_drift", "score_drift", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -41,6 +46,35 @@ _FLOOR, _MINUTE_SHARE, _NEAR_SHARE = 1e-4, 1e-3, 5e-3
 _STALE_DAYS = 30.0
 _CHI_SQUARE = 27.877164871256568
 """99.9 % quantile of χ² with 9 degrees of freedom, for ten deciles of scores."""
+_MOST, _NEARLY_ALL, _JUMP, _LARGE_JUMP = 0.5, 0.9, 0.02, 0.1
+"""Shares of unknown ids, and differences to the rest of the day, that are to be watched and that call for action."""
+_MOST_QUERIES = 1 << 24
+_ID_WORDS: dict[IdKind, str] = {
+    "query": "ids in the features of queries", "history": "entries of histories", "feedback": "labels of feedback",
+}  # fmt: skip
+_SPELLING = (
+    "the spelling of the ids that requests send: `example` of GET /v1/release has known ones, and `unknown` of every "
+    "answer counts the others"
+)
+_LOOK_AT: dict[Signal, str] = {
+    "label_log": "the service's log, and whether the state directory or database can be read",
+    "refused_release": "the service's log, and longtail-serve check for the release that was published",
+    "engine": "the server that holds the index, and the network between",
+    "experiments": "experiments.toml, and the service's log, which names the arm",
+    "records": "the disk, database or broker of LONGTAIL_EVENTS",
+    "errors": "the service's log, by the request_id of a failed answer",
+    "shed": "the load, LONGTAIL_QUEUE_LIMIT, and the number of workers or replicas",
+    "evaluation": "what changed after the evaluation: the counts, log p_n and embeddings of the release do not belong "
+    "together; build and publish again, or roll back",
+    "unknown_ids": _SPELLING,
+    "organic_recall": "the features that clients send with organic feedback, and the age of the training data",
+    "feedback_recall": "how clients show the answers, and which answer_id they send back",
+    "share_drift": "the features that queries send, and what was retrained or rebuilt: λ, the priors and k of each "
+    "answer are accounted for, so that the queries or the release differ from those of the evaluation",
+    "score_drift": "the features that queries send, such as ids, missing ones and units: the dials are accounted for",
+    "stale_release": "the job that trains and publishes",
+}
+"""Where the cause of a signal is to be looked for."""
 _WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24 hours"}
 
 
@@ -57,45 +91,126 @@ class Finding:
     expected: float | None = None
     low: float | None = None
     high: float | None = None
+    look_at: str | None = None
+    enough: int | None = None
+    """Queries of the window with which an unknown signal could be judged."""
 
 
 def judge(
-    report: Mapping[str, Any],
-    offline: OfflineFigures,
-    troubles: Mapping[Signal, str],
-    *,
-    organic_k: int = 20,
-    age_days: float | None = None,
+    report: Mapping[str, Any], troubles: Mapping[Signal, str], *, age_days: float | None = None
 ) -> dict[str, Any]:
     """Create `verdict` of GET /v1/monitoring: worst severity, sentence, and findings, worst first.
 
     Args:
         troubles: sentences about present problems, by signal.
-        organic_k: number of labels retrieved for an organic interaction.
         age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
     found = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
     found += _counted(windows["5m"]["requests"], day, age_days)
-    if not day["queries"]:
-        found.append(
-            Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
-        )
-    elif report["baseline"] is None:
-        sentence = "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
+    found += _unlike_evaluation(report["baseline"])
+    found += _unknown_ids(report)
+    if sentence := _nothing_to_judge(report):
         found.append(Finding("share_drift", "unknown", sentence))
-    hour, of_day = (dict(_judged(report, name, windows[name], offline, organic_k)) for name in ("1h", "24h"))
+    hour, of_day = (dict(_judged(report, name, windows[name])) for name in ("1h", "24h"))
     for key, of_hour in hour.items():
         of_both = of_day[key] if of_hour is None or of_hour.severity == "unknown" else of_hour
         if of_both is not None and of_both.severity != "steady":
             found.append(of_both)
-    found.sort(key=lambda one: (-SEVERITIES.index(one.severity), SIGNALS.index(one.signal), -_gap(one)))
-    well = f"The answers are what the release promised: {day['queries']:,} queries in {_WORDS['24h']}."
+    found.sort(
+        key=lambda one: (
+            -SEVERITIES.index(one.severity), -(one.enough or 0), SIGNALS.index(one.signal), -_gap(one),
+        )
+    )  # fmt: skip
+    named = [_with_look_at(one, found) for one in found]
+    queries, judged = day["queries"], day["judged"]["queries"]
+    counted = f"{queries:,} queries" if judged == queries else f"{judged:,} of {queries:,} queries have a promise"
+    well = f"The answers are what the release promised: {counted} in {_WORDS['24h']}."
     return {
-        "severity": found[0].severity if found else "steady",
-        "headline": found[0].sentence if found else well,
-        "findings": [asdict(one) for one in found],
+        "severity": named[0].severity if named else "steady",
+        "headline": _headline(named[0]) if named else well,
+        "findings": [asdict(one) for one in named],
     }
+
+
+def _headline(worst: Finding) -> str:
+    return worst.sentence if worst.look_at is None else f"{worst.sentence} Look at {worst.look_at}."
+
+
+def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
+    """Add where to look for the cause; unknown ids move shares, scores and recall, so they come first."""
+    if finding.severity not in ("watch", "act"):
+        return finding
+    moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
+    caused = moved and any(one.signal == "unknown_ids" for one in findings)
+    return replace(finding, look_at=_SPELLING if caused else _LOOK_AT[finding.signal])
+
+
+def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
+    """Say why no answer of the last day can be held against a promise; None if some can."""
+    day = report["windows"]["24h"]
+    if not day["queries"]:
+        return f"No queries of this release in {_WORDS['24h']}: there is nothing to judge yet."
+    if report["baseline"] is None:
+        return "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
+    if not day["judged"]["queries"]:
+        return (
+            f"None of the {day['queries']:,} queries of this release in {_WORDS['24h']} has a promise: all are for "
+            "similar labels, or set buckets, allow, filter, explore, mmr, max_per, or weights other than the default "
+            "of μ, ω or priors."
+        )
+    return None
+
+
+def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Judge what the index answers to held-out queries against what the model's evaluation had them answered.
+
+    Yields at most one finding, at the λ where the shares differ most. Permuted counts show at λ = 0 best, where they
+    rank nothing and only name the buckets.
+    """
+    found: list[tuple[float, Finding]] = []
+    for evaluated in () if baseline is None else baseline["evaluated"]:
+        for bucket in BUCKET_NAMES:
+            share, promised = evaluated["now"][bucket], evaluated["shares"][bucket]
+            ratio = max(share, _FLOOR) / max(promised, _FLOOR)
+            if _HALF < ratio < _TWICE:
+                continue
+            queries = baseline["queries"] if baseline is not None else 0
+            one, other = ((of, *binomial_interval(of, queries, _SURE)) for of in (share, promised))
+            if _differ(one, other):
+                sentence = (
+                    f"The release answers its held-out queries unlike its evaluation: {bucket} gets {_percent(share)} "
+                    f"at λ = {evaluated['bias_removal']:g}, k = {evaluated['k']}, where the evaluation had "
+                    f"{_percent(promised)}."
+                )
+                finding = Finding("evaluation", "act", sentence, bucket, None, share, promised, *one[1:])
+                found.append((abs(share - promised), finding))
+    if found:
+        yield max(found, key=lambda one: one[0])[1]
+
+
+def _unknown_ids(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge the shares of unknown ids against the rest of the day, and against most."""
+    for kind in ID_KINDS:
+        ids, before = report["windows"]["1h"]["ids"][kind], report["ids_before"][kind]
+        share, usual = ids["share"], before["share"] or 0.0
+        if not share:
+            continue
+        low, high = binomial_interval(share, ids["senders"], _SURE)
+        severity: Severity = "steady"
+        if before["senders"] and share > usual and share >= _MORE * usual:
+            bounds = binomial_interval(usual, before["senders"], _SURE)
+            if _differ((share, low, high), (usual, *bounds)) and share - usual >= _JUMP:
+                severity = "act" if share >= _TWICE * usual and share - usual >= _LARGE_JUMP else "watch"
+        if low >= _MOST and severity != "act":
+            severity = "act" if share >= _NEARLY_ALL else "watch"
+        if severity != "steady":
+            compared = f", {_percent(usual)} in the rest of the day" if before["senders"] else ""
+            sentence = (
+                f"{_percent(share)} of the {_ID_WORDS[kind]} are unknown to the release in {_WORDS['1h']}, "
+                f"{ids['unknown']:,} of {ids['ids']:,}{compared}."
+            )
+            yield Finding("unknown_ids", severity, sentence, None, "1h", share, before["share"], low, high)
 
 
 def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:
@@ -119,16 +234,15 @@ def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | 
 
 
 def _judged(
-    report: Mapping[str, Any], window: str, figures: Mapping[str, Any], offline: OfflineFigures, organic_k: int
+    report: Mapping[str, Any], window: str, figures: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, str], Finding | None]]:
     """Judge every estimate of one window, by signal and bucket; None: there is nothing to judge."""
+    judged = figures["judged"]
     for source in ("organic", "feedback"):
-        labels = sum(of["count"] for of in figures["exposures"].values())
-        k = organic_k if source == "organic" else labels / max(figures["queries"], 1)
         for kind in (ALL, *BUCKET_NAMES):
-            yield (source, kind), _recall(window, figures["recall"][source][kind], source, kind, offline, k)
-    baseline, judged = report["baseline"], figures["unrestricted"]
-    if baseline is not None and report["windows"]["24h"]["queries"]:
+            yield (source, kind), _recall(window, judged["recall"][source][kind], source, kind)
+    baseline = report["baseline"]
+    if baseline is not None and report["windows"]["24h"]["judged"]["queries"]:
         for bucket in BUCKET_NAMES:
             share, promised = judged["shares"][bucket], judged["promised"][bucket]
             # Added labels have no promise, and their exposures reduce the shares of the other buckets.
@@ -142,7 +256,7 @@ def _share(
     window: str, bucket: str, share: float | None, promised: float, queries: int, queries_before: int
 ) -> Finding:
     if share is None:
-        return _too_few("share_drift", bucket, window, queries)
+        return _too_few("share_drift", bucket, window, queries, None)
     low, high = binomial_interval(share, queries, _SURE)
     off = _differ((share, low, high), (promised, *binomial_interval(promised, queries_before, _SURE)))
     ratio = max(share, _FLOOR) / max(promised, _FLOOR)
@@ -151,11 +265,8 @@ def _share(
         severity = "act"
     elif off and not _LESS < ratio < _MORE:
         severity = "watch"
-    elif not off:
-        near, far = binomial_interval(share, queries, _USUAL)
-        tells = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
-        if not tells and max(promised - near, far - promised) >= _NEAR_SHARE:
-            return _too_few("share_drift", bucket, window, queries)
+    elif not off and not _tells(share, promised, queries):
+        return _too_few("share_drift", bucket, window, queries, _enough(float(f"{promised:.2g}")))
     times = f", {ratio:.1f} times as much" if ratio >= 1 else f", {100 * ratio:.0f} % of it"
     sentence = (
         f"{bucket.capitalize()} gets {_percent(share)} of the answers in {_WORDS[window]} where the release promised "
@@ -164,31 +275,52 @@ def _share(
     return Finding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
 
 
+def _tells(share: float, promised: float, queries: int) -> bool:
+    """Return whether a share of so many queries is neither half nor twice its promise."""
+    near, far = binomial_interval(share, queries, _USUAL)
+    apart = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
+    return apart or max(promised - near, far - promised) < _NEAR_SHARE
+
+
+@lru_cache(1024)
+def _enough(promised: float) -> int:
+    """Compute how many queries tell that a bucket gets what was promised."""
+    enough = 1
+    while enough < _MOST_QUERIES and not _tells(promised, promised, enough):
+        enough *= 2
+    fewer = enough // 2
+    while enough - fewer > max(enough // 20, 1):
+        middle = (fewer + enough) // 2
+        fewer, enough = (fewer, middle) if _tells(promised, promised, middle) else (middle, enough)
+    return enough
+
+
 def _scores(window: str, index: float | None, queries: int, queries_before: int) -> Finding:
     by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(queries_before, 1))
     if index is None or 0.1 <= index <= by_chance:
-        return _too_few("score_drift", None, window, queries)
+        least = 0.1 if index is None else index
+        chance_before = _CHI_SQUARE / max(queries_before, 1)
+        enough = math.ceil(_CHI_SQUARE / (least - chance_before)) if least > chance_before else None
+        return _too_few("score_drift", None, window, queries, enough)
     sentence = (
-        f"Scores are not distributed as those of held-out queries in {_WORDS[window]} (PSI {index:.2f}): other "
-        "queries, features or dials than those it was measured with."
+        f"Scores are not distributed as those of held-out queries at the same λ in {_WORDS[window]} "
+        f"(PSI {index:.2f}): other queries or features than those it was measured with."
     )
     severity: Severity = "act" if index > 0.25 else "watch" if index > 0.1 else "steady"
     return Finding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
 
 
-def _recall(
-    window: str, found: Mapping[str, Any], source: str, kind: str, offline: OfflineFigures, k: float
-) -> Finding | None:
-    measured = offline.recall_within(k)
-    if measured is None or kind not in measured[1] or not found["positives"]:
+def _recall(window: str, found: Mapping[str, Any], source: str, kind: str) -> Finding | None:
+    if not found["positives"]:
         return None
-    cutoff, (promised, promised_low, promised_high) = measured[0], measured[1][kind]
-    value, between = found["value"], ""
+    value, promised = found["hits"] / found["positives"], found["promised"]
     low, high = binomial_interval(value, found["positives"], _SURE)
-    wide = (promised, promised, promised)
-    if promised_low is not None and promised_high is not None:
-        between = f", {promised_low:.3f}–{promised_high:.3f}"
-        wide = (promised, promised + _WIDER * (promised_low - promised), promised + _WIDER * (promised_high - promised))
+    between, wide = "", (promised, promised, promised)
+    if found["low"] < promised or found["high"] > promised:
+        between = f" ({found['low']:.3f}–{found['high']:.3f})"
+        wide = (
+            promised, promised + _WIDER * (found["low"] - promised), promised + _WIDER * (found["high"] - promised),
+        )  # fmt: skip
     off, ratio = value < promised and _differ((value, low, high), wide), value / max(promised, _FLOOR)
     severity: Severity = "act" if off and ratio <= _HALF else "watch" if off and ratio <= _LESS else "steady"
     if severity == "steady" and low <= _HALF * promised and window == "1h":
@@ -196,17 +328,23 @@ def _recall(
     sentence = (
         f"Recall{'' if kind == ALL else f' of {kind} labels'} among "
         f"{'organic choices' if source == 'organic' else 'choices from answers'} is {value:.3f} in {_WORDS[window]}, "
-        f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised {promised:.3f} (recall@{cutoff}"
-        f"{between})."
+        f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised "
+        f"{promised:.3f}{between} at the same λ."
     )
     signal: Signal = "organic_recall" if source == "organic" else "feedback_recall"
     return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
 
 
-def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> Finding:
-    counted = f"{queries or 'no'} unrestricted {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
+def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enough: int | None) -> Finding:
+    counted = f"{queries or 'no'} {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
     what = f"{bucket}'s share" if bucket else "the scores"
-    return Finding(signal, "unknown", f"Too few answers to judge {what}: {counted}.", bucket, window)
+    if enough is not None:
+        enough = max(enough, 2 * queries) if enough <= queries else enough
+        digit = 10 ** max(len(str(enough)) - 2, 0)
+        enough = math.ceil(enough / digit) * digit
+        counted += f"; about {enough:,} would do"
+    sentence = f"Too few answers of this release to judge {what}: {counted}."
+    return Finding(signal, "unknown", sentence, bucket, window, enough=enough)
 
 
 def _gap(finding: Finding) -> float:

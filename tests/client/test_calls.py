@@ -167,8 +167,8 @@ def test_every_route_has_its_method_and_reads_every_key() -> None:
 
 RESULT = {
     "labels": [{"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}],
-    "bias_removal": 0.5, "popularity": 0.25, "cooccurrence": 0.75, "unknown": {"exclude": 1, "allow": 0, "history": 2},
-    "answer_id": "q0",
+    "bias_removal": 0.5, "popularity": 0.25, "cooccurrence": 0.75,
+    "unknown": {"query": 0, "history": 2, "exclude": 1, "allow": 0}, "answer_id": "q0",
 }  # fmt: skip
 ALPHA = Label("a", 1.5, "tail", {"title": "Alpha"})
 RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
@@ -184,7 +184,8 @@ LISTED, PLACE = {**KNOWN, "state": "hidden"}, {"release": "r", "request_id": "q"
             Answer(
                 (
                     Result(
-                        (ALPHA,), 0.5, 0.25, {"exclude": 1, "allow": 0, "history": 2}, answer_id="q0", cooccurrence=0.75
+                        (ALPHA,), 0.5, 0.25, {"query": 0, "history": 2, "exclude": 1, "allow": 0}, answer_id="q0",
+                        cooccurrence=0.75,
                     ),
                 ), "r", "q",
             ),

@@ -18,13 +18,16 @@ import pytest
 
 from longtail.bundle.manifest import LogColumns
 from longtail.index.construct.pairs import read_pairs
+from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.vectors import VectorFiles
+from longtail.tables import DataError
 from longtail.tables.times import UNITS
 from longtail.trainer.audit.lists import Columns, read_lists, rows_of
 from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.drafting.recipe import draft_recipe
+from tests.bundles import make_bundle
 
 ROWS = 24
 BEGIN = int(datetime(2026, 1, 31, 22, tzinfo=UTC).timestamp())
@@ -238,3 +241,30 @@ def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> Non
     assert {*found} == pairs
     assert {time for user, _, time in pairs if user[0] == "a"} == {time for user, _, time in pairs if user[0] == "c"}
     assert said == [f"pairs: without rows: {log}/e.csv"]
+
+
+def test_files_without_rows_are_named_at_every_door(tmp_path: Path) -> None:
+    folder, said = tmp_path / "a", list[str]()
+    folder.mkdir()
+    bundle = make_bundle(labels=20)
+    ids = bundle.labels.ids
+    table = {
+        "label_id": ids,
+        "query_id": ids,
+        "count": [1] * 20,
+        "vector": list(bundle.embeddings),
+        "margin": [0.5] * 20,
+    }
+    pq.write_table(pa.table(table).drop_columns("query_id"), folder / "a.parquet")
+    (folder / "b.csv").write_text("")
+    line = f"without rows: {folder}/b.csv"
+
+    VectorFiles(folder).read("given", said.append)
+    PriorTable(folder, {"margin": Limits(-1, 1)}).read(bundle, progress=said.append)
+    assert [text for text in said if "without rows" in text] == [f"labels: {line}", f"priors: {line}"]
+
+    pq.write_table(pa.table(table).select(["label_id", "query_id"]), folder / "a.parquet")
+    assert read_lists(folder, Columns("query_id", "label_id"), 5).empty_files == f"W{line[1:]}"
+    (folder / "a.parquet").unlink()
+    with pytest.raises(DataError, match=r"b\.csv: expected a header with the names of columns, found an empty file"):
+        read_lists(folder, Columns("query_id", "label_id"), 5)

@@ -181,3 +181,17 @@ def test_rows_of_ties_and_groups_are_the_same_each_time(tmp_path: Path) -> None:
 def test_columns_may_have_the_names_of_functions(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.csv").write_text(f"{name},u\nx,y\n")
     assert rows_of(f"SELECT {name}, u FROM '{tmp_path}/a.csv'") == [{name: "x", "u": "y"}]
+
+
+@pytest.mark.parametrize("condition", ["USING (item)", "ON a.item = b.item"])
+def test_ids_of_two_types_are_named_with_their_files(tmp_path: Path, condition: str) -> None:
+    (tmp_path / "ints.csv").write_text("item\n1\n2\n")
+    (tmp_path / "mixed.csv").write_text("item\n1\nA1\n")
+    joined = f"SELECT a.item FROM '{tmp_path}/ints.csv' AS a JOIN '{tmp_path}/mixed.csv' AS b"
+    with pytest.raises(DataError) as refused:
+        rows_of(f"{joined} {condition}")
+    assert str(refused.value).endswith(
+        f"; item is bigint in {tmp_path}/ints.csv and text in {tmp_path}/mixed.csv, by all of its values there: "
+        "compare item::VARCHAR with item::VARCHAR"
+    )
+    assert rows_of(f"{joined} ON a.item::VARCHAR = b.item::VARCHAR") == [{"item": 1}]

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 from collections.abc import Callable
@@ -5,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pyarrow.parquet as pq
 import pytest
@@ -133,6 +135,20 @@ def id_towers(tmp_path: Path, **sections: Any) -> Trained:
     recipe = tiny.recipe(**sections)
     dataset = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
     return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent())
+
+
+def test_a_tower_away_from_the_centre_of_the_labels_is_measured_as_at_it(finished: Finished, tmp_path: Path) -> None:
+    bundle, centre = Bundle.load(finished.out), [4.0, -8.0, 2.0, 1.0]
+    model = onnx.load_from_string(bundle.query_tower)
+    (output,) = model.graph.output
+    for node in model.graph.node:
+        node.output[:] = ["at_centre" if name == output.name else name for name in node.output]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(centre), "centre"))
+    model.graph.node.append(onnx.helper.make_node("Add", ["at_centre", "centre"], [output.name]))
+    manifest = bundle.manifest.model_copy(update={"centre": centre})
+    dataclasses.replace(bundle, manifest=manifest, query_tower=model.SerializeToString()).write(tmp_path / "moved")
+    before, after = (evaluate(path, finished.recipe).dial.curve for path in (finished.out, tmp_path / "moved"))
+    assert [point.metrics["recall@5"] for point in after] == [point.metrics["recall@5"] for point in before]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from longtail.trainer.evaluation.metrics import (
     Bootstrap,
     LabelFacts,
     Positives,
+    interval_of_difference,
     interval_of_share,
     inverse_propensity,
     metrics_of,
@@ -122,6 +123,43 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
         bootstrap=Bootstrap(2, resamples=50, seed=0),
     )["recall@1/tail"]  # fmt: skip
     assert missed.high == pytest.approx(1 - 0.025 ** (1 / 2)), "no hit of two is no certainty"
+
+
+SHARES = [(30, 0.02, 0.01), (30, 0.05, 0.03), (30, 0.2, 0.2), (150, 0.3, 0.2), (900, 0.05, 0.03)]
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(("pairs", "ours", "theirs"), SHARES)
+def test_the_interval_of_a_difference_holds_the_truth(pairs: int, ours: float, theirs: float, alike: float) -> None:
+    """A share `alike` of what the worse model finds is found by both; each query has three pairs, which correlate."""
+    rng, held = np.random.default_rng(8), list[bool]()
+    both = alike * theirs
+    for _ in range(400):
+        of_query, of_pair = rng.random((pairs // 3, 1)), rng.random((pairs // 3, 3))
+        place = np.where(rng.random((pairs // 3, 3)) < 0.5, of_query, of_pair)
+        found = place < ours, (place < both) | ((place >= ours) & (place < ours + theirs - both))
+        interval = interval_of_difference(
+            *(each.sum(axis=1).astype(np.float64) for each in found), np.full(len(place), 3.0)
+        )
+        held.append(interval.low <= ours - theirs <= interval.high)
+    assert np.mean(held) > 0.92
+
+
+def test_the_interval_of_a_difference_by_hand() -> None:
+    """Shares that are found by disjoint queries, by the same, and never."""
+    ours, theirs = np.array([1.0] * 3 + [0.0] * 7), np.array([0.0] * 9 + [1.0])
+    one, other = interval_of_share(ours, np.ones(10)), interval_of_share(theirs, np.ones(10))
+    apart = interval_of_difference(ours, theirs, np.ones(10))
+    correlation = -0.3 / np.sqrt(2.1 * 0.9)  # Σ (x − .3)(y − .1) = 0 − 10 · .03 over √(10 · .21 · 10 · .09)
+    below, above = 0.3 - one.low, other.high - 0.1
+    assert apart.value == pytest.approx(0.2)
+    assert apart.low == pytest.approx(0.2 - np.sqrt(below**2 - 2 * correlation * below * above + above**2))
+    same = interval_of_difference(ours, ours, np.ones(10))
+    margin = (one.high - 0.3) - (0.3 - one.low)
+    assert (same.low, same.high) == pytest.approx((-margin, margin))
+    never = interval_of_difference(np.zeros(5), np.zeros(5), np.ones(5))
+    limit = 1 - 0.025 ** (1 / 5)
+    assert (never.value, never.low, never.high) == pytest.approx((0, -limit, limit))
 
 
 def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:

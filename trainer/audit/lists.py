@@ -50,6 +50,7 @@ class Lists:
         queries: distinct queries, strings; `labels`: distinct labels, strings.
         query_E, label_E, place_E: rows of these, and the place in the list from 0, int32 [E].
         longer: lists of more than the K that are read.
+        empty_files: line about files without rows; None without any.
     """
 
     order: str
@@ -59,6 +60,7 @@ class Lists:
     label_E: Int32
     place_E: Int32
     longer: int
+    empty_files: str | None = None
 
 
 def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
@@ -97,6 +99,7 @@ def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
         duck.run(f"CREATE TABLE {entries} AS {source}")
         (longer,) = duck.row(f"SELECT count(*) FROM {entries} WHERE place = {k + 1}")
         found = duck.arrow(f"SELECT * FROM {entries} WHERE place <= {k} ORDER BY query, place")
+        empty_files = duck.empty_in_words()
     if not len(found):
         raise DataError(f"{where}: expected lists of labels, found none")
     queries, labels = (found[name].combine_chunks().dictionary_encode() for name in ("query", "label"))
@@ -104,7 +107,7 @@ def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
     query_E, label_E, place_E = (
         code.astype(np.int32) for code in (queries.indices.to_numpy(), labels.indices.to_numpy(), place_E)
     )
-    return Lists(order, queries.dictionary, labels.dictionary, query_E, label_E, place_E, longer)
+    return Lists(order, queries.dictionary, labels.dictionary, query_E, label_E, place_E, longer, empty_files)
 
 
 def _whole(table: Table) -> bool:

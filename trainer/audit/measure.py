@@ -273,7 +273,7 @@ def _findings(
 
 
 def _notes(placed: _Placed, lists: Lists, k: int) -> list[str]:
-    notes = []
+    notes = [] if lists.empty_files is None else [f"Lists: {lists.empty_files}"]
     if lists.longer:
         notes.append(
             f"{lists.longer:,} of {len(lists.queries):,} lists are longer than {k} labels: the rest is left out"

@@ -187,7 +187,7 @@ def _columns(
 
 
 def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
-    """Find the unit of times file by file, bring them to one unit, and find the rows that `data.since` keeps."""
+    """Bring times of all files to one unit, and find the rows that `data.since` keeps."""
     number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
     times = times_of_files(log.engine, log.table.name, file, number, micros, where=log.alive, now=now)
     for at in times.without:
@@ -300,7 +300,7 @@ def _weight(log: Log, data: DataConfig) -> str | None:
 
 
 def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
-    """Yield checks of times: one that cannot be true would decide splits, forecasts and ages."""
+    """Yield checks of times; impossible ones would decide splits, forecasts and ages."""
     name, clock = data.timestamp, log.clock
     if name is None or clock is None:
         return

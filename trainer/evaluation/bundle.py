@@ -233,7 +233,8 @@ class _OnData:
         bundle, recipe, dataset = self.bundle, self.recipe, self.dataset
         held_out, past = dataset.with_past(held_out, known, recipe.evaluation.history)
         features = self._encoding.query.with_history(past)
-        session = onnx_session(bundle.query_model, "query_tower.onnx")
+        session, centre = onnx_session(bundle.query_model, "query_tower.onnx"), bundle.manifest.centre
+        centre_D = np.array(0 if centre is None else centre, np.float32)
         training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
         held_out = _by_bundle_rows(held_out, self.rows_L)
         if not len(held_out):
@@ -241,7 +242,7 @@ class _OnData:
         return bias_removal_curve(
             held_out,
             past.with_labels(self.rows_L),
-            lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
+            lambda rows_B: session.run(None, features.of_queries(rows_B))[0] - centre_D,
             LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
             _config(bundle, recipe),
             seed=recipe.seed,
@@ -275,7 +276,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
 
 
 def _lacking(held_out: Pairs, rows_L: Int32, split: str) -> str | None:
-    """Describe the held-out pairs whose label is in no list, for the bundle lacks it; None without any."""
+    """Describe the held-out pairs whose label the bundle lacks; None without any."""
     lacking_n = rows_L[held_out.labels] < 0
     if not lacking_n.any():
         return None

@@ -26,7 +26,7 @@ from longtail.trainer.evaluation.baselines import (
     skipped,
     top_labels,
 )
-from longtail.trainer.evaluation.metrics import LabelFacts
+from longtail.trainer.evaluation.metrics import LabelFacts, interval_of_difference
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import k_of
 
@@ -157,11 +157,16 @@ def _differences(
     task: Task, ours: Mapping[str, tuple[Float64, Float64]], theirs: Mapping[str, tuple[Float64, Float64]]
 ) -> dict[str, Interval]:
     """Compute model minus baseline for metrics whose denominators do not depend on the lists."""
-    return {
-        name: task.bootstrap.interval(ours_N - theirs[name][0], over_N)
-        for name, (ours_N, over_N) in ours.items()
-        if not name.startswith(("exposure@", "popularity@")) and np.array_equal(over_N, theirs[name][1])
-    }
+    found = dict[str, Interval]()
+    for name, (ours_N, over_N) in ours.items():
+        theirs_N, same_N = theirs[name]
+        if name.startswith(("exposure@", "popularity@")) or not np.array_equal(over_N, same_N):
+            continue
+        if name.startswith("recall@") and "/" in name:  # a bucket may have few pairs, or none that is found
+            found[name] = interval_of_difference(*map(task.bootstrap.per_query, (ours_N, theirs_N, over_N)))
+        else:
+            found[name] = task.bootstrap.interval(ours_N - theirs_N, over_N)
+    return found
 
 
 def tuned(

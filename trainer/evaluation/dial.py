@@ -147,12 +147,12 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
-    bias_removal = 0.0 if noise.ahead else _best(curve, config, floors).bias_removal
+    bias_removal = 0.0 if noise.ahead else best_point(curve, config, floors).bias_removal
     if second := noise.second_line(prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    if noise.ahead and not noise.constant and (popularity := _best(curve, config, floors).popularity):
+    if noise.ahead and not noise.constant and (popularity := best_point(curve, config, floors).popularity):
         curve = curve + measure([Setting(at, popularity) for at in config.bias_removal if at])
-    best = Setting.of(_best(curve, config, floors))
+    best = Setting.of(best_point(curve, config, floors))
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
@@ -180,7 +180,7 @@ def chosen_by(config: EvaluationConfig) -> str:
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
 
 
-def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
+def best_point(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
     """Return the best of the points with the least total shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]

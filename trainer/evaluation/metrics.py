@@ -140,11 +140,17 @@ def interval_of_share(found_Q: Float64, pairs_Q: Float64) -> Interval:
     Args:
         found_Q, pairs_Q: found pairs and all pairs of every query, float64 [Q].
     """
+    share, low, high = _ends_of_share(found_Q, pairs_Q)
+    return Interval(value=share, low=low, high=high)
+
+
+def _ends_of_share(found_Q: Float64, pairs_Q: Float64) -> tuple[float, float, float]:
+    """Compute value and ends of `interval_of_share`."""
     from scipy.special import betaincinv  # type: ignore[import-untyped]  # a recipe is checked without it
 
     total = float(pairs_Q.sum())
     if total == 0:
-        return Interval(value=0.0, low=0.0, high=0.0)
+        return 0.0, 0.0, 0.0
     share, queries = float(found_Q.sum()) / total, int(np.count_nonzero(pairs_Q))
     variance = float(((found_Q - share * pairs_Q) ** 2).sum()) / total**2
     binomial = share * (1 - share) / total
@@ -152,7 +158,28 @@ def interval_of_share(found_Q: Float64, pairs_Q: Float64) -> Interval:
     found = share * effective
     low = betaincinv(found, effective - found + 1, _INTERVAL[0] / 100) if share > 0 else 0.0
     high = betaincinv(found + 1, effective - found, _INTERVAL[1] / 100) if share < 1 else 1.0
-    return Interval(value=share, low=float(low), high=float(high))
+    return share, float(low), float(high)
+
+
+def interval_of_difference(ours_Q: Float64, theirs_Q: Float64, pairs_Q: Float64) -> Interval:
+    """Compute the difference of two shares of found pairs, with a 95 % interval from those of both shares.
+
+    The intervals are joined by the shares' correlation over queries [Newcombe 1998, method 10].
+
+    Args:
+        ours_Q, theirs_Q, pairs_Q: pairs found by either model, and all pairs, of every query, float64 [Q].
+    """
+    (ours, *ours_ends), (theirs, *theirs_ends) = (_ends_of_share(found_Q, pairs_Q) for found_Q in (ours_Q, theirs_Q))
+    ours_Q, theirs_Q = ours_Q - ours * pairs_Q, theirs_Q - theirs * pairs_Q
+    spread = float(np.sqrt((ours_Q @ ours_Q) * (theirs_Q @ theirs_Q)))
+    correlation = float(np.clip(ours_Q @ theirs_Q / spread, -1, 1)) if spread else 0.0
+
+    def joined(one: float, other: float) -> float:
+        return float(np.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0)))
+
+    low = ours - theirs - joined(ours - ours_ends[0], theirs_ends[1] - theirs)
+    high = ours - theirs + joined(ours_ends[1] - ours, theirs - theirs_ends[0])
+    return Interval(value=ours - theirs, low=low, high=high)
 
 
 class LabelFacts(NamedTuple):

@@ -34,8 +34,8 @@ async def feedback(request: Request) -> Response:
                     f"{describe(id_)}",
                     field=f"events.{index}.labels.{place}",
                 )
-    await service.record_feedback(body.events, request.state.key)
-    return json_response(request, {"accepted": len(body.events)})
+    unknown = await service.record_feedback(body.events, request.state.key)
+    return json_response(request, {"accepted": len(body.events), "unknown": unknown})
 
 
 @router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})

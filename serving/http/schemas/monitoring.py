@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
 from longtail.serving.http.requests import Body, at_most, check_lengths, check_recorded
-from longtail.serving.monitoring.records import Source
+from longtail.serving.monitoring.records import IdKind, Source
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import MOST_QUERIES, Settings
 
@@ -32,6 +32,7 @@ class FeedbackAnswer(BaseModel):
     """Answer of POST /v1/feedback: the events are stored durably."""
 
     accepted: int
+    unknown: int = Field(default=0, description="Labels in them that the release of their answer does not know.")
     request_id: str
 
 
@@ -53,23 +54,46 @@ class Recall(BaseModel):
     high: float | None
 
 
-class Unrestricted(BaseModel):
-    """Answers without `buckets`, `allow` or `filter`, which the verdict judges.
+class PromisedRecall(BaseModel):
+    """Labels chosen that the evaluation promises recall for, at the λ and length of each answer."""
 
-    From each answer the first labels count, as many as the baseline has per query.
+    positives: int
+    hits: int
+    promised: float | None = Field(description="Recall promised for them; null of none.")
+    low: float | None = Field(description="Lower end of the evaluation's 95 % interval.")
+    high: float | None
+
+
+class Judged(BaseModel):
+    """Answers that the release has a promise for, which the verdict judges, each at its own λ.
+
+    Not those with `buckets`, `allow`, `filter`, `explore`, `mmr` or `max_per`, with another ω, prior or
+    `exclude_history` than the default, or with another μ where λ + μ is not one dial; and not similar labels. From each
+    answer the first labels count, as many as the baseline has per query.
     """
 
     queries: int
     labels: int
     shares: dict[BucketName, float | None]
     promised: dict[BucketName, float | None] = Field(
-        description="Shares that the baseline has of as many labels a query; null for none or without a baseline."
+        description="Shares that calibration queries get at the same λ and in as many labels a query; null for none or "
+        "without a baseline."
     )
-    scores: list[int] = Field(description="Of these labels, by the baseline's deciles.")
+    scores: list[int] = Field(description="Of these labels, by the deciles of the calibration scores at the same λ.")
+    recall: dict[Source, dict[BucketName | Literal["all"], PromisedRecall]]
+
+
+class NamedIds(BaseModel):
+    """Ids that the release should know."""
+
+    senders: int = Field(description="Queries or events that named any.")
+    ids: int
+    unknown: int
+    share: float | None = Field(description="Of unknown ones in all.")
 
 
 class Drift(BaseModel):
-    """Population stability index of unrestricted answers; null for too few labels or without a baseline."""
+    """Population stability index of judged answers; null for too few labels or without a baseline."""
 
     buckets: float | None
     scores: float | None
@@ -94,10 +118,11 @@ class Asked(BaseModel):
 
 
 class DialsAsked(BaseModel):
-    """Settings of λ and μ in queries, ascending; unused settings are left out."""
+    """Settings of λ, μ and ω in queries, ascending; unused settings are left out."""
 
     bias_removal: list[Asked]
     popularity_weight: list[Asked]
+    cooccurrence: list[Asked]
 
 
 class Finding(BaseModel):
@@ -115,6 +140,8 @@ class Finding(BaseModel):
     low: float | None = Field(description="Lower end of the 99.9 % interval of what was observed.")
     high: float | None
     sentence: str
+    enough: int | None = Field(description="Queries that would do to judge what is `unknown`.")
+    look_at: str | None = Field(description="Where to look for the cause of what is to be watched or calls for action.")
 
 
 class Verdict(BaseModel):
@@ -132,11 +159,15 @@ class Window(BaseModel):
     queries: int
     bias_removal: float | None = Field(description="Mean λ.")
     popularity_weight: float | None = Field(description="Mean μ, which requests call `popularity`.")
+    cooccurrence: float | None = Field(description="Mean ω.")
     dials: DialsAsked
     exposures: dict[BucketName, Share]
     coverage: float
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")
-    unrestricted: Unrestricted
+    judged: Judged
+    ids: dict[IdKind, NamedIds] = Field(
+        description="In features of queries of kind `id` or `bag`, in their histories, and in feedback."
+    )
     psi: Drift
     recall: dict[Source, dict[BucketName | Literal["all"], Recall]]
     dropped: int = Field(description="Events of answers and label changes that were not kept.")
@@ -152,9 +183,13 @@ class MonitoringAnswer(BaseModel):
     verdict: Verdict
     baseline: dict[str, JsonValue] | None = Field(
         description="What held-out queries are answered: λ, μ (`popularity_weight`), k, how many they are (`queries`), "
-        "shares, coverage, popularity, scores."
+        "shares, coverage, popularity, scores. `evaluated` has, at each λ of the curve and the largest k of "
+        "both, shares `now` and as the evaluation had them (`shares`)."
     )
     windows: dict[Literal["5m", "1h", "24h"], Window]
+    ids_before: dict[IdKind, NamedIds] = Field(
+        description="The same of the rest of the last day, before the last hour of the release in service."
+    )
     gini: float | None = Field(description="Gini coefficient of the labels' exposures of today and yesterday (UTC).")
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
     labels: dict[Literal["added", "hidden"], int]

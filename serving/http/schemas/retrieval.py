@@ -184,9 +184,10 @@ class Exploration(BaseModel):
 class UnknownIds(BaseModel):
     """Numbers of ids in the request that the release does not know and ignored."""
 
+    query: int = Field(default=0, description="In the features of kind `id` or `bag`, and the remembered query's id.")
+    history: int = Field(default=0, description="Of the history, as far as the answer needed it.")
     exclude: int
     allow: int
-    history: int = Field(default=0, description="Of the history, as far as the answer needed it.")
 
 
 class Ranking(BaseModel):

@@ -439,7 +439,10 @@ def test_over_http(tmp_path: Path) -> None:
         )
         assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in rows[:5]]
         assert [label["score"] for label in result["labels"]] == pytest.approx(scores[:5], rel=1e-5)
-        assert (result["cooccurrence"], result["unknown"]) == (1.5, {"exclude": 0, "allow": 0, "history": 2})
+        assert (result["cooccurrence"], result["unknown"]) == (
+            1.5,
+            {"query": 0, "history": 2, "exclude": 0, "allow": 0},
+        )
         together = {one["id"] for label in result["labels"] for one in label["explanation"]["because"]}
         assert together <= {"item-3", "item-21"}
         assert together

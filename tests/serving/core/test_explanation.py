@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import httpx2 as httpx
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
+from longtail.serving.core.explanation import intervals
 from longtail.serving.core.queries import Query
+from longtail.serving.core.ranking import Batch
 from tests.bundles import make_bundle
 from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher, results_of
@@ -73,6 +77,69 @@ def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], asked: dict[str, A
         if not of_bundle.get("proposal"):
             assert part["noise"] == pytest.approx(found["bias_removal"] * labels.log_pn[row], abs=1e-4)
         assert bool(part["bias"]) == bool(of_bundle.get("bias"))
+
+
+class Lines:
+    """A ranker whose scores are lines in λ, counting its searches."""
+
+    proposal = "π"
+
+    def __init__(self, at_zero: np.ndarray, slope: np.ndarray) -> None:
+        self.at_zero_L, self.slope_L, self.searches = at_zero, slope, 0
+
+    def rank(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        self.searches += 1
+        scores_BL = self.at_zero_L + batch.bias_removal_B[:, None] * self.slope_L
+        best_BK = np.argsort(-scores_BL, axis=1, kind="stable")[:, : batch.k]
+        return np.take_along_axis(scores_BL, best_BK, axis=1), best_BK
+
+    def scores(self, batch: Batch, rows_B: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [
+            self.at_zero_L[rows] + at * self.slope_L[rows]
+            for at, rows in zip(batch.bias_removal_B, rows_B, strict=True)
+        ]
+
+
+def exact_interval(ranker: Lines, row: int, own: float, k: int) -> tuple[float, float]:
+    """Walk over all crossings with other labels, from the query's λ to both sides."""
+    others = np.arange(len(ranker.slope_L)) != row
+    slope_L, ahead_L = (
+        (ranker.slope_L - ranker.slope_L[row])[others],
+        (ranker.at_zero_L - ranker.at_zero_L[row])[others],
+    )
+    crossings = -ahead_L / slope_L
+    ends = []
+    for limit, side in ((-1.0, -1), (2.0, 1)):
+        between = crossings[((crossings - own) * side > 0) & (crossings > -1) & (crossings < 2)]
+        places = [own, *sorted(between, key=lambda at: abs(at - own)), limit]
+        middles = [(near + far) / 2 for near, far in pairwise(places)]
+        out = [at for at, middle in enumerate(middles) if (ahead_L + middle * slope_L > 0).sum() >= k]
+        ends.append(places[out[0]] if out else places[-1])
+    return ends[0], ends[1]
+
+
+def test_an_interval_holds_no_gap_however_small() -> None:
+    rng, gaps = np.random.default_rng(2), 0
+    for _ in range(60):
+        labels, k, own = 300, int(rng.integers(1, 12)), float(rng.uniform(0, 1))
+        ranker = Lines(rng.normal(0, 1.5, labels) + 1.5, rng.normal(0, 1, labels) - 2)
+        batch = Batch(np.zeros((1, 1), np.float32), {}, np.array([own], np.float32), np.zeros(1, np.float32), [None], k)
+        own = float(batch.bias_removal_B[0])
+        (rows_K,) = ranker.rank(batch)[1]
+        ranker.searches = 0
+        found = intervals(ranker, batch, rows_K, (-1.0, 2.0))
+
+        assert ranker.searches <= 20
+        for row, interval in zip(rows_K, found, strict=True):
+            low, high = exact_interval(ranker, int(row), own, k)
+            assert interval is not None
+            assert interval[0] >= low - 2e-6
+            assert interval[1] <= high + 2e-6
+            assert interval == pytest.approx((low, high), abs=STEP)
+            # Where no searched λ lies in a gap, the end is exact.
+            ends = zip(interval, (low, high), strict=True)
+            gaps += any(abs(end - exact) < 3e-6 and -1 < exact < 2 for end, exact in ends)
+    assert gaps
 
 
 def test_what_was_drawn_has_no_interval() -> None:

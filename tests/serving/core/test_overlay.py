@@ -12,7 +12,7 @@ import onnx
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
+from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Upsert, replay
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
@@ -410,3 +410,37 @@ def test_an_overlay_over_a_real_index() -> None:
         np.testing.assert_array_equal(found[1] >= 0, expected[1] >= 0)
         np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
     assert not set(found[1].ravel()) & set(overlay.masked.tolist())
+
+
+def with_years() -> Bundle:
+    bundle = make_bundle(label_tower=True)
+    years = pa.array([2000] * bundle.manifest.labels)
+    return replace(bundle, labels=replace(bundle.labels, display=bundle.labels.display.append_column("year", years)))
+
+
+def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set() -> None:
+    bundle = with_years()
+    new = upsert("new", display={"title": "New", "year": 1999}, **label_features(3)).model_copy(
+        update={"priors": {"margin": 2.0}}
+    )
+    overlay = overlay_of(bundle, new, Patch(id="new", at=AT, display={"year": 2026}))
+    later = AT + timedelta(seconds=1)
+
+    again = overlay.after(upsert("new", later, **label_features(4)))
+    assert again.display == {"title": "New", "year": 2026}
+    assert again.priors == {"margin": 2.0}
+    assert again.features == label_features(4)
+    assert overlay.after(upsert("new", later, {"title": None})).display == {"title": None, "year": 2026}
+    assert overlay.with_changes([again]).added.display == [{"title": "New", "year": 2026}]
+
+    other = upsert("other", later, **label_features(4))
+    assert overlay.after(other) == other
+    hidden = overlay.with_changes([hide("new")])
+    assert hidden.after(upsert("new", later, **label_features(4))).display == {}
+
+
+def test_columns_that_a_release_does_not_take_are_left_behind() -> None:
+    bundle = with_years()
+    old = upsert("new", display={"title": "New", "year": "soon", "colour": "red"}, **label_features(3))
+    overlay = replace(overlay_of(bundle), changes=replay([old]))
+    assert overlay.after(upsert("new", **label_features(4))).display == {"title": "New"}

@@ -145,10 +145,30 @@ def test_what_cannot_be_patched_is_refused() -> None:
     title = {"display": {"title": "A"}}
     hidden = after(hide("item-3"))
     for id_ in ("no such", "item-3"):
-        with pytest.raises(UnknownLabelError, match="expected the id of a label of this release"):
+        with pytest.raises(UnknownLabelError, match=r"the id of a label of this release|not hidden, received"):
             records({"id": "item-5", **title}, {"id": id_, **title}, retriever=hidden)
     with pytest.raises(InvalidRequestError, match="colour"):
         records({"id": "item-5", "display": {"colour": "red"}}, retriever=hidden)
     with pytest.raises(NoLabelTowerError, match=r"has no leaf for them: train again"):
         records({"id": "item-5", **title}, retriever=after(bundle=make_bundle(labels=90, proposal=True)))
     assert records({"id": "item-5", **title}, retriever=hidden)[0].display == {"title": "A"}
+
+
+def test_a_newer_table_undoes_older_patches_and_names_them() -> None:
+    def built(hours: int) -> Bundle:
+        bundle = make_bundle(labels=60, label_tower=True)
+        return replace(bundle, manifest=bundle.manifest.model_copy(update={"created_at": AT + timedelta(hours=hours)}))
+
+    records = [
+        Patch(id="item-1", at=AT, display={"title": "before"}),
+        Patch(id="item-2", at=AT + timedelta(hours=9), display={"title": "after"}),
+    ]
+    before, newer = (after(*records, bundle=built(hours)).overlay for hours in (-5, 5))
+    assert (newer.undone_patches(before), before.undone_patches(before), before.undone_patches(newer)) == (
+        ["item-1"], [], [],
+    )  # fmt: skip
+
+
+def test_a_hidden_label_is_not_called_unknown() -> None:
+    with pytest.raises(UnknownLabelError, match="is hidden; POST /v1/labels/restore brings it back"):
+        after(hide("item-2")).label("item-2")

@@ -65,7 +65,7 @@ LABELS = [
 RETRIEVED = {
     "results": [
         {"labels": LABELS, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.5,
-         "unknown": {"exclude": 0, "allow": 0, "history": 0}},
+         "unknown": {"query": 0, "history": 0, "exclude": 0, "allow": 0}},
     ] * 2,
     "release": "r1", "request_id": "r-retrieve",
 }  # fmt: skip

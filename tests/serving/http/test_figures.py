@@ -35,7 +35,7 @@ def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Cl
             assert after[name] == value or math.isnan(value), name
     for window in monitored["windows"].values():
         assert (window["queries"], window["requests"]["count"], window["requests"]["p99_ms"]) == (0, 0, None)
-        assert window["dials"] == {"bias_removal": [], "popularity_weight": []}
+        assert window["dials"] == {"bias_removal": [], "popularity_weight": [], "cooccurrence": []}
         assert window["recall"]["feedback"]["all"]["positives"] == 0
     assert monitored["series"]["at"] == []
     retrieve(client, preview=False)

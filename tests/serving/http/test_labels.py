@@ -35,7 +35,7 @@ def test_similar_takes_the_dial_and_filters(client: httpx.Client) -> None:
     (dialled,) = similar(client, id="a", bias_removal=1)
     assert pairs(dialled) == [("c/é", 1.5 - 3 * LN2), ("b", -2 * LN2), ("4", -2 - 3 * LN2)]
     (filtered,) = similar(client, id="a", exclude=["c/é", "nobody"], k=1)
-    assert (pairs(filtered), filtered["unknown"]) == ([("b", 0)], {"exclude": 1, "allow": 0, "history": 0})
+    assert (pairs(filtered), filtered["unknown"]) == ([("b", 0)], {"query": 0, "history": 0, "exclude": 1, "allow": 0})
     (tail,) = similar(client, id="4", buckets=["tail"])
     assert pairs(tail) == [("c/é", (-0.75 - 0.45) / 0.5)]
 

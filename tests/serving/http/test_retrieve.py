@@ -59,7 +59,7 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
                 ],
                 "bias_removal": 0.0,
                 "popularity": 0.0,
-                "unknown": {"exclude": 0, "allow": 0, "history": 0},
+                "unknown": {"query": 0, "history": 0, "exclude": 0, "allow": 0},
             }
         ],
         "release": "plane-1",
@@ -127,11 +127,11 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
         {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "exclude": ["a", "nobody", 10**400]},
         {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "allow": ["a", "nobody"]},
     )
-    assert (ids(first), first["unknown"]) == (["c/é", "b", "4"], {"exclude": 2, "allow": 0, "history": 0})
-    assert (ids(second), second["unknown"]) == (["a"], {"exclude": 0, "allow": 1, "history": 0})
+    assert (ids(first), first["unknown"]) == (["c/é", "b", "4"], {"query": 0, "history": 0, "exclude": 2, "allow": 0})
+    assert (ids(second), second["unknown"]) == (["a"], {"query": 0, "history": 0, "exclude": 0, "allow": 1})
     metrics = client.get("/metrics").text
-    assert 'longtail_labels_unknown_total{list="exclude"} 2.0' in metrics
-    assert 'longtail_labels_unknown_total{list="allow"} 1.0' in metrics
+    assert 'longtail_ids_unknown_total{list="exclude"} 2.0' in metrics
+    assert 'longtail_ids_unknown_total{list="allow"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("options", [{}, {"explore": {"tail": 5}}, {"mmr": 0.5}, {"max_per": {"year": 1}, "pool": 600}])

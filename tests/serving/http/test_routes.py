@@ -19,7 +19,7 @@ from longtail.serving.events.folder import Segment
 from longtail.serving.http.schemas.labels import LabelsAnswer
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
-from longtail.serving.monitoring import Baseline
+from longtail.serving.monitoring import Baseline, Promises
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -110,7 +110,7 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
 
 
 BASELINE = Baseline(
-    0.5,
+    0.0,
     3,
     (0.5, 0.25, 0.25, 0.0),
     4.0,
@@ -127,7 +127,7 @@ BASELINE = Baseline(
 @pytest.mark.parametrize("queries", [0, 1, 100])
 def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Baseline | None, queries: int) -> None:
     retriever = plane_retriever()
-    retriever.baseline = baseline
+    retriever.promises = None if baseline is None else Promises(baseline)
     app = create_app(plane_settings(tmp_path), retriever=retriever)
     with client_of(app) as client:
         for _ in range(queries):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline, ChosenLabels, LiveFigures
-from longtail.serving.monitoring.records import Source
+from longtail.serving.monitoring import (
+    AnsweredBatch,
+    ArmAnswer,
+    Baseline,
+    ChosenLabels,
+    LiveFigures,
+    NamedIds,
+    Promises,
+)
+from longtail.serving.monitoring.records import IdKind, Source
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -51,6 +59,9 @@ def answered(
     popularity: float = 0.0,
     score: float = 0.5,
     restricted: bool = False,
+    cooccurrence: float = 0.0,
+    judged_at: float = 0.0,
+    ids: Mapping[IdKind, NamedIds] | None = None,
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since, which are new."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
@@ -59,12 +70,15 @@ def answered(
         release=release,
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
         popularity_B=np.full(len(lists), popularity, np.float32),
+        cooccurrence_B=np.full(len(lists), cooccurrence, np.float32),
+        judged_at_B=np.full(len(lists), np.nan if restricted else judged_at, np.float32),
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
         buckets_N=np.where(known, BUCKETS[rows % 12], 3).astype(np.int8),
         counts_N=np.where(known, COUNTS[rows % 12], 0),
         restricted_B=np.full(len(lists), restricted),
+        ids=ids or {},
     )
 
 
@@ -84,6 +98,8 @@ def chosen(
         buckets=[-1 if row < 0 else 3 if row >= 12 else int(BUCKETS[row]) for row in rows],
         positions=[list(answer).index(row) if row in answer else None for row in rows],
         bias_removal=bias_removal,
+        judged_at=bias_removal,
+        k=20,
         arm=arm,
     )
 
@@ -91,5 +107,5 @@ def chosen(
 def a_live(state: Path, clock: Clock, *, worker: int = 0, begin: bool = True, **more: Any) -> LiveFigures:
     live = LiveFigures(state, worker=worker, clock=clock, **more)
     if begin:
-        live.begin_release("r1", BUCKETS, BASELINE)
+        live.begin_release("r1", BUCKETS, Promises(BASELINE))
     return live

@@ -51,8 +51,8 @@ def test_a_choice_is_of_the_release_that_answered(live: LiveFigures, clock: Cloc
 
 def test_a_release_not_begun_lately_counts_answers_and_choices(live: LiveFigures, clock: Clock) -> None:
     """A staged release that an arm of an experiment answers from."""
-    shown, judged, deciles = live.count_answers(answered([[0, 4]], release="staged"))
-    assert (shown.tolist(), judged.tolist(), deciles) == ([1, 1, 0, 0], [1, 1, 0, 0], None)
+    shown, deciles = live.count_answers(answered([[0, 4]], release="staged"))
+    assert (shown.tolist(), deciles) == ([1, 1, 0, 0], None)
     live.count_choice(chosen([0, 5], [0, 4], release="staged"))
     assert recall(live, clock)["all"] == (0, 0)
     live.begin_release("staged", BUCKETS, None)

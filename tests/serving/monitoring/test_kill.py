@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from longtail.serving.monitoring import LiveFigures
+from longtail.serving.monitoring import LiveFigures, Promises
 from tests.serving.monitoring.shop import BASELINE, BUCKETS
 
 pytestmark = pytest.mark.process
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.process
 _WORKER = """
 import sys
 from pathlib import Path
-from longtail.serving.monitoring import LiveFigures
+from longtail.serving.monitoring import LiveFigures, Promises
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered, chosen
 
 state, worker, batches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 live = LiveFigures(state, worker=worker)
-live.begin_release("r1", BUCKETS, BASELINE)
+live.begin_release("r1", BUCKETS, Promises(BASELINE))
 for number in range(batches):
     live.count_answers(answered([[0, 4], [1, 8]]))
     live.count_choice(chosen([0, 8], [0, 4]))
@@ -40,7 +40,7 @@ def worker(state: Path, number: int, batches: int) -> subprocess.Popen[str]:
 def figures(state: Path) -> tuple[int, int, int]:
     """Queries, and positives and hits of choices."""
     live = LiveFigures(state)
-    live.begin_release("r1", BUCKETS, BASELINE)
+    live.begin_release("r1", BUCKETS, Promises(BASELINE))
     found: dict[str, Any] = live.report()["windows"]["24h"]
     live.close()
     return found["queries"], *(found["recall"]["feedback"]["all"][name] for name in ("positives", "hits"))

@@ -65,8 +65,8 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     dial = [counted[f'longtail_query_bias_removal_bucket{{le="{le}"}}'] for le in ("0.25", "0.5")]
     assert (dial, counted["longtail_query_bias_removal_count"]) == ([0, 2], 2)
     assert counted['longtail_scores_total{decile="1"}'] == 6
-    assert counted['longtail_labels_unknown_total{list="exclude"}'] == 2
-    assert counted['longtail_labels_unknown_total{list="allow"}'] == 1
+    assert counted['longtail_ids_unknown_total{list="exclude"}'] == 2
+    assert counted['longtail_ids_unknown_total{list="allow"}'] == 1
     clock.pass_(1)
     figures = monitoring.figures.report()["windows"]["5m"]
     assert figures["queries"] == 2

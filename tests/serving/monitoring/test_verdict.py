@@ -12,22 +12,25 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
-from longtail.serving.monitoring import AnsweredBatch, LiveFigures, OfflineFigures, measure_baseline, verdict
-from longtail.serving.monitoring.baseline import OfflineRecall
-from tests.serving.monitoring.shop import BASELINE, Clock, answered
+from longtail.serving.monitoring import AnsweredBatch, LiveFigures, NamedIds, Promises, measure_baseline, verdict
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, chosen
 
 PROMISED = {"head": 0.93, "torso": 0.065, "tail": 0.005, "new": 0.0}
-RECALL = {20: {"all": OfflineRecall(0.26, 0.23, 0.29), "tail": OfflineRecall(0.1, 0.05, 0.15)}}
+NO_IDS = {kind: {"senders": 0, "ids": 0, "unknown": 0, "share": None} for kind in ("query", "history", "feedback")}
 
 
 def baseline(shares: Mapping[str, float] = PROMISED, queries: int = 1000) -> dict[str, Any]:
     shares_of = tuple(shares.values())
-    return replace(BASELINE, shares=shares_of, queries=queries, coverage=(1, 0.8, 0.5, 0), k=20).report_json()
+    return replace(BASELINE, shares=shares_of, queries=queries, coverage=(1, 0.8, 0.5, 0), k=20).report_json() | {
+        "evaluated": []
+    }
 
 
 def recall(positives: int = 0, hits: int = 0) -> dict[str, Any]:
-    found = {"positives": positives, "hits": hits, "value": hits / positives if positives else None}
-    return dict.fromkeys((*BUCKET_NAMES, "all"), found)
+    """Recall that the evaluation promises to be 0.26."""
+    promised = (0.26, 0.23, 0.29) if positives else (None, None, None)
+    found = {"positives": positives, "hits": hits, **dict(zip(("promised", "low", "high"), promised, strict=True))}
+    return {kind: dict(found) for kind in (*BUCKET_NAMES, "all")}
 
 
 def window(
@@ -36,6 +39,8 @@ def window(
     *,
     scores: float = 0.01,
     promised: Mapping[str, float] | None = None,
+    recalled: Mapping[str, Any] | None = None,
+    ids: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """Twenty labels a query, none restricted."""
@@ -44,14 +49,15 @@ def window(
     return {
         "queries": queries,
         "exposures": {name: {"count": round(labels * of)} for name, of in shares.items()},
-        "unrestricted": {
+        "judged": {
             "queries": queries,
             "labels": labels,
             "shares": {name: of if queries else None for name, of in shares.items()},
             "promised": PROMISED if promised is None else promised,
+            "recall": {"feedback": recall(), "organic": recall()} if recalled is None else recalled,
         },
+        "ids": NO_IDS if ids is None else ids,
         "psi": {"buckets": psi(counts, list(PROMISED.values())), "scores": scores if labels >= 200 else None},
-        "recall": {"feedback": recall(), "organic": recall()},
         "dropped": 0,
         "requests": {"count": queries, "errors": 0, "shed": 0},
         **changes,
@@ -63,8 +69,9 @@ def evidence(hour: dict[str, Any], day: dict[str, Any] | None = None, **changes:
         "windows": {"5m": hour, "1h": hour, "24h": day or hour},
         "baseline": changes.pop("baseline", baseline()),
         "labels": {"added": changes.pop("added", 0)},
+        "ids_before": changes.pop("ids_before", NO_IDS),
     }
-    return {"report": report, "offline": OfflineFigures(RECALL), "troubles": {}, **changes}
+    return {"report": report, "troubles": {}, **changes}
 
 
 def judge(given: dict[str, Any]) -> dict[str, Any]:
@@ -83,16 +90,16 @@ def test_a_bucket_that_doubled_its_share_comes_first() -> None:
     """Torso 14.2 % against 6.5 %, where the PSI of all shares is 0.07."""
     live = {"head": 0.853, "torso": 0.142, "tail": 0.005, "new": 0.0}
     said = judge(evidence(window(shares=live, scores=2.54)))
-    assert (said["severity"], said["headline"]) == (
-        "act", "Torso gets 14.2 % of the answers in the last hour where the release promised 6.5 %, 2.2 times as much."
-    )  # fmt: skip
+    sentence = "Torso gets 14.2 % of the answers in the last hour where the release promised 6.5 %, 2.2 times as much."
+    assert said["severity"] == "act"
+    assert said["headline"].startswith(f"{sentence} Look at the features that queries send")
     first, second = said["findings"][:2]
     assert (first["signal"], first["bucket"], first["severity"]) == ("share_drift", "torso", "act")
     assert (first["observed"], first["expected"]) == (0.142, 0.065)
     # Clopper and Pearson: 284 of 2,000 queries, 99.9 %.
     assert (first["low"], first["high"]) == (pytest.approx(0.1175, abs=1e-4), pytest.approx(0.1693, abs=1e-4))
     assert (second["signal"], second["severity"], second["observed"]) == ("score_drift", "act", 2.54)
-    assert "other queries, features or dials" in second["sentence"]
+    assert "other queries or features" in second["sentence"]
     assert set(findings(said)) == {("share_drift", "torso"), ("score_drift", None)}
 
 
@@ -117,7 +124,11 @@ def test_few_answers_are_neither_drift_nor_steady(queries: int) -> None:
     live = {"head": 0.9, "torso": 0.09, "tail": 0.01, "new": 0.0}
     said = judge(evidence(window(queries, live, scores=0.6)))
     assert (said["severity"], findings(said)) == ("unknown", {})
-    assert said["headline"].startswith("Too few answers to judge ")
+    assert said["headline"].startswith("Too few answers of this release to judge ")
+    missing = {found["bucket"]: found["enough"] for found in said["findings"]}
+    # 3.84·p(1 − p)/d² of a normal interval is 221 for torso, d = p/2, less as the exact one is not symmetric.
+    assert 120 <= missing["torso"] <= 250
+    assert said["headline"].endswith(f"about {max(each or 0 for each in missing.values()):,} would do.")
 
 
 def test_the_day_counts_where_the_hour_cannot_tell() -> None:
@@ -142,11 +153,11 @@ def test_labels_added_since_have_no_promise_and_take_from_the_others() -> None:
 def test_recall_against_the_evaluation(positives: int, hits: int, severity: str | None) -> None:
     """0.26 promised: more is no matter, and an interval that holds it is none either."""
     figures = {"feedback": recall(), "organic": recall() | {"all": recall(positives, hits)["all"]}}
-    found = findings(judge(evidence(window(recall=figures)))).get(("organic_recall", None))
+    found = findings(judge(evidence(window(recalled=figures)))).get(("organic_recall", None))
     assert (found and found["severity"]) == severity
     if found:
         assert (found["observed"], found["expected"]) == (hits / positives, 0.26)
-        assert "recall@20, 0.230–0.290" in found["sentence"]
+        assert "promised 0.260 (0.230–0.290) at the same λ" in found["sentence"]
 
 
 def test_what_is_broken_comes_before_what_has_drifted() -> None:
@@ -156,7 +167,7 @@ def test_what_is_broken_comes_before_what_has_drifted() -> None:
     said = judge(evidence(hour, troubles=troubles, age_days=45.0))
     told = [(found["signal"], found["severity"]) for found in said["findings"]]
     assert told[:4] == [("label_log", "act"), ("refused_release", "act"), ("errors", "act"), ("share_drift", "act")]
-    assert said["headline"] == "No log."
+    assert said["headline"].startswith("No log. Look at the service's log")
     found = findings(said)
     assert found["errors", None]["sentence"] == "40 of 1,003 requests in the last 5 minutes broke (5xx)."
     assert {signal for (signal, _), of in found.items() if of["severity"] == "watch"} >= {
@@ -206,12 +217,13 @@ def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Pat
     assert measured is not None
     for name, lean, drifts in (("usual", 1.0, False), ("other", 0.3, True)):
         live = LiveFigures(tmp_path / name, clock=clock)
-        live.begin_release("r1", buckets, measured)
+        live.begin_release("r1", buckets, Promises(measured))
         for k in mix:
             found = retrieved(6000 // len(mix), k, lean)
             batch = AnsweredBatch(
                 release="r1", bias_removal_B=np.zeros(len(found), np.float32),
-                popularity_B=np.zeros(len(found), np.float32), rows_N=found.ravel(),
+                popularity_B=np.zeros(len(found), np.float32), cooccurrence_B=np.zeros(len(found), np.float32),
+                judged_at_B=np.zeros(len(found), np.float32), rows_N=found.ravel(),
                 scores_N=np.tile(-np.arange(k, dtype=np.float32), len(found)),
                 ends_B=(k * np.arange(1, 1 + len(found))).tolist(), buckets_N=buckets[found.ravel()],
                 counts_N=np.ones(found.size, np.int64),
@@ -245,3 +257,66 @@ def test_the_report_has_the_verdict_of_what_was_answered(live: LiveFigures, cloc
     assert {bucket for signal, bucket in findings(live_verdict(live, clock)) if signal == "share_drift"} == {
         "head", "torso", "tail"
     }  # fmt: skip
+
+
+def named(senders: int, ids: int, unknown: int) -> dict[str, Any]:
+    return {"senders": senders, "ids": ids, "unknown": unknown, "share": unknown / ids if ids else None}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "severity"),
+    [
+        ((300, 300, 300), (0, 0, 0), "act"),  # wrong from the first request on
+        ((20, 20, 20), (0, 0, 0), "act"),
+        ((5, 5, 5), (0, 0, 0), None),  # five strangers
+        ((300, 300, 210), (0, 0, 0), "watch"),  # most
+        ((300, 300, 60), (0, 0, 0), None),  # a fifth of users are new
+        ((300, 300, 60), (5000, 5000, 1000), None),
+        ((300, 300, 120), (5000, 5000, 250), "act"),  # from 5 % to 40 %
+        ((3000, 3000, 180), (5000, 5000, 150), "watch"),  # from 3 % to 6 %
+        ((3000, 3000, 40), (5000, 5000, 20), None),  # from .4 % to 1.3 %
+    ],
+)
+def test_unknown_ids_that_are_most_or_jump(
+    now: tuple[int, int, int], before: tuple[int, int, int], severity: str | None
+) -> None:
+    hour = window(ids=NO_IDS | {"query": named(*now)})
+    found = findings(judge(evidence(hour, ids_before=NO_IDS | {"query": named(*before)})))
+    finding = found.get(("unknown_ids", None))
+    assert (finding and finding["severity"]) == severity
+    if finding:
+        assert f"{now[2]:,} of {now[1]:,}" in finding["sentence"]
+        assert "spelling" in finding["look_at"]
+
+
+def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
+    live = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
+    hour = window(shares=live, ids=NO_IDS | {"query": named(900, 900, 900)})
+    said = judge(evidence(hour))
+    assert [found["signal"] for found in said["findings"][:2]] == ["unknown_ids", "share_drift"]
+    assert "spelling" in said["findings"][1]["look_at"]
+
+
+def test_traffic_without_any_promise_says_why(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[4, 5, 8, 9]] * 2000, restricted=True))
+    said = live_verdict(live, clock)
+    assert said["headline"].startswith("None of the 2,000 queries of this release in the last 24 hours has a promise")
+
+
+def test_a_new_release_is_not_said_to_be_without_queries(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 1, 4, 8]] * 400))
+    live.begin_release("r2", BUCKETS, Promises(BASELINE))
+    assert live_verdict(live, clock)["headline"].startswith("No queries of this release in the last 24 hours")
+
+
+def test_ids_are_counted_by_window_and_apart_from_the_rest_of_the_day(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]], ids={"query": NamedIds(1, 1, 0), "history": NamedIds(1, 4, 1)}))
+    clock.pass_(7200)
+    live.count_answers(answered([[0]], ids={"query": NamedIds(1, 1, 1), "history": NamedIds(0, 0, 0)}))
+    live.count_choice(chosen([0, -1]))
+    clock.pass_(1)
+    report = live.report()
+    hour, day, before = report["windows"]["1h"]["ids"], report["windows"]["24h"]["ids"], report["ids_before"]
+    assert hour == {"query": named(1, 1, 1), "history": named(0, 0, 0), "feedback": named(1, 2, 1)}
+    assert before == {"query": named(1, 1, 0), "history": named(1, 4, 1), "feedback": named(0, 0, 0)}
+    assert day["query"] == named(2, 2, 1)

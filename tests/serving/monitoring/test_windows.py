@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring import LiveFigures, measure_baseline, ring
+from longtail.serving.monitoring import LiveFigures, Promises, measure_baseline, ring
 from longtail.serving.monitoring.ring import MinuteRing, by_minute, total
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
 
@@ -46,7 +46,7 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
         }
         assert figures["coverage"] == pytest.approx(4 / 12)
         assert figures["popularity"] == pytest.approx((4 * 100 + 10 + 1) / 6)
-        assert figures["unrestricted"]["scores"] == [0, 5, 0, 0, 0, 0, 0, 0, 0, 1]
+        assert figures["judged"]["scores"] == [0, 5, 0, 0, 0, 0, 0, 0, 0, 1]
         assert figures["psi"] == {"buckets": None, "scores": None}
         assert (figures["requests"]["count"], figures["requests"]["errors"], figures["requests"]["shed"]) == (2, 1, 1)
         assert 3 < figures["requests"]["p50_ms"] < 5
@@ -59,7 +59,7 @@ def test_restricted_answers_are_shown_and_not_judged(live: LiveFigures, clock: C
     live.count_answers(answered([[8, 9, 10]], restricted=True))
     figures = window(live, "5m", clock)
     assert (figures["queries"], figures["exposures"]["tail"]["count"]) == (2, 3)
-    assert figures["unrestricted"] == {
+    assert {name: of for name, of in figures["judged"].items() if name != "recall"} == {
         "queries": 1, "labels": 2, "shares": {"head": 0.5, "torso": 0.5, "tail": 0.0, "new": 0.0},
         "promised": {"head": 0.5, "torso": 0.25, "tail": 0.25, "new": 0.0},
         "scores": [0, 0, 2, 0, 0, 0, 0, 0, 0, 0],
@@ -214,7 +214,7 @@ def test_a_full_disk_refuses_no_release(
 
     with monkeypatch.context() as patched:
         patched.setattr(fcntl, "flock", full)
-        live.begin_release("r2", BUCKETS, BASELINE)
+        live.begin_release("r2", BUCKETS, Promises(BASELINE))
     assert "kept in memory only" in caplog.text
     live.count_answers(answered([[0, 4]], release="r2"))
     live.count_request(0.001, 200)

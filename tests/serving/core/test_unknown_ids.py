@@ -1,0 +1,44 @@
+"""Ids that a release does not know are counted in the answer: those of another spelling look like no one's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from longtail.serving.core.queries import Query
+from longtail.serving.monitoring import NamedIds
+from tests.bundles import make_bundle
+from tests.serving.core.test_tree_ranking import retriever_of
+from tests.serving.plane import ExactSearcher, results_of
+
+
+def unknown(*queries: dict[str, Any], **asked: Any) -> tuple[list[tuple[int, int]], dict[str, NamedIds]]:
+    """Unknown ids of the features and of the history of each query, and all of them added up."""
+    bundle = make_bundle(labels=60, **asked)
+    retrieval = retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(**query) for query in queries])
+    counts = [result["unknown"] for result in results_of(retrieval)]
+    return [(each["query"], each["history"]) for each in counts], dict(retrieval.ids)
+
+
+@pytest.mark.parametrize(("user", "query"), [("u3", 0), ("U3", 1), ("u3 ", 1), (3, 1), (None, 0)])
+def test_a_user_of_another_spelling_is_unknown(user: object, query: int) -> None:
+    of_each, together = unknown({"features": {"user_id": user}})
+    assert of_each == [(query, 0)]
+    assert together["query"] == NamedIds(int(user is not None), int(user is not None), query)
+
+
+def test_entries_of_a_history_and_queries_without_any() -> None:
+    of_each, together = unknown(
+        {"features": {"user_id": "u3", "history": ["item-1", "zz1", "zz2"]}}, {"features": {}}, {"vector": [0.5] * 8}
+    )
+    assert of_each == [(0, 2), (0, 0), (0, 0)]
+    assert together == {"query": NamedIds(1, 1, 0), "history": NamedIds(1, 3, 2)}
+
+
+def test_the_id_of_a_remembered_query_and_a_history_beside_the_features() -> None:
+    queries = [
+        {"features": {"user_id": "u3"}, "history": ["item-1", "zz"]}, {"features": {"user_id": "U3"}},
+    ]  # fmt: skip
+    of_each, _ = unknown(*queries, cooccurrence=True)
+    assert of_each == [(0, 1), (1, 0)]
