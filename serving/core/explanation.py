@@ -1,6 +1,6 @@
 """Explain an answer: the parts of each label's score, and the interval of λ in which the label stays.
 
-Legend: `K` answered labels, `N` places on the dial.
+Legend: `K` answered labels, `N` searched λ, `U` labels of all lists, `u` rivals of a cell, `G` labels with a gap.
 """
 
 from __future__ import annotations
@@ -139,18 +139,18 @@ class _Lists:
         searched_N = np.array(sorted(self.best_of, reverse=step < 0))
         return searched_N[(searched_N - own) * step >= 0]
 
-    def leaves(self, near: float, far: float) -> Float64:
-        """Find the first λ between two searched ones at which each label leaves the best, float64 [K]; else `far`.
+    def leaves(self, near: float, far: float, wanted_K: Bools) -> Float64:
+        """Find the first λ between two searched ones at which each wanted label leaves the best; else `far`.
 
-        Each label is among the best at both. A score is linear in λ, so only labels that are above a label at one of
-        the two can be above it between them.
+        Each wanted label is among the best at both. A score is linear in λ, so only labels that are above a label at
+        one of the two can be above it between them.
         """
         rows_U, slope_U, score_U = self._scores
         rivals_u = np.union1d(self.best_of[near], self.best_of[far])
         rivals_u = np.searchsorted(rows_U, rivals_u[rivals_u >= 0])
-        labels_K = np.searchsorted(rows_U, self._rows_K)
+        labels_K = np.searchsorted(rows_U, self._rows_K[wanted_K])
 
-        def above(at: float) -> Float64:
+        def above(at: float) -> Float64:  # by how much rivals are above each label, [u, K]
             at_U = score_U + at * slope_U
             return at_U[rivals_u, None] - at_U[labels_K]
 
@@ -166,9 +166,9 @@ class _Lists:
         # Rounding must not put a label out of the list that was searched.
         first_K = np.minimum((near_uK > 0).sum(axis=0), self._query.k - 1)
         out_uK = first_K + change_uK.cumsum(axis=0) >= self._query.k
-        gaps_K = np.flatnonzero(out_uK.any(axis=0))
-        share_G = np.take_along_axis(share_uK, order_uK, axis=0)[out_uK.argmax(axis=0)[gaps_K], gaps_K]
-        leaves_K[gaps_K] = near + share_G * (far - near)
+        gaps_G = np.flatnonzero(out_uK.any(axis=0))
+        share_G = np.take_along_axis(share_uK, order_uK, axis=0)[out_uK.argmax(axis=0)[gaps_G], gaps_G]
+        leaves_K[gaps_G] = near + share_G * (far - near)
         return leaves_K
 
     @cached_property
@@ -210,7 +210,6 @@ def _last(lists: _Lists, own: float, step: int) -> Float64:
         stays_K = stays_K & lists.inside_of[far]
         if not stays_K.any():
             break
-        leaves_K = lists.leaves(near, far)
-        ends_K[stays_K] = leaves_K[stays_K]
-        stays_K = stays_K & (leaves_K == far)
+        ends_K[stays_K] = lists.leaves(near, far, stays_K)
+        stays_K = stays_K & (ends_K == far)
     return ends_K

@@ -84,6 +84,7 @@ SILENCES = [(gap, hours, 1.0) for gap in (0, 1, 3, 7) for hours in (2, 24)]
 THIN = [(0, 240, share) for share in (1.0, 0.3, 0.1, 0.03, 0.01)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refreshes", [1, 6])
 @pytest.mark.parametrize("law", LAWS)
 def test_a_refresh_is_not_worse_than_none(law: str, refreshes: int) -> None:

@@ -308,7 +308,8 @@ class EvaluationConfig(Section):
     higher is better may have a floor: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. A table makes a floor relative
     to another λ, `{ tail = { times = 1.5, bias_removal = 1.0 } }`, or to the best λ of the grid,
     `{ "recall@20" = { times = 0.99 } }`. The default λ, then μ, is the best setting that reaches all floors. If none
-    does, it is the nearest, with a warning."""
+    does, it is the nearest, with a warning. Epochs and the temperatures of `auto` are compared by the same rule, except
+    with `target_prior`."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for a target distribution of labels that differs from valid. `uniform` makes every label equally
     likely; a path, relative to the recipe, names a table with columns `label` and `share`. Pairs of valid then have

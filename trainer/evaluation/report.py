@@ -91,7 +91,9 @@ def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> 
         )
         for each in figures
     )
-    caption = "counts: of training; forecast: as released; refreshed: by the pairs before the period"
+    caption = (
+        "counts: of training; forecast: as released; refreshed: by the pairs before the period, with labels dated in it"
+    )
     return _terminal_table(f"{name}, top {k}", caption, ["from", "pairs", "prior", "recall", *BUCKET_NAMES], rows)
 
 

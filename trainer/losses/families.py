@@ -118,7 +118,7 @@ def pairwise_softmax(
     Relations: approaches `bilateral_softmax` with ρ = 1 as c grows.
 
     Example:
-        >>> pairwise_softmax(*row, width=2.0).numpy().round(4)  # (1 − tanh ½)² + (1 − tanh 1)²
+        >>> pairwise_softmax(*row, width=2.0).numpy().round(4)  # the log of (1 − tanh ½)² + (1 − tanh 1)²
         array([-1.0609], dtype=float32)
     """
     log_term_BM = log_weight_BM + width * _LOG_OF[activation]((negative_BM - positive_B[:, None]) / width)
