@@ -49,7 +49,7 @@ Error = Callable[[Int32, Int32], float]
 
 
 class Choice(NamedTuple):
-    """The term that is best on valid, and the setting at which it is."""
+    """The term that is best on valid, and the setting at which it is; ω = 0 where its gain is within chance."""
 
     cooccurrence: Cooccurrence
     best: Setting
@@ -59,7 +59,7 @@ def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
     metric: Value, judge: Value, error: Error, k: int,
 ) -> Choice | None:  # fmt: skip
-    """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are within chance.
+    """Choose W, the reading of histories, λ or μ, and ω; None without a W or an ω above 0.
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
@@ -110,7 +110,7 @@ def choose_term(
     best = int(means_GW.argmax())
     towers = int(np.argmax(alone))
     if judged_GW.ravel()[best] - alone[towers] <= error(top_SNK[best], lists.top_GNK[towers, :, :k]):
-        return None
+        return Choice(chosen, lists.settings[towers])
     within = [best]
     if dataset.ordered and recipe.prior.kind == "count":
         within += [

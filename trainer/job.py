@@ -365,11 +365,15 @@ def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
 
 
 def say_of_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter) -> None:
-    """Report the term of co-occurrence and its gain on valid by bucket, or that valid sees none."""
+    """Report the term of co-occurrence and its gain on valid by bucket, or that the gain is within chance."""
     if recipe.cooccurrence is None or not dial.curve:
         return
     if dial.cooccurrence is None:
-        reporter.say("Co-occurrence: left out, because valid sees no gain of the term")
+        reporter.say("Co-occurrence: left out, because there is nothing to choose it from")
+        return
+    if not dial.default.cooccurrence:
+        words = in_words(dial.cooccurrence)
+        reporter.say(f"Co-occurrence on valid: its gain is within chance, so that requests alone set ω; {words}")
         return
     points = {Setting.of(point): point.metrics for point in dial.curve}
     k, before, after = recipe.evaluation.k, points[towers], points[dial.default]

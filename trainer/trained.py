@@ -279,7 +279,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         if (of_term := trained.recipe.cooccurrence) is not None:
             choice = _choose_term(trained, dataset, held_out, past, curve)
             if choice is not None:
-                term, best = choice.cooccurrence, choice.best
+                term, best = choice.cooccurrence, choice.best if choice.best.cooccurrence else towers
                 trained = replace(trained, cooccurrence=term)
                 curve = measure([*lines(config, noise, best, [0.0, *of_term.weights]), towers])
                 found.keep([Setting.of(point) for point in curve])

@@ -153,7 +153,7 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
     assert settings(within=0.0, gain=0.5) == Setting(1.0, 0.0, 5.0)
     assert settings(within=10.0, gain=0.5) == Setting(0.0, 0.0, 5.0)
     assert settings(within=10.0, gain=0.5, dataset=unordered) == Setting(1.0, 0.0, 5.0)
-    assert settings(within=10.0, gain=2.0) is None
+    assert settings(within=10.0, gain=2.0) == Setting(0.0)
     first_NK, second_NK = lists.top_GNK[0], lists.top_GNK[2]
     hits_N, other_N = (
         (top_NK[:, :3] == world.task.positives.label_rows[:, None]).any(axis=1) for top_NK in (first_NK, second_NK)
@@ -200,13 +200,28 @@ def test_a_job_chooses_the_term_and_serves_what_it_measured(tmp_path: Path) -> N
     assert b"Co-occurrence" in (tmp_path / "model" / "report.html").read_bytes()
 
 
-def test_a_job_without_gain_has_no_term(tmp_path: Path) -> None:
+def test_a_job_whose_gain_is_within_chance_leaves_the_weight_to_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Task, "error", lambda *_: 1.0)
+    console = Console(record=True, width=200, file=StringIO())
+    bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console))
+    settings = bundle.manifest.cooccurrence
+    assert settings is not None
+    assert settings.default == 0
+    assert settings.maximum > 0
+    assert bundle.cooccurrence is not None
+    assert {point.cooccurrence for point in bundle.manifest.bias_removal.curve} >= {0, 0.1, 1}
+    assert "its gain is within chance, so that requests alone set ω" in console.export_text()
+
+
+def test_a_job_with_nothing_to_choose_from_has_no_term(tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=StringIO())
     recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + "\n[cooccurrence]\nweights = [0]\n")
     bundle = fit(recipe, tmp_path / "model", Reporter(console))
     assert bundle.manifest.cooccurrence is None
     assert bundle.cooccurrence is None
-    assert "Co-occurrence: left out, because valid sees no gain of the term" in console.export_text()
+    assert "Co-occurrence: left out, because there is nothing to choose it from" in console.export_text()
 
 
 def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:

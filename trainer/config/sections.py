@@ -138,8 +138,8 @@ class PriorConfig(Section):
 class CooccurrenceConfig(Section):
     """Add what was chosen together with a query's last labels to the score [METHODS §11].
 
-    Every list holds the values among which valid chooses; one value fixes a setting. Where valid sees no gain, the
-    model gets no term. `[cooccurrence]` alone takes all defaults.
+    Every list holds the values among which valid chooses; one value fixes a setting. Where the gain on
+    valid is within chance, ω is 0 but for requests that set it. `[cooccurrence]` alone takes all defaults.
     """
 
     kinds: list[Literal["walk", "cosine", "next", "mixed"]] = Field(default=["walk", "next", "mixed"], min_length=1)

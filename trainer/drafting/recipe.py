@@ -389,7 +389,7 @@ def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
     return [
         *words,
         "[cooccurrence]",
-        "# `fit` chooses its settings and weight on valid, and leaves it out if valid sees no gain.",
+        "# `fit` chooses its settings and weight on valid: 0 where the gain is within chance.",
         "",
     ]
 
