@@ -57,7 +57,7 @@ def clone(folder: Path, *, environment: Path | None = Path(sys.prefix)) -> Path:
         check=True,
     )
     for name in tracked.stdout.decode().split("\0"):
-        if name and (ROOT / name).is_file():
+        if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink()):  # a link to each room
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     if environment is not None:

@@ -248,10 +248,9 @@ def test_a_command_that_lacks_a_part_names_its_extra(
     found = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | backend, capture_output=True, text=True
     )
-    install = f"pip install '{commands._source()}[{extra}]'"
-    assert found.stderr.splitlines() == [
-        f"{command[0]}: expected the extra '{extra}', found no module '{missing}': {install}"
-    ]
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install '")
+    assert line.endswith(f"[{extra}]'")
     assert found.returncode == 2
 
 

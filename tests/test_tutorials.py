@@ -45,7 +45,7 @@ def test_from_a_log_to_a_service(whole: bool, tmp_path: Path) -> None:
     assert len(re.findall(r"(?m)^published: ", shown)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_operating_a_service(tmp_path: Path) -> None:
     """Sections 1 to 3, on a directory with two releases; sections 5 and 6 need containers."""
     releases = f"""

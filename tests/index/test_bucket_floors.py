@@ -158,7 +158,7 @@ def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys
     assert run("publish", releases.root, "poor", "--force") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "published: poor"
-    assert captured.err.splitlines() == [
+    assert captured.err.splitlines()[:2] == [
         "longtail-index: poor IS PUBLISHED ALL THE SAME (--force):",
         "  tail: expected recall@20 of at least 0.018 (10 % below CURRENT's 0.02), found 0.017 at λ = 0.8",
     ]
