@@ -41,10 +41,11 @@ PROCESS_FOLDERS = tuple(
     HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs", "torch")
 )
 LONG_FILES = (
-    "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py", "trainer/test_tune.py", "trainer/test_backends.py",
+    "test_readme.py", "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py", "end_to_end/test_doors.py",
+    "index/test_milvus.py", "test_tutorials.py", "trainer/test_tune.py", "trainer/test_backends.py",
     "end_to_end/test_ledger.py", "end_to_end/test_replicas.py", "trainer/test_sequences.py",
     "trainer/test_temperature.py", "trainer/test_compiled.py", "trainer/test_blocks.py", "trainer/test_resume.py",
-    "examples/test_notebooks.py", "test_readme.py",
+    "examples/test_notebooks.py",
 )  # fmt: skip
 """A minute each. They begin first, so that no core waits at the end for one that has just begun; `make test` keeps
 pytest-xdist from sorting files by how many tests they have, which puts most of these last."""
