@@ -5,7 +5,7 @@ const ASK_FOR = {
   feedback: ["No feedback", "Report what users took of an answer: ", '{"events": [{"answer_id": …, "labels": […]}]}'],
   organic: [
     "No organic interaction",
-    "Report what users found by themselves: ",
+    "Report what users took elsewhere: ",
     '{"events": [{"features": …, "labels": […]}]}',
   ],
 };
