@@ -19,6 +19,7 @@ from urllib.request import url2pathname
 
 from longtail.bundle.errors import StorageError
 from longtail.bundle.manifest import FileRecord
+from longtail.extras import pip_install
 
 _CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "20s", "timeout": "60s"}
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
@@ -71,9 +72,7 @@ class ObjectStore:
             import obstore
             from obstore import exceptions, store
         except ImportError as error:
-            raise StorageError(
-                f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}"
-            ) from error
+            raise StorageError(f"{url}: expected the extra `remote`, {pip_install('remote')}: {error}") from error
         self._api, self._errors = obstore, exceptions
         with self._asking("open it"):
             self._store = store.from_url(self.url, **options_of(self.url))

@@ -18,6 +18,7 @@ from longtail.bundle.integrity import MANIFEST, read_manifest, verify_files
 from longtail.bundle.manifest import Manifest, Record
 from longtail.bundle.remote import copies_of, downloading
 from longtail.bundle.store import atomic_directory, sha256_of
+from longtail.extras import pip_install
 
 _SCHEME = "models:/"
 _PLACE = re.compile(r"models:/(?P<name>[^/@:]+)(/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
@@ -142,7 +143,7 @@ def _asking(place: str) -> Iterator[Any]:
     try:
         import mlflow
     except ImportError as error:
-        raise StorageError(f"{place}: expected the extra `mlflow`, pip install 'longtail[mlflow]': {error}") from error
+        raise StorageError(f"{place}: expected the extra `mlflow`, {pip_install('mlflow')}: {error}") from error
     try:
         yield mlflow
     except mlflow.exceptions.MlflowException as error:

@@ -6,12 +6,12 @@ They are outside the rooms, because they must run where a room cannot be importe
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, version
-from urllib.parse import unquote, urlsplit
+from importlib.metadata import version
+
+from longtail.extras import pip_install
 
 __all__ = ["audit", "index", "main", "serving", "trainer"]
 
@@ -81,22 +81,11 @@ def _run(command: str, package: str, *, extra: str) -> None:
         if missing in ("", "longtail"):
             raise
         needed = _OTHERS.get(missing, extra)
-        install = f"pip install '{_source()}[{needed}]'"
         print(
-            f"{command}: expected the extra {needed!r}, found no module {missing!r}: {install}",
+            f"{command}: expected the extra {needed!r}, found no module {missing!r}: {pip_install(needed)}",
             file=sys.stderr,
         )
         sys.exit(2)
-
-
-def _source() -> str:
-    """Return what pip installs Longtail from: a clone or a wheel on this machine, or an index."""
-    try:
-        record = distribution("longtail").read_text("direct_url.json")
-    except PackageNotFoundError:  # a checkout that is only on Python's path
-        return "."
-    url = urlsplit(json.loads(record or "{}").get("url", ""))
-    return unquote(url.path) if url.scheme == "file" else "longtail"
 
 
 def _write_any_text() -> None:

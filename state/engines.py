@@ -18,6 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from longtail.extras import pip_install
 from longtail.state.errors import StoreError
 from longtail.state.place import Postgres
 
@@ -76,7 +77,7 @@ def postgres_engine(place: Postgres) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{place}: expected the extra 'postgres', found no module {error.name!r}: pip install 'longtail[postgres]'"
+            f"{place}: expected the extra 'postgres', found no module {error.name!r}: {pip_install('postgres')}"
         ) from error
 
     @event.listens_for(engine, "do_connect")

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from longtail.bundle.validation import did_you_mean
+from longtail.extras import pip_install
 from longtail.tables.errors import DataError
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -200,7 +201,7 @@ def _remote(url: str) -> list[DataFile]:
 
         from longtail.bundle.objects import options_of
     except ImportError as error:
-        raise DataError(f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}") from error
+        raise DataError(f"{url}: expected the extra `remote`, {pip_install('remote')}: {error}") from error
     try:
         obstore.fsspec.register([*_OBJECT_STORES])
         options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}

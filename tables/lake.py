@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset
 
+from longtail.extras import pip_install
 from longtail.tables.errors import DataError
 from longtail.tables.files import DataFile
 
@@ -49,9 +50,7 @@ def _reading(file: DataFile) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise DataError(
-            f"{file.name}: expected the extra `{file.kind}`, pip install 'longtail[{file.kind}]': {error}"
-        ) from error
+        raise DataError(f"{file.name}: expected the extra `{file.kind}`, {pip_install(file.kind)}: {error}") from error
     except Exception as error:  # the libraries have no common one
         why = str(error).partition("\n")[0]
         hint = ": write a copy without, or Parquet" if "reader feature" in why else ""

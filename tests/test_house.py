@@ -16,14 +16,14 @@ from tests.conftest import HERE, LONG_FILES
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
-    "bundle": {"bundle"},
+    "bundle": {"bundle", "extras"},
     "client": {"client"},
-    "commands": {"commands"},
-    "index": {"bundle", "index", "state", "tables"},
-    "serving": {"bundle", "index", "serving", "state", "tables"},
-    "state": {"bundle", "state"},
-    "tables": {"bundle", "tables"},
-    "trainer": {"bundle", "tables", "trainer"},
+    "commands": {"commands", "extras"},
+    "index": {"bundle", "extras", "index", "state", "tables"},
+    "serving": {"bundle", "extras", "index", "serving", "state", "tables"},
+    "state": {"bundle", "extras", "state"},
+    "tables": {"bundle", "extras", "tables"},
+    "trainer": {"bundle", "extras", "tables", "trainer"},
 }
 TRAINING = ("keras", "tensorflow", "jax", "torch", "longtail.trainer", "matplotlib")
 WEB = ("fastapi", "h11", "httptools", "httpx2", "starlette", "uvicorn")

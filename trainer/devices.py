@@ -18,6 +18,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Array
 from longtail.bundle.store import working_directory
+from longtail.extras import pip_install
 from longtail.trainer import backend
 from longtail.trainer.backend import keras
 from longtail.trainer.config import Recipe
@@ -157,7 +158,7 @@ def check_installed() -> None:
     """Refuse what several devices need and is not there; before Keras is loaded."""
     if missing := [name for name in ("jax", "orbax") if find_spec(name) is None]:
         raise RecipeError(
-            f"training.devices = \"all\": expected {' and '.join(missing)} to be installed: pip install 'longtail[jax]'"
+            f'training.devices = "all": expected {" and ".join(missing)} to be installed: {pip_install("jax")}'
         )
 
 

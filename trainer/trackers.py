@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from longtail.extras import pip_install
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import RecipeError
 
@@ -97,9 +98,7 @@ def tracker_module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise RecipeError(
-            f"track: expected {name} to be installed: pip install 'longtail[{name}]' ({error})"
-        ) from error
+        raise RecipeError(f"track: expected {name} to be installed: {pip_install(name)} ({error})") from error
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:

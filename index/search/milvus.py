@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from longtail.extras import pip_install
 from longtail.index.errors import EngineUnavailableError, LongtailIndexError, SpecError
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class MilvusServer:
         try:
             from pymilvus import MilvusClient
         except ModuleNotFoundError as error:
-            raise SpecError("expected pymilvus for Milvus, found none: pip install 'longtail[milvus]'") from error
+            raise SpecError(f"expected pymilvus for Milvus, found none: {pip_install('milvus')}") from error
         # pymilvus logs every failure, although the exception says the same.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         given: dict[str, Any] = {"db_name": self._database} if self._database else {}

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from longtail.bundle.errors import describe
+from longtail.extras import pip_install
 from longtail.serving.errors import StorageError
 from longtail.serving.events import CountDropped
 
@@ -89,7 +90,7 @@ class KafkaEvents:
             self._new_producer, self._error = Producer, KafkaException
             self._producer = Producer(self._settings)
         except ModuleNotFoundError as error:
-            raise ValueError(f"kafka://: no module {error.name!r}: pip install 'longtail[kafka]'") from error
+            raise ValueError(f"kafka://: no module {error.name!r}: {pip_install('kafka')}") from error
         except (KafkaException, TypeError, AttributeError) as error:  # the last two: values that are not text
             raise ValueError(f"expected settings of librdkafka after the topic: {_text(error)}") from None
         self._closing = threading.Event()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from random import random
 
+from longtail.extras import pip_install
 from longtail.serving.errors import StateError
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
@@ -42,7 +43,7 @@ class Tracing:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise StateError(
-                f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
+                f"tracing: expected the packages of the extra otel ({pip_install('otel')}), found {error}"
             ) from error
         resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource)

@@ -24,6 +24,7 @@ from scipy.sparse import csr_matrix, diags, issparse, vstack  # type: ignore[imp
 from threadpoolctl import threadpool_limits
 
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
+from longtail.extras import pip_install
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.ranking import block_of
@@ -349,7 +350,7 @@ def skipped(name: str, data: Interactions) -> str | None:
         return f"to invert a matrix of {data.labels:,}² would take many minutes (at most {_QUICK_LABELS:,} labels)"
     if name == "iALS":
         if find_spec("implicit") is None:
-            return "`implicit` is not installed: pip install 'longtail[train]'"
+            return f"`implicit` is not installed: {pip_install('train')}"
         cells = 16 * _FACTORS * len(data.train) + (data.queries + data.labels) * _FACTORS**2
         if _ITERATIONS * cells > _MOST_UPDATES:
             return f"{_ITERATIONS * cells:.1e} multiplications would take many minutes (at most {_MOST_UPDATES:.0e})"

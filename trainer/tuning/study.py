@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from longtail.bundle.one_line import one_line
+from longtail.extras import pip_install
 from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
@@ -38,7 +39,7 @@ try:
     import optuna
     from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
 except ImportError as missing:
-    raise RecipeError(f"tune: expected optuna to be installed: pip install 'longtail[tune]' ({missing})") from missing
+    raise RecipeError(f"tune: expected optuna to be installed: {pip_install('tune')} ({missing})") from missing
 
 FILE = "study.db"
 """File name of the default Optuna storage in the directory of a study."""
