@@ -113,6 +113,7 @@ def test_where_many_are_hidden_as_many_are_answered(
             np.testing.assert_allclose(scores, expected[0], atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], Release], tmp_path: Path) -> None:
     kept = opened("milvus_flat")
     bundle = make_bundle(labels=1_200, seed=1).write(tmp_path / "bundle")
