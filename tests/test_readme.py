@@ -179,6 +179,7 @@ def test_own_logs_by_hand_and_without_the_commands(
 
 
 @pytest.mark.nightly
+@pytest.mark.process
 def test_a_fresh_clone_installs_and_serves_to_the_letter(tmp_path: Path) -> None:
     """With nothing but what package indexes hold; installs gigabytes."""
     (install,) = [block for block in blocks("sh", (ROOT / "docs/install.md").read_text()) if "venv" in block]
