@@ -25,11 +25,11 @@ PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loa
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
-test:  ## Everything: lint, types, the whole suite.
-	$(MAKE) --jobs=3 check imports $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
-	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
+test:  ## Lint, types, and all tests but the nightly ones.
+	$(MAKE) --jobs=2 check imports $(TOOLS_VENV)/.installed
+	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" $(PYTEST)
 
-test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, CI's on JAX, PyTorch.
+test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, JAX, PyTorch, TFRS.
 	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python LONGTAIL_TORCH_PYTHON=$(TORCH_VENV)/bin/python $(PYTEST) -m nightly
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.

@@ -41,7 +41,7 @@ PROCESS_FOLDERS = tuple(
     HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs", "torch")
 )
 LONG_FILES = (
-    "test_readme.py", "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py", "end_to_end/test_doors.py",
+    "test_readme.py", "end_to_end/test_train_to_serve.py", "end_to_end/test_doors.py",
     "index/test_milvus.py", "test_tutorials.py", "trainer/test_tune.py", "trainer/test_backends.py",
     "end_to_end/test_ledger.py", "end_to_end/test_replicas.py", "trainer/test_sequences.py",
     "trainer/test_temperature.py", "trainer/test_compiled.py", "trainer/test_blocks.py", "trainer/test_resume.py",

@@ -29,8 +29,8 @@ def quick(text: str) -> str:
     return re.sub(r"(?m)^longtail-train fit .*$", rf"\g<0> {FEW}", text)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["quick", "whole"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("whole", [False, True], ids=["quick", "whole"])
 def test_from_a_log_to_a_service(whole: bool, tmp_path: Path) -> None:
     text = script(ENGINEER, free_port())
     shown = typed(text if whole else quick(text), clone(tmp_path))

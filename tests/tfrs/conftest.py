@@ -14,4 +14,4 @@ if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
 
 @pytest.fixture(scope="session")
 def tfrs_python() -> str:
-    return python_with("tensorflow-recommenders", "LONGTAIL_TFRS_PYTHON", "make test")
+    return python_with("tensorflow-recommenders", "LONGTAIL_TFRS_PYTHON", "make test-nightly")

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+# An environment of its own, which takes a minute to install, and a minute and a half to run.
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("which", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("which", ["not nightly", "nightly"])
 def test_what_runs_under_legacy_keras(tfrs_python: str, which: str) -> None:
     run = subprocess.run(
         [tfrs_python, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, "tests/tfrs/legacy"], cwd=ROOT,

@@ -17,6 +17,8 @@ from pyarrow import feather
 
 from tests.end_to_end.commands import longtail, served
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 ASKED = ["1", "17", "40", "a stranger"]
 MOVIES = 60
