@@ -51,7 +51,7 @@ class DisplayColumns:
             try:
                 given[name] = self._taken(name, value)
             except _UNFIT:
-                expected = _wanted(self._type(name))
+                expected = _in_words(self._type(name))
                 raise DisplayError(f"expected {expected}, received {describe(value)}", row=0, field=field) from None
         return {name: given.get(name, known.get(name)) for name in names}
 
@@ -142,7 +142,7 @@ def _as_filters_read(value: JsonValue, type_: pa.DataType) -> JsonValue:
     return value
 
 
-def _wanted(type_: pa.DataType) -> str:
+def _in_words(type_: pa.DataType) -> str:
     """Describe the values that a column takes."""
     for is_type, words in (
         (pa.types.is_integer, "a whole number within its range"),

@@ -86,10 +86,10 @@ class FeatureReader:
         """
         rows = inputs[feature.name]
         if feature.kind == "id":
-            named = np.array([features.get(feature.name) is not None for features in features_B])
-            return named.astype(np.int64), (named & (rows == OUT_OF_VOCABULARY)).astype(np.int64)
-        named = inputs[f"{feature.name}__weight"] != 0
-        return named.sum(axis=1), (named & (rows == OUT_OF_VOCABULARY)).sum(axis=1)
+            is_named = np.array([features.get(feature.name) is not None for features in features_B])
+            return is_named.astype(np.int64), (is_named & (rows == OUT_OF_VOCABULARY)).astype(np.int64)
+        is_named = inputs[f"{feature.name}__weight"] != 0
+        return is_named.sum(axis=1), (is_named & (rows == OUT_OF_VOCABULARY)).sum(axis=1)
 
     def example(self) -> dict[str, JsonValue]:
         """Create features of a valid query that use every vocabulary."""

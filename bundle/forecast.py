@@ -86,8 +86,8 @@ class ForecastSettings(LogColumns):
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in self.nats.items())
         if self.compared < _ENOUGH and self.served == _RELEASED:
             return f"π* as released is served until {_ENOUGH} later pairs can be compared, {self.compared} so far"
-        named = "π* as released" if self.served == _RELEASED else self.served
-        return f"{named} is served, by {self.compared:,} later pairs; nats a pair: {nats}"
+        kind = "π* as released" if self.served == _RELEASED else self.served
+        return f"{kind} is served, by {self.compared:,} later pairs; nats a pair: {nats}"
 
     @property
     def once_in(self) -> float:
@@ -158,18 +158,19 @@ class Forecast:
         times_N = times_N[order_N]
         rows_n = once_each(queries_N[order_N], labels_N[order_N], times_N, self.settings.once_in)
         rows_n = rows_n[(times_N[rows_n] > self.settings.until) & (times_N[rows_n] <= until)]
-        wanted_n, times_n = labels_N[order_N][rows_n], times_N[rows_n]
+        labels_n, times_n = labels_N[order_N][rows_n], times_N[rows_n]
         before = self if self.released is not None else replace(self, released=self._log_rates - self._log_total)
-        fresh, half = before.counted(wanted_n, times_n, until), len(rows_n) // 2
-        middle = before.counted(wanted_n[:half], times_n[:half], times_n[half - 1]) if half else before
-        later, settings = wanted_n[half:], self.settings
+        fresh, half = before.counted(labels_n, times_n, until), len(rows_n) // 2
+        middle = before.counted(labels_n[:half], times_n[:half], times_n[half - 1]) if half else before
+        compared_n, settings = labels_n[half:], self.settings
         weight = min(settings.compared, _COMPARED)
-        compared = weight + len(later)
+        compared = weight + len(compared_n)
         if not compared:
             return fresh
         nats = {
-            kind: (weight * settings.nats.get(kind, 0.0) + float(of.log_shares(whole=True)[later].sum())) / compared
-            for kind, of in middle.kinds().items()
+            kind: (weight * settings.nats.get(kind, 0.0) + float(prior.log_shares(whole=True)[compared_n].sum()))
+            / compared
+            for kind, prior in middle.kinds().items()
         }
         served: list[str] = [] if compared < _ENOUGH else [settings.kind if self.model is not None else "decayed"]
         served += ["decayed"] if compared >= _COMPARED else []
@@ -179,36 +180,36 @@ class Forecast:
     def kinds(self) -> dict[str, Forecast]:
         """Return the kinds of priors that can be served, and undecayed counts, by name."""
 
-        def of(served: str, **settings: Any) -> Forecast:
+        def serving(served: str, **settings: Any) -> Forecast:
             return replace(self, settings=self.settings.model_copy(update={"served": served, **settings}))
 
-        kinds = {"count": of("decayed", base=0), "decayed": of("decayed")}
-        kinds |= {} if self.model is None else {"forecast": of("forecast")}
-        return kinds if self.released is None else kinds | {_RELEASED: of(_RELEASED)}
+        kinds = {"count": serving("decayed", base=0), "decayed": serving("decayed")}
+        kinds |= {} if self.model is None else {"forecast": serving("forecast")}
+        return kinds if self.released is None else kinds | {_RELEASED: serving(_RELEASED)}
 
     def with_labels(
-        self, rows_M: npt.NDArray[np.integer], given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
+        self, rows_M: npt.NDArray[np.integer], values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
     ) -> Forecast:
         """Append labels: labels of the catalogue with their pairs, and new labels (row −1) without pairs.
 
         Args:
-            given_M, now_M: see `log_popularity_of_new`.
+            values_M, now_M: see `log_popularity_of_new`.
         """
         known_M, settings = rows_M >= 0, self.settings
-        more: dict[str, list[Any]] = {SINCE: self._since_of(given_M, now_M).tolist()}
-        more |= {name: [id_text(each.get(name)) for each in given_M] for name in settings.attributes}
-        more |= {name: [_number(each.get(name)) for each in given_M] for name in settings.numbers}
+        more: dict[str, list[Any]] = {SINCE: self._since_of(values_M, now_M).tolist()}
+        more |= {name: [id_text(each.get(name)) for each in values_M] for name in settings.attributes}
+        more |= {name: [_number(each.get(name)) for each in values_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
         # A label of the catalogue keeps the columns that a change does not set.
         for place in map(int, np.flatnonzero(known_M)):
             for name in self.about.column_names:
-                if not any(each in given_M[place] for each in names.get(name, (name,))):
-                    more.setdefault(name, [None] * len(given_M))[place] = self.about[name][rows_M[place]].as_py()
+                if not any(each in values_M[place] for each in names.get(name, (name,))):
+                    more.setdefault(name, [None] * len(values_M))[place] = self.about[name][rows_M[place]].as_py()
         columns = {}
         for name in self.about.column_names:
             coded = name in self.settings.attributes
             before = self.about[name].cast(pa.string()) if coded else self.about[name]
-            joined = pa.chunked_array([*before.chunks, pa.array(more.get(name, [None] * len(given_M)), before.type)])
+            joined = pa.chunked_array([*before.chunks, pa.array(more.get(name, [None] * len(values_M)), before.type)])
             columns[name] = joined.combine_chunks().dictionary_encode() if coded else joined
         return replace(
             self,
@@ -216,7 +217,7 @@ class Forecast:
             first=np.concatenate([self.first, np.where(known_M, self.first[rows_M], np.inf)]),
             about=pa.table(columns),
             released=None if self.released is None else np.concatenate(
-                [self.released, np.where(known_M, self.released[rows_M], self._log_shares_of_new(given_M, now_M))]
+                [self.released, np.where(known_M, self.released[rows_M], self._log_shares_of_new(values_M, now_M))]
             ),
             offset=None if self.offset is None else np.concatenate(
                 [self.offset, np.where(known_M, self.offset[rows_M], settings.offset)]
@@ -266,16 +267,16 @@ class Forecast:
         shares_L = np.where(there_L, np.exp(self._log_rates - highest), 0.0)
         return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
 
-    def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+    def log_popularity_of_new(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Compute `log_popularity` of new labels, which have no pairs yet, nats, float64 [M].
 
         Args:
-            given_M: values by name of feature or column; unknown attributes count as average ones.
+            values_M: values by name of feature or column; unknown attributes count as average ones.
             now_M: time when each label was added, in seconds since 1970; a label without a date exists since then.
         """
-        since_M, until = self._since_of(given_M, now_M), self.settings.until
-        there_M = since_M <= np.maximum(np.asarray(now_M, np.float64), until)
-        shares_M = np.where(there_M, self._log_shares_of_new(given_M, now_M), np.log(_ABSENT / len(self.first)))
+        since_M, until = self._since_of(values_M, now_M), self.settings.until
+        exists_M = since_M <= np.maximum(np.asarray(now_M, np.float64), until)
+        shares_M = np.where(exists_M, self._log_shares_of_new(values_M, now_M), np.log(_ABSENT / len(self.first)))
         return shares_M + self.settings.offset - self._log_offset_total
 
     def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
@@ -310,10 +311,10 @@ class Forecast:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
         return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET))
 
-    def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+    def _since_of(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
         names = [name for name in (self.settings.since, self.settings.since_feature) if name]
-        dates = [next((each[name] for name in names if each.get(name) is not None), None) for each in given_M]
+        dates = [next((each[name] for name in names if each.get(name) is not None), None) for each in values_M]
         return np.array([_seconds(date, now) for date, now in zip(dates, now_M, strict=True)], np.float64)
 
     @cached_property
@@ -343,20 +344,20 @@ class Forecast:
         """Compute the constant by which `with_offset` normalises; 0 without an offset."""
         return 0.0 if self.offset is None else float(np.logaddexp.reduce(self.log_shares() + self.offset))
 
-    def _log_shares_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+    def _log_shares_of_new(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Compute log π* of new labels as if all of them existed, nats, float64 [M]."""
         settings, kinds = self.settings, self.kinds()
         if settings.served == _RELEASED:  # new labels have no π* of the release
-            return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(given_M, now_M)
-        rates_M = np.full(len(given_M), np.log(self._added))
-        if settings.served == "forecast" and given_M:
+            return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(values_M, now_M)
+        rates_M = np.full(len(values_M), np.log(self._added))
+        if settings.served == "forecast" and values_M:
             codes = {
-                name: np.array([self._codes[name].get(id_text(given.get(name)) or "", -1) for given in given_M])
+                name: np.array([self._codes[name].get(id_text(values.get(name)) or "", -1) for values in values_M])
                 for name in settings.attributes
             }
-            numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
-            now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(given_M, now_M)
-            none_M = np.zeros((len(given_M), len(settings.half_lives))), np.full(len(given_M), np.inf)
+            numbers = {name: np.array([_number(values.get(name)) for values in values_M]) for name in settings.numbers}
+            now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(values_M, now_M)
+            none_M = np.zeros((len(values_M), len(settings.half_lives))), np.full(len(values_M), np.inf)
             rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
         return rates_M - self._log_total
 

@@ -81,8 +81,15 @@ def rows_of_ids(ids: pa.Array, catalogue: pa.Array) -> pa.Array:
     ids = ids.cast(catalogue.type)
     rows = pc.index_in(ids, catalogue)
     lacking = pc.and_(pc.is_null(rows), pc.is_valid(ids))
-    others = pa.array(map(respelled, ids.filter(lacking).to_pylist()), catalogue.type)
-    return pc.replace_with_mask(rows, lacking, pc.index_in(others, catalogue))
+    respelled_ids = pa.array(map(respelled, ids.filter(lacking).to_pylist()), catalogue.type)
+    return pc.replace_with_mask(rows, lacking, pc.index_in(respelled_ids, catalogue))
+
+
+def repeated_ids(ids: pa.Array) -> list[str]:
+    """List the distinct ids that occur more than once."""
+    counts = pc.value_counts(ids)
+    repeated: list[str] = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    return repeated
 
 
 def parts_of(text: str, separator: str | None) -> list[str] | None:

@@ -21,6 +21,7 @@ from longtail.bundle.augment import Augmentation
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
 from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
+from longtail.bundle.ids import repeated_ids
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
     SCHEMA_VERSION,
@@ -344,9 +345,9 @@ def _finite(vectors_XD: Float32) -> Bools:
     return finite_X
 
 
-def _unit(vectors_XD: Float32, what: str, ids: pa.Array | None = None) -> Float32:
+def _unit(vectors_XD: Float32, vectors_name: str, ids: pa.Array | None = None) -> Float32:
     norms_X = np.linalg.norm(vectors_XD, axis=1, keepdims=True)
-    _require(what, "a vector has a direction", norms_X[:, 0] > 0, vectors_XD, ids)
+    _require(vectors_name, "a vector has a direction", norms_X[:, 0] > 0, vectors_XD, ids)
     unit_XD: Float32 = vectors_XD / norms_X
     return unit_XD
 
@@ -360,31 +361,29 @@ def _log_shares(noise_L: Float64, ids: pa.Array) -> Float32:
 
 def _require_ids(ids: pa.Array) -> None:
     """Refuse empty ids, and ids that occur twice; the first ones are named."""
-    places = pc.value_counts(ids)
-    twice = places.filter(pc.greater(places.field("counts"), 1)).field("values").to_pylist()
-    if twice:
-        more = f" and {len(twice) - _SHOWN:,} more" if len(twice) > _SHOWN else ""
-        shown = ", ".join(map(repr, twice[:_SHOWN]))
-        raise BundleInvariantError("ids are distinct", expected="every id once", found=f"{shown}{more} more often")
+    if repeated := repeated_ids(ids):
+        ending = f" and {len(repeated) - _SHOWN:,} more" if len(repeated) > _SHOWN else ""
+        shown = ", ".join(map(repr, repeated[:_SHOWN]))
+        raise BundleInvariantError("ids are distinct", expected="every id once", found=f"{shown}{ending} more often")
     if (row := pc.index(ids, "").as_py()) >= 0:
         raise BundleInvariantError(
             "ids are not empty", expected="an id in every row", found=f"an empty one in row {row}"
         )
 
 
-def _require(what: str, invariant: str, holds_X: Bools, values: Array, ids: pa.Array | None = None) -> None:
+def _require(subject: str, invariant: str, holds_X: Bools, values: Array, ids: pa.Array | None = None) -> None:
     """Refuse rows for which a condition does not hold; the first one's id and value are named."""
     if holds_X.all():
         return
     row = int(np.argmin(holds_X))
-    value, of = values[row], "" if ids is None else f", id {ids[row].as_py()!r}"
+    value, id_text = values[row], "" if ids is None else f", id {ids[row].as_py()!r}"
     if np.ndim(value):
         wrong = np.flatnonzero(~np.isfinite(value))
         value = (
             f"{value[wrong[0]]} at place {wrong[0]}" if len(wrong) else "too large numbers" if value.any() else "zeros"
         )
-    others = int((~holds_X).sum()) - 1
-    more = f", and in {others:,} more" if others else ""
+    further_rows = int((~holds_X).sum()) - 1
+    ending = f", and in {further_rows:,} more" if further_rows else ""
     raise BundleInvariantError(
-        f"{what}: {invariant}", expected="so in every row", found=f"{value} in row {row}{of}{more}"
+        f"{subject}: {invariant}", expected="so in every row", found=f"{value} in row {row}{id_text}{ending}"
     )

@@ -13,8 +13,8 @@ import httpx2 as httpx
 from pydantic import ValidationError
 
 from longtail.client.answers import T, read
-from longtail.client.body import encoded
 from longtail.client.calls import Call
+from longtail.plain import encoded
 
 FIRST_SECONDS = 0.1
 """Upper limit of the first wait; every further wait doubles the limit."""

@@ -207,8 +207,8 @@ def similar(
     options = _given(by=by, release=release, preview=preview or None, answer_ids=None if answer_ids else False)
     sent = Query({}, **selection).json() | options
     del sent["features"]
-    asked = {"ids": list(ids)} if isinstance(ids, Iterable) and not isinstance(ids, str) else {"id": ids}
-    return Call("POST", "/v1/similar", Answer, {**asked, **sent})
+    body = {"ids": list(ids)} if isinstance(ids, Iterable) and not isinstance(ids, str) else {"id": ids}
+    return Call("POST", "/v1/similar", Answer, {**body, **sent})
 
 
 def embed(

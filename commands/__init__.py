@@ -9,8 +9,8 @@ import io
 import os
 import sys
 from importlib import import_module
-from importlib.metadata import version
 
+from longtail import __version__
 from longtail.extras import pip_install
 
 __all__ = ["audit", "index", "main", "serving", "trainer"]
@@ -58,7 +58,7 @@ def main() -> None:
     _write_any_text()
     name, *words = sys.argv[1:] or ["--help"]
     if name == "--version":
-        print(f"longtail {version('longtail')}")
+        print(f"longtail {__version__}")
     elif name in ("-h", "--help"):
         print(_OVERVIEW, end="")
     elif name in _COMMANDS:
@@ -72,7 +72,7 @@ def main() -> None:
 def _run(command: str, package: str, *, extra: str) -> None:
     _write_any_text()
     if sys.argv[1:] == ["--version"]:
-        print(f"{command} {version('longtail')}")
+        print(f"{command} {__version__}")
         sys.exit()
     try:
         import_module(f"longtail.{package}.cli").main()

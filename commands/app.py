@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from importlib.metadata import version as version_of
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -13,6 +12,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, OptionInfo
+
+from longtail import __version__
 
 _VALUES = {str: "TEXT", Path: "PATH", int: "INTEGER", float: "NUMBER"}
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -44,9 +45,9 @@ def say_next(*words: object, note: str = "") -> None:
     print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"longtail {version_of('longtail')}")
+def _print_version(is_set: bool) -> None:
+    if is_set:
+        print(f"longtail {__version__}")
         raise typer.Exit
 
 

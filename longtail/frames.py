@@ -24,7 +24,7 @@ def is_frame(source: Source) -> bool:
 
 
 def library_of(source: object) -> str:
-    """Return the top package of an object's type, such as `pandas`."""
+    """Return the name of the library that defines an object's type, such as `pandas`."""
     package = type(source).__module__.partition(".")[0]
     return "duckdb" if package == "_duckdb" else package
 
@@ -62,11 +62,13 @@ def as_places(**sources: Source) -> Iterator[dict[str, Path | str]]:
     Sources that are None are left out. Errors inside the block name `NAME.parquet` without the folder.
     """
     with TemporaryDirectory(prefix="longtail-") as folder:
-        named = {name: source for name, source in sources.items() if source is not None}
+        tables = {name: source for name, source in sources.items() if source is not None}
         try:
-            yield {name: write_frame(source, Path(folder, f"{name}.parquet")) for name, source in named.items()}
+            yield {name: write_frame(source, Path(folder, f"{name}.parquet")) for name, source in tables.items()}
         except Exception as error:
-            error.args = tuple(of.replace(f"{folder}/", "") if isinstance(of, str) else of for of in error.args)
+            error.args = tuple(
+                argument.replace(f"{folder}/", "") if isinstance(argument, str) else argument for argument in error.args
+            )
             raise
 
 

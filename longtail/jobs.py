@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -29,17 +27,17 @@ def fit(
         clicks: interactions: a frame or a place of tables; or a recipe, or the path of its TOML file, with all choices.
         query, label, time, event: columns of `clicks`; None detects them.
         queries, labels: feature tables, keyed by the columns of ids in `clicks`: frames or places.
-        out: directory of the bundle; must not exist. None: a new one below `runs`. The recipe and the frames are kept
-            beside it, in `OUT.data`, so `longtail-train fit OUT.data/recipe.toml` trains again after a change.
+        out: directory of the bundle; must not exist. None: a new one below `runs`. The directory `OUT.data` holds the
+            recipe and the frames. Edit the recipe and run `longtail-train fit OUT.data/recipe.toml` to train again.
         overrides: `KEY=VALUE` overrides of the recipe, such as `model.dim=32`.
 
     Raises:
         DataError, RecipeError: the data does not give a recipe, or a column is not there; no files are left.
         BundleExistsError: `out` exists.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # as the command does
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    from longtail.trainer.quiet import quiet_tensorflow
+
+    quiet_tensorflow()
     from rich.console import Console
 
     from longtail.bundle.store import refuse_existing
@@ -51,7 +49,9 @@ def fit(
     out = _out(out)
     if isinstance(clicks, Recipe) or (isinstance(clicks, str | Path) and str(clicks).endswith(".toml")):
         if any(value is not None for value in (query, label, time, event, queries, labels)):
-            raise TypeError("columns and tables beside a recipe are not allowed because the recipe names them")
+            raise TypeError(
+                "columns and tables are not allowed with a recipe because the recipe names them; change the recipe"
+            )
         return Model(train(clicks, out, reporter, overrides=overrides))
     reporter = reporter or Reporter(Console())
     folder = out.with_name(f"{out.name}.data")
@@ -126,8 +126,8 @@ def from_vectors(
     from longtail.index.construct.vectors import VectorFiles
     from longtail.model import Model
 
-    with as_places(labels=labels, queries=queries, pairs=pairs) as places:
-        options |= places
+    with as_places(labels=labels, queries=queries, pairs=pairs) as paths:
+        options |= paths
         bundle = VectorFiles(**options).read(name, lambda _: None)
         return Model(bundle.write(_out(out)))
 
@@ -137,7 +137,7 @@ def audit(
     time: str | None = None, k: int = 20, valid: Source = None, queries: Source = None, labels: Source = None,
     **options: Any,
 ) -> Audit:  # fmt: skip
-    """Measure lists of any recommender by bucket, beside baselines, as `longtail-audit` does.
+    """Measure a recommender's lists by bucket and compare them with baselines, as `longtail-audit` does.
 
     Args:
         lists: a row for each query and label, best first or with a `rank` or `score`; or a list for each query.
@@ -153,8 +153,8 @@ def audit(
     from longtail.trainer.audit.measure import Audited
     from longtail.trainer.audit.measure import audit as measure
 
-    with as_places(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as places:
-        options |= {name: [str(place)] for name, place in places.items()} | {"lists": places["lists"]}
+    with as_places(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as paths:
+        options |= {name: [str(path)] for name, path in paths.items()} | {"lists": paths["lists"]}
         return measure(Audited(query_id=query, label_id=label, timestamp=time, ks=(k,), **options))
 
 

@@ -19,7 +19,8 @@ from longtail.bundle import Bundle
 from longtail.bundle.manifest import dial_words
 from longtail.frames import Source, as_places, like
 from longtail.index import Releases, build
-from longtail.serving.batch import Asked, answers_to
+from longtail.plain import plain
+from longtail.serving.batch import TableOptions, answers_to
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -86,29 +87,31 @@ class Model:
         """
         several = isinstance(queries, list | tuple) and all(isinstance(query, Mapping) for query in queries)
         if queries is None or several or isinstance(queries, Mapping):
-            given = {"history": history, "exclude": exclude, **options}
-            shared = {name: _plain(value) for name, value in given.items() if value is not None} | {"k": _plain(k)}
+            values = {"history": history, "exclude": exclude, **options}
+            shared = {name: value for name, value in values.items() if value is not None} | {"k": k}
             features: list[Any] = [*queries] if several else [queries]
             resolved = [
-                _checked(Query, shared if of is None else {**shared, "features": _plain(of)}) for of in features
+                _checked(Query, shared if query is None else {**shared, "features": query}) for query in features
             ]
             leading = self._leading(features) if several else [{}]
             return like(None, _table(leading, [self.retriever.retrieve(resolved)], self.label_id))
         if history is not None and not isinstance(history, str):
             raise TypeError("history of a table of queries must be the name of a column because each query has its own")
         # One query alone checks the options, in words of a query.
-        shared = {"k": _plain(k), **{name: _plain(value) for name, value in options.items()}}
+        shared = _plain({"k": k, **options})
         if exclude is not None and not isinstance(exclude, str):
             shared["exclude"], exclude = _plain(exclude), None
         self.retriever.check_options(_checked(Query, {**shared, "features": {}}))
-        asked = Asked(shared, exclude=exclude, history=history, keep=[self.query_id] if self.query_id else [])
+        table_options = TableOptions(
+            shared, exclude=exclude, history=history, keep=[self.query_id] if self.query_id else []
+        )
         leading, answers, notes = list[dict[str, Any]](), list[Retrieval](), list[str]()
-        with as_places(queries=queries) as places:
-            for rows, retrieval in answers_to(self.retriever, places["queries"], asked, notes.append):
+        with as_places(queries=queries) as paths:
+            for rows, retrieval in answers_to(self.retriever, paths["queries"], table_options, notes.append):
                 leading += rows.to_pylist()
                 answers.append(retrieval)
         for note in notes:
-            warn(note.removeprefix(f"{Path(places['queries']).parent}/"), stacklevel=2)
+            warn(note.removeprefix(f"{Path(paths['queries']).parent}/"), stacklevel=2)
         return like(queries, _table(self._leading(leading), answers, self.label_id))
 
     def similar(self, ids: Any, k: int = 10, **options: Any) -> Any:
@@ -122,9 +125,8 @@ class Model:
             ServingError: an option is wrong, or there is no such label.
         """
         ids = _plain(ids)
-        shared = {name: _plain(value) for name, value in options.items()} | {"k": _plain(k)}
         several = isinstance(ids, list)
-        query = _checked(SimilarQuery, {**shared, ("ids" if several else "id"): ids})
+        query = _checked(SimilarQuery, {**options, "k": k, ("ids" if several else "id"): ids})
         leading = [{"query": id_} for id_ in ids] if several else [{}]
         return like(None, _table(leading, [self.retriever.similar([query])], self.label_id))
 
@@ -185,16 +187,13 @@ class Model:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy's, Arrow's and pandas' values to those of JSON."""
+    """Convert a value to one that JSON can represent, sets to lists; raises InvalidRequestError."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "to_list") or hasattr(value, "to_pylist"):
-        return value.to_list() if hasattr(value, "to_list") else value.to_pylist()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return [*map(_plain, value)] if isinstance(value, list | tuple | set) else value
+    try:
+        return plain([*value] if isinstance(value, set) else value)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 def _checked(model: type[Options], values: Mapping[str, Any]) -> Options:
@@ -204,7 +203,7 @@ def _checked(model: type[Options], values: Mapping[str, Any]) -> Options:
         InvalidRequestError: a value is wrong.
     """
     try:
-        return model.model_validate(values)
+        return model.model_validate(_plain(values))
     except ValidationError as error:
         field, message = explain(error, model, ELSEWHERE)
         raise InvalidRequestError(": ".join(filter(None, (field, message))), field=field) from None
@@ -228,11 +227,11 @@ def _rows(
     results = [result for answer in answers for result in answer.results]
     for first, result in zip(leading, results, strict=True):
         for rank, label in enumerate(result["labels"], start=1):
-            more = {name: label[name] for name in ("propensity", "explanation") if name in label}
+            extras = {name: label[name] for name in ("propensity", "explanation") if name in label}
             fixed = {**first, "rank": rank, label_id: label["id"], "score": label["score"], "bucket": label["bucket"]}
-            yield {**fixed, **_other(label["display"], fixed), **more}
+            yield {**fixed, **_renamed(label["display"], fixed), **extras}
 
 
-def _other(display: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(display: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return display columns; one with the name of another column gets `label_` before it."""
     return {f"label_{name}" if name in fixed else name: value for name, value in display.items()}

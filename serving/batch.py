@@ -63,7 +63,7 @@ class BatchError(ServingError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class TableOptions:
     """Options of a batch, the same for every row."""
 
     options: Mapping[str, Any]
@@ -103,7 +103,7 @@ def answer(
     releases: str | Path,
     queries: Path | str,
     out: Path,
-    asked: Asked,
+    table_options: TableOptions,
     *,
     release: str | None = None,
     state: Place | None = None,
@@ -129,17 +129,17 @@ def answer(
     name = found.current() if release is None else release
     if name is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
-    options = _checked(asked)
+    options = _checked(table_options)
     try:
         files = _files(queries, out)
         about = [(Path(file.path).name, *version_of(file)) for file in files]
-        manifest = {"release": name, **asdict(asked), "rows": ROWS, "queries": about}
+        manifest = {"release": name, **asdict(table_options), "rows": ROWS, "queries": about}
         if (out / _MANIFEST).exists():
             _agree(out, manifest)
         with engine(memory=_MEMORY) as duck:
             with found.manifests(name) as folder:
                 features = _features_of(read_manifest(folder / BUNDLE))
-            table = _read(duck, files, str(queries), features, asked, say)
+            table = _read(duck, files, str(queries), features, table_options, say)
             if (empty_files := duck.empty_in_words()) is not None:
                 say(empty_files)
             slices = _slices(table, str(queries))
@@ -154,7 +154,7 @@ def answer(
             retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
             for done, each in enumerate(missing, 1):
                 started = perf_counter()
-                _write(retriever, each, table, asked, options, out)
+                _write(retriever, each, table, table_options, options, out)
                 rate = each.rows / (perf_counter() - started)
                 say(f"{each.name}, {done:,} of {len(missing):,}: {each.rows:,} queries, {rate:,.0f} a second")
     except DataError as error:
@@ -169,14 +169,14 @@ def _files(queries: Path | str, out: Path) -> list[DataFile]:
 
 
 def _read(
-    duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], asked: Asked,
+    duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], table_options: TableOptions,
     say: Callable[[str], None],
 ) -> Table:  # fmt: skip
     """Read the table of queries: columns of features, columns to keep, `exclude` and `history`."""
     expected = [feature.name for feature in features]
     ids = [feature.name for feature in features if feature.kind == "id"]
-    lists = [name for name in (asked.exclude, asked.history) if name is not None]
-    needed = [*(asked.keep or ()), *lists]
+    lists = [name for name in (table_options.exclude, table_options.history) if name is not None]
+    needed = [*(table_options.keep or ()), *lists]
 
     def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
         if not {*expected} & {*opened.names}:
@@ -184,7 +184,7 @@ def _read(
             raise BatchError(
                 f"{opened.file.name}: expected columns of the features {', '.join(expected)}, found {found}"
             )
-        every = asked.keep is None
+        every = table_options.keep is None
         names = [name for name in opened.names if name in expected or (every and not is_nested(opened.column(name)[1]))]
         read = {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
         as_written = [name for name in ids if name in read and read[name][1] == TEXT]
@@ -198,7 +198,7 @@ def _read(
     for name in lists:
         if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
             raise BatchError(f"{where}: column {name!r}: expected lists of label ids, found {in_words(kind)}")
-    if taken := [name for name in _kept(table, asked) if name in _ANSWERS]:
+    if taken := [name for name in _kept(table, table_options) if name in _ANSWERS]:
         raise BatchError(f"{where}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
     table.find_types([name for name in table.kinds if name not in lists])
     if absent := [name for name in expected if name not in table.kinds]:
@@ -216,10 +216,10 @@ def _features_of(manifest: Manifest) -> list[Feature]:
     return features if name in by_name else [*features, Feature(name=name, kind="id", vocabulary=REMEMBERED)]
 
 
-def _kept(table: Table, asked: Asked) -> list[str]:
+def _kept(table: Table, table_options: TableOptions) -> list[str]:
     """List the columns to copy into the answers."""
-    if asked.keep is not None:
-        return list(dict.fromkeys(asked.keep))
+    if table_options.keep is not None:
+        return list(dict.fromkeys(table_options.keep))
     return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(_WRITTEN)]
 
 
@@ -280,12 +280,14 @@ def _add(path: Path, content: str) -> bool:
     return True
 
 
-def _checked(asked: Asked) -> dict[str, Any]:
+def _checked(table_options: TableOptions) -> dict[str, Any]:
     """Check the options, and return those shared by all queries."""
-    refused = [name for name in ("features", "vector", "explore", "explain", "history") if name in asked.options]
+    refused = [
+        name for name in ("features", "vector", "explore", "explain", "history") if name in table_options.options
+    ]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
-    options = {"k": _K, "display": False, **asked.options}
+    options = {"k": _K, "display": False, **table_options.options}
     try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
@@ -294,16 +296,16 @@ def _checked(asked: Asked) -> dict[str, Any]:
 
 
 def _write(
-    retriever: Retriever, part: _Slice, table: Table, asked: Asked, options: Mapping[str, Any], out: Path
+    retriever: Retriever, part: _Slice, table: Table, table_options: TableOptions, options: Mapping[str, Any], out: Path
 ) -> None:
     """Answer the rows of a slice into one file, which is complete or absent."""
-    kept = _kept(table, asked)
+    kept = _kept(table, table_options)
     found = table.rows_of(part.part, part.start, part.rows)
     schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
     working = out / f".{part.name}.{uuid4().hex}"
     try:
         with pq.ParquetWriter(working, schema) as writer:
-            for rows, answers in _answered(retriever, part, found, asked, options):
+            for rows, answers in _answered(retriever, part, found, table_options, options):
                 offsets = pa.array([0, *answers.ends_B], pa.int32())
                 values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
                 lists = [pa.ListArray.from_arrays(offsets, each) for each in values]
@@ -314,11 +316,11 @@ def _write(
 
 
 def answers_to(
-    retriever: Retriever, queries: Path | str, asked: Asked, say: Callable[[str], None]
+    retriever: Retriever, queries: Path | str, table_options: TableOptions, say: Callable[[str], None]
 ) -> Iterator[tuple[pa.Table, Retrieval]]:
     """Yield rows of a table of queries and their answers, as `POST /v1/retrieve` gives them.
 
-    Options of `asked` are not checked; columns of `asked.keep` that the table lacks are left out.
+    The options are not checked. Columns of `table_options.keep` that the table lacks are left out.
 
     Raises:
         BatchError: the table cannot be read, or the release refuses a row.
@@ -327,23 +329,23 @@ def answers_to(
         files = find_files(queries)
         with engine(memory=_MEMORY) as duck:
             names = open_file(duck, files[0]).names
-            asked = replace(asked, keep=[name for name in asked.keep or () if name in names])
-            table = _read(duck, files, str(queries), _features_of(retriever.manifest), asked, say)
+            table_options = replace(table_options, keep=[name for name in table_options.keep or () if name in names])
+            table = _read(duck, files, str(queries), _features_of(retriever.manifest), table_options, say)
             for part in _slices(table, str(queries)):
                 rows = table.rows_of(part.part, part.start, part.rows)
-                yield from _answered(retriever, part, rows, asked, asked.options)
+                yield from _answered(retriever, part, rows, table_options, table_options.options)
     except DataError as error:
         raise BatchError(str(error)) from error
 
 
 def _answered(
-    retriever: Retriever, part: _Slice, found: pa.Table, asked: Asked, options: Mapping[str, Any]
+    retriever: Retriever, part: _Slice, table: pa.Table, table_options: TableOptions, options: Mapping[str, Any]
 ) -> Iterator[tuple[pa.Table, Retrieval]]:
     """Yield the rows of a slice and their answers, some at a time."""
     for start in range(0, part.rows, _AT_ONCE):
-        rows = found.slice(start, _AT_ONCE)
+        rows = table.slice(start, _AT_ONCE)
         try:
-            yield rows, retriever.retrieve(_queries(rows, part, start, retriever, asked, options))
+            yield rows, retriever.retrieve(_queries(rows, part, start, retriever, table_options, options))
         except InvalidRequestError as error:
             _, place, *path = (error.field or "queries.0").split(".")
             where = f"{'.'.join(path)}: " if path else ""
@@ -351,7 +353,12 @@ def _answered(
 
 
 def _queries(
-    rows: pa.Table, part: _Slice, first: int, retriever: Retriever, asked: Asked, options: Mapping[str, Any]
+    rows: pa.Table,
+    part: _Slice,
+    first: int,
+    retriever: Retriever,
+    table_options: TableOptions,
+    options: Mapping[str, Any],
 ) -> list[Query]:
     """Create a query for every row; `first` is the first row's number in the slice."""
     features = [each for each in _features_of(retriever.manifest) if each.name in rows.column_names]
@@ -362,11 +369,11 @@ def _queries(
             columns[each.name] = _as_known(rows[written].to_pylist(), columns[each.name], known)
     lists = [
         [None] * rows.num_rows if name is None else _as_json(rows[name], as_lists=True)
-        for name in (asked.exclude, asked.history)
+        for name in (table_options.exclude, table_options.history)
     ]
     queries = []
     for row, (excluded, history) in enumerate(zip(*lists, strict=True)):
-        for name, labels in ((asked.exclude, excluded), (asked.history, history)):
+        for name, labels in ((table_options.exclude, excluded), (table_options.history, history)):
             if isinstance(labels, str):
                 found = f"column {name!r}: expected lists of label ids, found {describe(labels)}"
                 raise part.wrong(first + row, found)

@@ -22,7 +22,7 @@ from longtail.commands.app import app_of_commands
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
-from longtail.serving.batch import Asked, answer
+from longtail.serving.batch import TableOptions, answer
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
@@ -289,9 +289,9 @@ def batch(
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    asked = Asked(given if k is None else {"k": k, **given}, exclude, keep, history)
+    table_options = TableOptions(given if k is None else {"k": k, **given}, exclude, keep, history)
     answer(
-        releases, as_place(queries), out, asked, release=release, state=_place_of(state),
+        releases, as_place(queries), out, table_options, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)

@@ -174,8 +174,8 @@ class Engine:
         }
         if len({*kinds.values()}) < 2:
             return ""
-        found = " and ".join(f"{in_words(kind)} in {place}" for place, kind in kinds.items())
-        return f"; {column} is {found}, by all of its values there: compare {column}::VARCHAR with {column}::VARCHAR"
+        types = " and ".join(f"{in_words(kind)} in {place}" for place, kind in kinds.items())
+        return f"; {column} is {types}, by all of its values there: compare {column}::VARCHAR with {column}::VARCHAR"
 
 
 @contextmanager

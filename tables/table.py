@@ -161,8 +161,8 @@ def read_table(
     empty: list[EmptyFileError] = []
     for number, file in enumerate(files):
         try:
-            one = open_file(engine, file)
-            opened.append((number, one, wanted(one, number)))
+            opened_file = open_file(engine, file)
+            opened.append((number, opened_file, wanted(opened_file, number)))
         except EmptyFileError as error:
             empty.append(error)
             engine.empty_files.append(file.name)
@@ -176,29 +176,29 @@ def read_table(
         errors.append(str(empty[0]))
     kinds = _kinds([columns for *_, columns in opened], where)
     made = Table(engine, engine.name("rows"), kinds)
-    stay = "HUGEINT" not in kinds.values() and all(one.file.kind in views for _, one, _ in opened)
+    stay = "HUGEINT" not in kinds.values() and all(opened_file.file.kind in views for _, opened_file, _ in opened)
     stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
     engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
     first = 0
-    for number, one, columns in opened:
+    for number, opened_file, columns in opened:
         cells = _cells(columns, kinds)
         if stay:
             source = engine.name("rows")
             named = [f"{cell} AS c{at}" for at, cell in enumerate(cells)]
-            named += ["file_row_number AS rowid"] if one.file.kind == "parquet" else []
-            with engine.reading(one.file):
-                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)} FROM {one.relation}")
+            named += ["file_row_number AS rowid"] if opened_file.file.kind == "parquet" else []
+            with engine.reading(opened_file.file):
+                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)} FROM {opened_file.relation}")
                 (rows,) = engine.row(f"SELECT count(*) FROM {source}")
-            made.parts.append(Part(one, number, 0, rows, [], source))
+            made.parts.append(Part(opened_file, number, 0, rows, [], source))
             continue
         try:
-            rows, rejected = one.insert(made.name, cells or ["NULL"])
+            rows, rejected = opened_file.insert(made.name, cells or ["NULL"])
         except DataError as error:
             if errors is None:
                 raise
             errors.append(str(error))
             continue
-        made.parts.append(Part(one, number, first, rows, rejected, made.name))
+        made.parts.append(Part(opened_file, number, first, rows, rejected, made.name))
         first += rows
     return made
 

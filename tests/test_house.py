@@ -17,10 +17,10 @@ from tests.conftest import HERE, LONG_FILES
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "bundle": {"bundle", "extras"},
-    "client": {"client"},
-    "commands": {"commands", "extras"},
+    "client": {"client", "plain"},
+    "commands": {"__version__", "commands", "extras"},
     "index": {"bundle", "extras", "index", "state", "tables"},
-    "serving": {"bundle", "extras", "index", "serving", "state", "tables"},
+    "serving": {"__version__", "bundle", "extras", "index", "serving", "state", "tables"},
     "state": {"bundle", "extras", "state"},
     "tables": {"bundle", "extras", "tables"},
     "trainer": {"bundle", "extras", "tables", "trainer"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from dataclasses import asdict
@@ -304,10 +303,9 @@ def main() -> None:
     from longtail.bundle import BundleError
     from longtail.trainer.devices import number_of_processes, of_lost_process
     from longtail.trainer.errors import DataError, TrainerError
+    from longtail.trainer.quiet import quiet_tensorflow
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN reorders sums, and logs a notice at every start
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    quiet_tensorflow()
     try:
         app()
     except (TrainerError, DataError, BundleError, OSError) as error:

@@ -14,7 +14,7 @@ class TrainingHistory:
     Attributes:
         losses: mean training loss of every epoch, nats.
         metrics: the validation metric after an epoch, by epoch (from 1).
-        best_epoch: epoch of the highest metric among those that miss the floors least; the last without validation.
+        best_epoch: epoch of the highest metric, of the epochs that miss the floors least; without validation the last.
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by λ_n, if cross-validation chose λ_n of the tree.
         temperatures: the validation metric after a short run, by temperature, if `auto` chose the temperature.
         runs: id of the last run, by tracker, such as `mlflow`.

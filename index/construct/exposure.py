@@ -40,11 +40,11 @@ class DialExposure:
     """
 
     def __init__(self, bundle: Bundle) -> None:
-        labels, wanted = bundle.manifest.labels, bundle.calibration_queries
-        self.queries = max(min(len(wanted), _QUERIES, _SCORES // labels), 1)
+        labels, queries_CD = bundle.manifest.labels, bundle.calibration_queries
+        self.queries = max(min(len(queries_CD), _QUERIES, _SCORES // labels), 1)
         self.k = min(_K, labels)
-        taken_C = np.linspace(0, len(wanted) - 1, self.queries).astype(np.int64)
-        queries_CE = bundle.augmentation.queries(wanted[taken_C], 0.0)
+        query_rows = np.linspace(0, len(queries_CD) - 1, self.queries).astype(np.int64)
+        queries_CE = bundle.augmentation.queries(queries_CD[query_rows], 0.0)
         self._taste_CL: Float32 = queries_CE @ bundle.rows().T / np.float32(bundle.manifest.temperature)
         self._log_noise_L: Float32 = bundle.labels.log_pn
         self._buckets_L = bundle.labels.buckets

@@ -79,21 +79,21 @@ def read_pairs(
     """
 
     def columns(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
-        found: dict[str, tuple[str, str]] = {"file": (f"{number}::INTEGER", "INTEGER")}
+        expressions: dict[str, tuple[str, str]] = {"file": (f"{number}::INTEGER", "INTEGER")}
         for role in ("query_id", "label_id", "event"):
             name = name_in(opened, role)
             if role == "event" and (settings.event is None or name not in opened.names):
-                found[role] = "NULL", "VARCHAR"
+                expressions[role] = "NULL", "VARCHAR"
             else:
-                found[role] = id_of(opened, name, *opened.column(name))
+                expressions[role] = id_of(opened, name, *opened.column(name))
         if timed:
             name = name_in(opened, "timestamp")
             value, kind = opened.column(name)
-            of_number, micros = number_of(value, kind), micros_of(value, kind)
-            if of_number is None and micros is None:
+            seconds, micros = number_of(value, kind), micros_of(value, kind)
+            if seconds is None and micros is None:
                 raise opened.file.wrong(name, "numbers or timestamps", in_words(kind))
-            found |= {"number": (of_number or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
-        return found
+            expressions |= {"number": (seconds or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
+        return expressions
 
     def name_in(opened: Opened, role: str) -> str:
         name: str = getattr(settings, role) or ""

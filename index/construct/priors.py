@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from longtail.bundle import MAX_PRIORS, Bundle, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.ids import repeated_ids, rows_of_ids
 from longtail.bundle.one_line import one_line
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
@@ -204,12 +204,11 @@ def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable
     if ids.null_count:
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
     rows = rows_of_ids(ids, bundle.labels.ids)
-    counts = pc.value_counts(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type)))
-    if len(twice := counts.filter(pc.greater(counts.field("counts"), 1))):
-        shown = twice.field("values").to_pylist()[:_SHOWN]
+    if repeated := repeated_ids(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type))):
+        shown = repeated[:_SHOWN]
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {shown} more often")
-    found = len(rows) - rows.null_count
+    matched = len(rows) - rows.null_count
     rows_L: Int64 = np.full(len(bundle.labels.ids), len(ids), np.int64)
     rows_L[rows.drop_null().to_numpy()] = np.flatnonzero(rows.is_valid())
-    progress(f"priors: {found:,} of {len(rows_L):,} labels found, {len(ids) - found:,} rows of no label")
+    progress(f"priors: {matched:,} of {len(rows_L):,} labels found, {len(ids) - matched:,} rows of no label")
     return rows_L

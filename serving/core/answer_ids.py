@@ -180,7 +180,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     if rest < len(content):
         end = rest + 1 + content[rest] * _DRAWN.size
         drawn, later = list(_DRAWN.iter_unpack(content[rest + 1 : end])), list(_DRAWN_LATER.iter_unpack(content[end:]))
-    places = [*drawn, *((place, propensity) for place, _, propensity in later)]
+    drawn_places = [*drawn, *((place, propensity) for place, _, propensity in later)]
     return AnswerRecord(
         name=signature.hex(),
         release=release,
@@ -193,7 +193,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         restricted=bool(flags & _RESTRICTED),
         codes=codes,
         later={code: place for place, code, _ in reversed(later)},
-        propensities={place: 2 ** (-propensity / _STEPS) for place, propensity in places},
+        propensities={place: 2 ** (-propensity / _STEPS) for place, propensity in drawn_places},
         nonce=nonce,
     )
 

@@ -134,10 +134,10 @@ class _Lists:
         self.best_of |= zip(bias_removal_N.tolist(), best_Nk, strict=True)
         self.inside_of |= zip(bias_removal_N.tolist(), inside_NK, strict=True)
 
-    def along(self, own: float, step: int) -> Float64:
+    def along(self, query_dial: float, step: int) -> Float64:
         """Return the searched λ from the query's own in one direction, float64 [N]."""
         searched_N = np.array(sorted(self.best_of, reverse=step < 0))
-        return searched_N[(searched_N - own) * step >= 0]
+        return searched_N[(searched_N - query_dial) * step >= 0]
 
     def leaves(self, near: float, far: float, wanted_K: Bools) -> Float64:
         """Find the first λ between two searched ones at which each wanted label leaves the best; else `far`.
@@ -187,11 +187,11 @@ class _Lists:
         return rows_U, slope_U, low_U - ends[0] * slope_U + boost_U
 
 
-def _bisect(lists: _Lists, own: float, step: int) -> None:
+def _bisect(lists: _Lists, query_dial: float, step: int) -> None:
     """Search where each label leaves in one direction, until its last cell is a thousandth of the dial."""
     widest = lists.widest_cell / 2**_HALVINGS * (1 + 1e-9)
     while True:
-        along_N = lists.along(own, step)
+        along_N = lists.along(query_dial, step)
         ahead_NK = np.array([lists.inside_of[at] for at in along_N])
         places_K = ahead_NK.argmin(axis=0)
         inner_K, outer_K = along_N[np.maximum(places_K - 1, 0)], along_N[places_K]
@@ -202,10 +202,10 @@ def _bisect(lists: _Lists, own: float, step: int) -> None:
         lists.search(np.unique((inner_K + outer_K)[wanted_K] / 2))
 
 
-def _last(lists: _Lists, own: float, step: int) -> Float64:
+def _last(lists: _Lists, query_dial: float, step: int) -> Float64:
     """Find the last λ in one direction up to which each label stays among the best, float64 [K]."""
-    along_N = lists.along(own, step)
-    ends_K, stays_K = np.full(lists.inside_of[own].shape, own), lists.inside_of[own]
+    along_N = lists.along(query_dial, step)
+    ends_K, stays_K = np.full(lists.inside_of[query_dial].shape, query_dial), lists.inside_of[query_dial]
     for near, far in pairwise(along_N.tolist()):
         stays_K = stays_K & lists.inside_of[far]
         if not stays_K.any():

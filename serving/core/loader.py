@@ -94,10 +94,10 @@ def _measure_promises(release: Release) -> Promises | None:
     if default is None:
         return None
     low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
-    places = np.linspace(low, high, 1 + math.ceil((high - low) / _CANDIDATES_EVERY)) if high > low else [low]
+    dial_points = np.linspace(low, high, 1 + math.ceil((high - low) / _CANDIDATES_EVERY)) if high > low else [low]
     many = replace(batch, k=min(_CANDIDATES, manifest.labels))
-    found = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in places)]
-    rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(found, axis=1)]
+    rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
+    rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
     return Promises(default, _candidates(ranker, batch, rows_B, low, high), labels.buckets, labels.counts)
 
 
@@ -119,14 +119,14 @@ def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: floa
     at_low_BP, at_high_BP = (padded(ranker.scores(_at(batch, end), rows_B), -np.inf) for end in (low, high))
     slopes_BP = np.zeros_like(at_low_BP)
     np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
-    for place, boost in enumerate(batch.boosts_B or ()):
+    for query, boost in enumerate(batch.boosts_B or ()):
         if boost is not None:
-            at_low_BP[place, : lengths_B[place]] += _boosts_of(boost, rows_B[place])
+            at_low_BP[query, : lengths_B[query]] += _boosts_of(boost, rows_B[query])
     slopes_BP /= np.float32(max(high - low, 1e-6))
     return Candidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)
 
 
 def _boosts_of(boost: Boost, rows_R: Int64) -> Float32:
     """Return ω·c of label rows, float32 [R]; 0 where there is none."""
-    places_R = np.minimum(np.searchsorted(boost.rows_C, rows_R), len(boost.rows_C) - 1)
-    return np.where(boost.rows_C[places_R] == rows_R, boost.values_C[places_R], np.float32(0))
+    positions_R = np.minimum(np.searchsorted(boost.rows_C, rows_R), len(boost.rows_C) - 1)
+    return np.where(boost.rows_C[positions_R] == rows_R, boost.values_C[positions_R], np.float32(0))

@@ -1,11 +1,11 @@
 """Queue requests: one bounded queue of searches, answered in batches; and single threads for writes and reads.
 
 An idle service searches at once. While a search runs, the next requests gather until the window has passed or a batch
-is full: the busier the service, the larger its batches and the less each query costs. The client that has taken the
-least work so far comes next (start-time fair queueing [Goyal et al. 1996]): one expensive request waits for as many
-cheap ones of others as cost the same. The queries, labels and bytes that one client has waiting may not exceed the
-free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the queue, and other
-clients always find room.
+is full: the busier the service, the larger its batches and the less each query costs. The queue serves the client with
+the least work so far [start-time fair queueing, Goyal et al. 1996]. After one expensive request of a client, other
+clients get as many cheap requests answered as cost the same. The queries, labels and bytes that one client has waiting
+may not exceed the free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the
+queue, and other clients always find room.
 """
 
 from __future__ import annotations
@@ -135,18 +135,18 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
         with self._changed:
-            own = self._clients.get(client) or self._joined(client)
+            waiting_client = self._clients.get(client) or self._joined(client)
             # An empty queue takes any request, so that one larger than the limits is answered too.
-            held, waiting, limit = own.cost, self._waiting, self._limit
+            held, waiting, limit = waiting_client.cost, self._waiting, self._limit
             if waiting.queries and (
                 held.queries + cost.queries > limit.queries - waiting.queries
                 or held.labels + cost.labels > limit.labels - waiting.labels
                 or held.bytes + cost.bytes > limit.bytes - waiting.bytes
             ):
                 raise self._full(held, cost)
-            self._clients[client] = own
-            own.jobs.append(job)
-            self._count(own, cost, 1)
+            self._clients[client] = waiting_client
+            waiting_client.jobs.append(job)
+            self._count(waiting_client, cost, 1)
         # One wake-up per turn of the loop: requests that arrived together then share a batch.
         if not self._unannounced:
             loop.call_soon(self._announce)
@@ -157,12 +157,12 @@ class SearchQueue(Generic[Work, Result]):
         except (asyncio.CancelledError, TimedOutError):
             # Neither key nor job is there if a thread took the job in the meantime.
             with self._changed, suppress(KeyError, ValueError):
-                own = self._clients[client]
-                own.jobs.remove(job)
-                self._count(own, cost, -1)
-                if not own.jobs:
+                waiting_client = self._clients[client]
+                waiting_client.jobs.remove(job)
+                self._count(waiting_client, cost, -1)
+                if not waiting_client.jobs:
                     del self._clients[client]
-                    self._starts[client] = own.start
+                    self._starts[client] = waiting_client.start
             raise
         finally:
             late.cancel()

@@ -276,7 +276,7 @@ class Retriever:
         )
 
     def _count_ids(self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History]) -> _CountedIds:
-        """Count the ids that queries name in their features and histories, and those that the release does not know."""
+        """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
         features_B = [query.features or {} for query in queries]
         query_B, history_B = np.zeros((len(queries), 2), np.int64), np.zeros((len(queries), 2), np.int64)
         remembered = None if self._query_id is None else self.bundle.remembered

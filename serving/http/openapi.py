@@ -7,7 +7,6 @@ import hashlib
 import re
 from functools import cache
 from http import HTTPStatus
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -18,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from longtail import __version__
 from longtail.serving.http.requests import REFERENCE
 from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.routes import routes
@@ -43,7 +43,7 @@ _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 @cache
 def openapi_document() -> dict[str, Any]:
     """Create the OpenAPI document of the routes with the schemas of their bodies."""
-    schema = get_openapi(title=_TITLE, version=_version(), description=_DESCRIPTION, routes=routes)
+    schema = get_openapi(title=_TITLE, version=__version__, description=_DESCRIPTION, routes=routes)
     _, bodies = models_json_schema([(body, "validation") for body in _BODIES], ref_template=REFERENCE)
     schemas = schema["components"]["schemas"]
     schemas.update(bodies["$defs"])
@@ -103,10 +103,3 @@ def documentation() -> list[BaseRoute]:
         Route("/docs", docs),
         Mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")])),
     ]
-
-
-def _version() -> str:
-    try:
-        return version("longtail")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -183,14 +183,14 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
             hint = f': features go into "features", did you mean {{"features": {{{describe(path[-1])}: …}}}}?'
         message = f"expected one of the keys {known}, received {describe(path[-1])}{hint}"
     elif kind == "too_short":
-        what = "an object" if isinstance(first["input"], dict) else "a list"
-        message = f"expected {what} of at least {context['min_length']}, received an empty one"
+        kind_name = "an object" if isinstance(first["input"], dict) else "a list"
+        message = f"expected {kind_name} of at least {context['min_length']}, received an empty one"
     elif kind == "too_long":
         message = f"expected at most {context['max_length']} of them, received {context['actual_length'] or 'more'}"
     elif kind == "list_type":
-        given = first["input"]
-        example = f", such as [{describe(given)}]" if isinstance(given, str | int | float) else ""
-        message = f"expected a list{example}, received {describe(given)}"
+        value = first["input"]
+        example = f", such as [{describe(value)}]" if isinstance(value, str | int | float) else ""
+        message = f"expected a list{example}, received {describe(value)}"
     elif said.startswith("expected "):  # a message of our own validators, which is complete
         message = said
     else:

@@ -217,22 +217,24 @@ class OfflineFigures:
     def of(cls, manifest: Manifest) -> Self:
         """Read the offline figures from a bundle's manifest."""
         together = 0.0 if manifest.cooccurrence is None else manifest.cooccurrence.default
-        wanted = np.array([manifest.popularity.default, together])
+        defaults = np.array([manifest.popularity.default, together])
         curve: list[tuple[float, Mapping[int, RecallByKind]]] = []
         exposures: list[tuple[float, int, tuple[float, ...]]] = []
         for point in manifest.bias_removal.curve:
-            if np.abs(wanted - (point.popularity, point.cooccurrence)).max() > _NEAR:
+            if np.abs(defaults - (point.popularity, point.cooccurrence)).max() > _NEAR:
                 continue
             recall: dict[int, dict[str, OfflineRecall]] = {}
             for name, figure in point.metrics.items():
-                if named := _RECALL.fullmatch(name):
-                    of_k = recall.setdefault(int(named[1]), {})
-                    of_k[named[2] or ALL] = OfflineRecall(figure.value, figure.low, figure.high)
+                if match := _RECALL.fullmatch(name):
+                    of_k = recall.setdefault(int(match[1]), {})
+                    of_k[match[2] or ALL] = OfflineRecall(figure.value, figure.low, figure.high)
             curve.append((point.bias_removal, recall))
             for name in point.metrics:
-                if named := _EXPOSURE.fullmatch(name):
-                    k = int(named[1])
-                    exposures.append((point.bias_removal, k, tuple(_exposure(point, k, of) for of in BUCKET_NAMES)))
+                if match := _EXPOSURE.fullmatch(name):
+                    k = int(match[1])
+                    exposures.append(
+                        (point.bias_removal, k, tuple(_exposure(point, k, bucket) for bucket in BUCKET_NAMES))
+                    )
         return cls(sorted(curve, key=lambda point: point[0]), exposures, manifest.data_until.timestamp())
 
     def evaluated(self, promises: Promises) -> list[dict[str, Any]]:

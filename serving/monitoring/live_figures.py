@@ -146,9 +146,9 @@ class LiveFigures:
             Labels by bucket, int64 [4], and judged labels by decile of their scores, int64 [10], None without any
             promise.
         """
-        now, held = self._clock(), self._held.get(answered.release)
+        now, counted = self._clock(), self._held.get(answered.release)
         exposures = np.bincount(answered.buckets_N, minlength=_BUCKETS)
-        judged = _judge(answered, None if held is None else held.promises)
+        judged = _judge(answered, None if counted is None else counted.promises)
         dials = (answered.bias_removal_B, answered.popularity_B, answered.cooccurrence_B)
         with self._ring_lock:
             counts = self._ring.at(now, answered.release)
@@ -160,13 +160,13 @@ class LiveFigures:
             if judged.deciles is not None:
                 counts["judged_scores"] += judged.deciles
                 counts["promised"] += judged.promised
-            for place, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
+            for dial, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
                 counts[name] += weights_B.sum(dtype=np.float64)
-                count_dials(counts["dials"][place], weights_B)
-            for kind, named in answered.ids.items():
-                counts["ids"][ID_KINDS.index(kind)] += named
-            if held is not None:
-                held.shown.count(answered.rows_N, now)
+                count_dials(counts["dials"][dial], weights_B)
+            for kind, id_counts in answered.ids.items():
+                counts["ids"][ID_KINDS.index(kind)] += id_counts
+            if counted is not None:
+                counted.shown.count(answered.rows_N, now)
         return exposures, judged.deciles
 
     def count_request(self, seconds: float, status: int) -> None:
@@ -191,18 +191,18 @@ class LiveFigures:
             if bucket >= 0:
                 positives[bucket] += 1
                 hits[bucket] += position is not None
-        named = chosen.ids
+        id_counts = chosen.ids
         source, promised = SOURCES.index(chosen.source), self._promised_recall(chosen)
         with self._ring_lock:
             counts = self._ring.at(self._clock(), chosen.release)
             counts["positives"][source] += positives
             counts["hits"][source] += hits
-            counts["ids"][ID_KINDS.index("feedback")] += named
-            for place, figures in promised.items():
-                of_kind = (positives[place], hits[place]) if place < _BUCKETS else (sum(positives), sum(hits))
+            counts["ids"][ID_KINDS.index("feedback")] += id_counts
+            for kind, figures in promised.items():
+                of_kind = (positives[kind], hits[kind]) if kind < _BUCKETS else (sum(positives), sum(hits))
                 low, high = (figures.value if bound is None else bound for bound in figures[1:])
                 expected = of_kind[0] * np.array([figures.value, low, high])
-                counts["judged_recall"][source, place] += [*of_kind, *expected]
+                counts["judged_recall"][source, kind] += [*of_kind, *expected]
         return positives, hits
 
     def _promised_recall(self, chosen: ChosenLabels) -> dict[int, OfflineRecall]:

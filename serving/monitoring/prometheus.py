@@ -241,9 +241,9 @@ class Metrics(Collector):
                 for name, count in zip(BUCKET_NAMES, shown.tolist(), strict=True):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
-    def _count_ids(self, kind: IdKind, named: NamedIds) -> None:
-        self._named[kind].inc(named.ids)
-        self._unknown[kind].inc(named.unknown)
+    def _count_ids(self, kind: IdKind, counts: NamedIds) -> None:
+        self._named[kind].inc(counts.ids)
+        self._unknown[kind].inc(counts.unknown)
 
     def count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
         """Count queries and shown labels of a batch by group; None: a query with a vector."""

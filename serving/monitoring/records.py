@@ -103,5 +103,5 @@ class ChosenLabels:
 
     @property
     def ids(self) -> NamedIds:
-        """Count the labels, and those that the release does not know."""
+        """Count the labels of the event: all labels, and labels unknown to the release."""
         return NamedIds(1, len(self.buckets), sum(bucket < 0 for bucket in self.buckets))

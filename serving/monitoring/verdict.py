@@ -104,30 +104,30 @@ def judge(
         age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
-    found = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
-    found += _counted(windows["5m"]["requests"], day, age_days)
-    found += _unlike_evaluation(report["baseline"])
-    found += _unknown_ids(report)
+    findings = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
+    findings += _counted(windows["5m"]["requests"], day, age_days)
+    findings += _unlike_evaluation(report["baseline"])
+    findings += _unknown_ids(report)
     if sentence := _nothing_to_judge(report):
-        found.append(Finding("share_drift", "unknown", sentence))
+        findings.append(Finding("share_drift", "unknown", sentence))
     hour, of_day = (dict(_judged(report, name, windows[name])) for name in ("1h", "24h"))
     for key, of_hour in hour.items():
         of_both = of_day[key] if of_hour is None or of_hour.severity == "unknown" else of_hour
         if of_both is not None and of_both.severity != "steady":
-            found.append(of_both)
-    found.sort(
-        key=lambda one: (
-            -SEVERITIES.index(one.severity), -(one.enough or 0), SIGNALS.index(one.signal), -_gap(one),
+            findings.append(of_both)
+    findings.sort(
+        key=lambda finding: (
+            -SEVERITIES.index(finding.severity), -(finding.enough or 0), SIGNALS.index(finding.signal), -_gap(finding),
         )
     )  # fmt: skip
-    named = [_with_look_at(one, found) for one in found]
+    explained = [_with_look_at(finding, findings) for finding in findings]
     queries, judged = day["queries"], day["judged"]["queries"]
     counted = f"{queries:,} queries" if judged == queries else f"{judged:,} of {queries:,} queries have a promise"
     well = f"The answers are what the release promised: {counted} in {_WORDS['24h']}."
     return {
-        "severity": named[0].severity if named else "steady",
-        "headline": _headline(named[0]) if named else well,
-        "findings": [asdict(one) for one in named],
+        "severity": explained[0].severity if explained else "steady",
+        "headline": _headline(explained[0]) if explained else well,
+        "findings": [asdict(finding) for finding in explained],
     }
 
 
@@ -140,7 +140,7 @@ def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
     if finding.severity not in ("watch", "act"):
         return finding
     moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
-    caused = moved and any(one.signal == "unknown_ids" for one in findings)
+    caused = moved and any(other_finding.signal == "unknown_ids" for other_finding in findings)
     return replace(finding, look_at=_IDS_FIRST if caused else _LOOK_AT[finding.signal])
 
 
@@ -166,7 +166,7 @@ def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
     Yields at most one finding, at the λ where the shares differ most. Permuted counts show at λ = 0 best, where they
     rank nothing and only name the buckets.
     """
-    found: list[tuple[float, Finding]] = []
+    differences: list[tuple[float, Finding]] = []
     for evaluated in () if baseline is None else baseline["evaluated"]:
         for bucket in BUCKET_NAMES:
             share, promised = evaluated["now"][bucket], evaluated["shares"][bucket]
@@ -174,17 +174,19 @@ def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
             if _HALF < ratio < _TWICE:
                 continue
             queries = baseline["queries"] if baseline is not None else 0
-            one, other = ((of, *binomial_interval(of, queries, _SURE)) for of in (share, promised))
-            if _differ(one, other):
+            share_bounds, promised_bounds = (
+                (figure, *binomial_interval(figure, queries, _SURE)) for figure in (share, promised)
+            )
+            if _differ(share_bounds, promised_bounds):
                 sentence = (
                     f"The release answers its held-out queries unlike its evaluation: {bucket} gets {_percent(share)} "
                     f"at λ = {evaluated['bias_removal']:g}, k = {evaluated['k']}, where the evaluation had "
                     f"{_percent(promised)}."
                 )
-                finding = Finding("evaluation", "act", sentence, bucket, None, share, promised, *one[1:])
-                found.append((abs(share - promised), finding))
-    if found:
-        yield max(found, key=lambda one: one[0])[1]
+                finding = Finding("evaluation", "act", sentence, bucket, None, share, promised, *share_bounds[1:])
+                differences.append((abs(share - promised), finding))
+    if differences:
+        yield max(differences, key=lambda share_bounds: share_bounds[0])[1]
 
 
 def _unknown_ids(report: Mapping[str, Any]) -> Iterator[Finding]:
@@ -322,16 +324,16 @@ def _scores(window: str, index: float | None, queries: int, queries_before: int)
     return Finding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
 
 
-def _recall(window: str, found: Mapping[str, Any], source: str, kind: str) -> Finding | None:
-    if not found["positives"]:
+def _recall(window: str, recall: Mapping[str, Any], source: str, kind: str) -> Finding | None:
+    if not recall["positives"]:
         return None
-    value, promised = found["hits"] / found["positives"], found["promised"]
-    low, high = binomial_interval(value, found["positives"], _SURE)
+    value, promised = recall["hits"] / recall["positives"], recall["promised"]
+    low, high = binomial_interval(value, recall["positives"], _SURE)
     between, wide = "", (promised, promised, promised)
-    if found["low"] < promised or found["high"] > promised:
-        between = f" ({found['low']:.3f}–{found['high']:.3f})"
+    if recall["low"] < promised or recall["high"] > promised:
+        between = f" ({recall['low']:.3f}–{recall['high']:.3f})"
         wide = (
-            promised, promised + _WIDER * (found["low"] - promised), promised + _WIDER * (found["high"] - promised),
+            promised, promised + _WIDER * (recall["low"] - promised), promised + _WIDER * (recall["high"] - promised),
         )  # fmt: skip
     off, ratio = value < promised and _differ((value, low, high), wide), value / max(promised, _FLOOR)
     severity: Severity = "act" if off and ratio <= _HALF else "watch" if off and ratio <= _LESS else "steady"
@@ -340,7 +342,7 @@ def _recall(window: str, found: Mapping[str, Any], source: str, kind: str) -> Fi
     sentence = (
         f"Recall{'' if kind == ALL else f' of {kind} labels'} among "
         f"{'organic choices' if source == 'organic' else 'choices from answers'} is {value:.3f} in {_WORDS[window]}, "
-        f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised "
+        f"{recall['hits']:,} of {recall['positives']:,}, where the evaluation promised "
         f"{promised:.3f}{between} at the same λ."
     )
     signal: Signal = "organic_recall" if source == "organic" else "feedback_recall"

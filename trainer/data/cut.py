@@ -25,13 +25,13 @@ _SAID = 0.05
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
-def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int) -> tuple[str, list[str]]:
+def cut(engine: Engine, pairs: str, split: SplitConfig, *, separate: set[str], seed: int) -> tuple[str, list[str]]:
     """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table, and remarks.
 
     Args:
-        given: splits with a file of their own, which take no training pairs.
+        separate: splits with files of their own, which take no training pairs.
     """
-    shares = [0.0 if name in given else share for name, share in (("test", split.test), ("valid", split.valid))]
+    shares = [0.0 if name in separate else share for name, share in (("test", split.test), ("valid", split.valid))]
     train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
     if split.strategy.startswith("random"):
         train = _shuffled(engine, pairs, seed)
@@ -42,7 +42,7 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed
         tests, held = _counts(engine, pairs, shares)
         number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held} THEN 1 ELSE 0 END"
     else:
-        number = _last_of_each(engine, pairs, split.strategy, shares, given)
+        number = _last_of_each(engine, pairs, split.strategy, shares, separate)
     made = engine.name("cut")
     rest = f"SELECT *, place AS tie FROM {pairs} WHERE split > 0"
     stored = split.strategy != "temporal"
@@ -152,10 +152,10 @@ def _boundary(engine: Engine, rows: str, size: int, *, splits_before: int) -> fl
     return float(max(time, earliest))
 
 
-def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], given: set[str]) -> str:
+def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], separate: set[str]) -> str:
     """Return an SQL expression of the split per query: the last pairs are test, the ones before valid."""
     if strategy == "leave_last_out":
-        counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in given)}" for name in ("test", "valid")]
+        counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in separate)}" for name in ("test", "valid")]
     else:
         counts = [f"round_even(count(*) OVER q::DOUBLE * {double(share)}, 0)" for share in shares]
     timed = strategy != "random_per_query" and "time" in columns_of(engine, pairs)
@@ -203,14 +203,14 @@ def keep_smallest_label(
 
 def without_repeats(engine: Engine, pairs: str) -> tuple[str, int]:
     """Keep every pair once per split and objective: the latest, with the largest weight; count the others."""
-    made, columns = engine.name("once"), columns_of(engine, pairs)
+    table, columns = engine.name("once"), columns_of(engine, pairs)
     key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])
     time = "time DESC, " if "time" in columns else ""
     weight = f"REPLACE (max(weight) OVER (PARTITION BY {key}) AS weight)" if "weight" in columns else ""
     engine.run(
-        f"CREATE TABLE {made} AS SELECT * {weight} FROM {pairs} "
+        f"CREATE TABLE {table} AS SELECT * {weight} FROM {pairs} "
         f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {time}tie DESC) = 1"
     )
-    before, after = (engine.row(f"SELECT count(*) FROM {table}")[0] for table in (pairs, made))
+    before, after = (engine.row(f"SELECT count(*) FROM {table}")[0] for table in (pairs, table))
     engine.drop(pairs)
-    return made, before - after
+    return table, before - after

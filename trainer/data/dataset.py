@@ -243,7 +243,7 @@ class _Loading:
             self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            self.pairs, remarks = cut(engine, self.pairs, data.split, given={*self.places}, seed=seed)
+            self.pairs, remarks = cut(engine, self.pairs, data.split, separate={*self.places}, seed=seed)
             report.remarks += remarks
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)

@@ -304,7 +304,7 @@ def _refuse_known(forecast: Forecast, held_out: Pairs, unit: str | None, split: 
     until, first = forecast.settings.until, float(held_out.times.min()) / UNITS[unit]
     if until > first:
         raise RecipeError(
-            f"split: expected {split} pairs after those that the bundle's forecast of popularity knows, up to "
+            f"split: expected {split} pairs later than the bundle's forecast of popularity, which knows pairs up to "
             f"{in_words(until, 'seconds')}, found the first at {in_words(first, 'seconds')}: their popularity would "
             "leak into the figures; `fit` measures valid with a forecast of its time"
         )

@@ -157,16 +157,16 @@ def _differences(
     task: Task, ours: Mapping[str, tuple[Float64, Float64]], theirs: Mapping[str, tuple[Float64, Float64]]
 ) -> dict[str, Interval]:
     """Compute model minus baseline for metrics whose denominators do not depend on the lists."""
-    found = dict[str, Interval]()
+    differences = dict[str, Interval]()
     for name, (ours_N, over_N) in ours.items():
         theirs_N, same_N = theirs[name]
         if name.startswith(("exposure@", "popularity@")) or not np.array_equal(over_N, same_N):
             continue
         if name.startswith("recall@") and "/" in name:  # a bucket may have few pairs, or none that is found
-            found[name] = interval_of_difference(*map(task.bootstrap.per_query, (ours_N, theirs_N, over_N)))
+            differences[name] = interval_of_difference(*map(task.bootstrap.per_query, (ours_N, theirs_N, over_N)))
         else:
-            found[name] = task.bootstrap.interval(ours_N - theirs_N, over_N)
-    return found
+            differences[name] = task.bootstrap.interval(ours_N - theirs_N, over_N)
+    return differences
 
 
 def tuned(

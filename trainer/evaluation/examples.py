@@ -77,9 +77,9 @@ def _titles(dataset: Dataset, display: Sequence[str]) -> Callable[[int], str]:
     texts = [
         name for name in display if table is not None and pa.types.is_string(table.schema.field(name).type)
     ]  # fmt: skip
-    named = [name for name in texts if name.lower() in _TITLES] or texts
+    title_columns = [name for name in texts if name.lower() in _TITLES] or texts
     ids = dataset.label_ids
-    if table is None or not named:
+    if table is None or not title_columns:
         return lambda label: str(ids[int(label)])
-    titles = table[named[0]]
+    titles = table[title_columns[0]]
     return lambda label: titles[int(label)].as_py() or str(ids[int(label)])

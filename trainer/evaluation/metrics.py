@@ -169,13 +169,13 @@ def interval_of_difference(ours_Q: Float64, theirs_Q: Float64, pairs_Q: Float64)
     Args:
         ours_Q, theirs_Q, pairs_Q: pairs found by either model, and all pairs, of every query, float64 [Q].
     """
-    (ours, *ours_ends), (theirs, *theirs_ends) = (_ends_of_share(found_Q, pairs_Q) for found_Q in (ours_Q, theirs_Q))
+    (ours, *ours_ends), (theirs, *theirs_ends) = (_ends_of_share(hits_Q, pairs_Q) for hits_Q in (ours_Q, theirs_Q))
     ours_Q, theirs_Q = ours_Q - ours * pairs_Q, theirs_Q - theirs * pairs_Q
     spread = float(np.sqrt((ours_Q @ ours_Q) * (theirs_Q @ theirs_Q)))
     correlation = float(np.clip(ours_Q @ theirs_Q / spread, -1, 1)) if spread else 0.0
 
-    def joined(one: float, other: float) -> float:
-        return float(np.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0)))
+    def joined(distance: float, second_distance: float) -> float:
+        return float(np.sqrt(max(distance**2 - 2 * correlation * distance * second_distance + second_distance**2, 0.0)))
 
     low = ours - theirs - joined(ours - ours_ends[0], theirs_ends[1] - theirs)
     high = ours - theirs + joined(ours_ends[1] - ours, theirs - theirs_ends[0])

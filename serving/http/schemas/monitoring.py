@@ -69,7 +69,7 @@ class Judged(BaseModel):
 
     Not those with `buckets`, `allow`, `filter`, `explore`, `mmr` or `max_per`, with another ω, prior or
     `exclude_history` than the default, or with another μ where λ + μ is not one dial; and not similar labels. From each
-    answer the first labels count, as many as the baseline has per query.
+    answer the first labels count, up to the number of labels per query in the baseline.
     """
 
     queries: int

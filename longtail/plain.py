@@ -1,4 +1,4 @@
-"""Encode a request's body, with values of NumPy, pandas and Arrow, as JSON."""
+"""Convert values of NumPy, pandas, Polars and Arrow to those of JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_METHODS = ("tolist", "to_pylist", "as_py", "isoformat")
-"""Methods that give a value's plain form: of NumPy and pandas, of Arrow's arrays and scalars, of dates and times."""
+_METHODS = ("tolist", "to_list", "to_pylist", "as_py", "isoformat")
+"""Methods that return the plain form: of NumPy and pandas, Polars, Arrow's arrays and scalars, and dates and times."""
 _MISSING = ("NAType", "NaTType")
 """Types of missing values in pandas."""
 
@@ -27,15 +27,22 @@ def encoded(body: Any) -> bytes:
     try:
         return _text(body)
     except (ValueError, TypeError):  # NaN, keys that are no text, or a value to be named
-        return _text(_plain(body, ""))
+        return _text(plain(body))
 
 
 def _text(body: Any) -> bytes:
     return json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain_form).encode()
 
 
-def _plain(value: Any, field: str) -> Any:
-    """Return a value that JSON can represent."""
+def plain(value: Any, field: str = "") -> Any:
+    """Convert a value to one that JSON can represent; NaN, NA and NaT become None.
+
+    Args:
+        field: name of the value in errors.
+
+    Raises:
+        ValueError, TypeError: JSON cannot represent a value, such as infinity; the message names its field.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -43,14 +50,14 @@ def _plain(value: Any, field: str) -> Any:
             raise ValueError(f"{field}: expected a finite number, received {value}")
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {str(name): _plain(of, f"{field}.{name}".lstrip(".")) for name, of in value.items()}
+        return {str(name): plain(part, f"{field}.{name}".lstrip(".")) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(of, f"{field}.{i}".lstrip(".")) for i, of in enumerate(value)]
+        return [plain(part, f"{field}.{i}".lstrip(".")) for i, part in enumerate(value)]
     try:
         form = _plain_form(value)
     except TypeError as error:
         raise TypeError(f"{field}: {error}") from None
-    return _plain(form, field)
+    return plain(form, field)
 
 
 def _plain_form(value: Any) -> Any:

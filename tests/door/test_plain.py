@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from longtail.client.body import encoded
 from longtail.client.calls import similar
+from longtail.plain import encoded
 
 
 @pytest.mark.parametrize(
