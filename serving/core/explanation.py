@@ -69,10 +69,7 @@ def parts_of_scores(
 def _boosts(query: Batch, rows_K: Int64) -> Float32:
     """Compute ω·c of some labels for one query, float32 [K]."""
     boost = None if query.boosts_B is None else query.boosts_B[0]
-    if boost is None or not boost.rows_C.size:
-        return np.zeros(len(rows_K), np.float32)
-    places_K = np.minimum(np.searchsorted(boost.rows_C, rows_K), len(boost.rows_C) - 1)
-    return np.where(boost.rows_C[places_K] == rows_K, boost.values_C[places_K], np.float32(0))
+    return np.zeros(len(rows_K), np.float32) if boost is None else boost.values_of(rows_K)
 
 
 def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from longtail.bundle import Tower
-from longtail.bundle.arrays import Array, Float32, Int64
+from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.cooccurrence import NO_ENTRY
 from longtail.index import Filter, Release, Releases
 from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
@@ -121,12 +121,6 @@ def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: floa
     np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
     for query, boost in enumerate(batch.boosts_B or ()):
         if boost is not None:
-            at_low_BP[query, : lengths_B[query]] += _boosts_of(boost, rows_B[query])
+            at_low_BP[query, : lengths_B[query]] += boost.values_of(rows_B[query])
     slopes_BP /= np.float32(max(high - low, 1e-6))
     return Candidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)
-
-
-def _boosts_of(boost: Boost, rows_R: Int64) -> Float32:
-    """Return ω·c of label rows, float32 [R]; 0 where there is none."""
-    positions_R = np.minimum(np.searchsorted(boost.rows_C, rows_R), len(boost.rows_C) - 1)
-    return np.where(boost.rows_C[positions_R] == rows_R, boost.values_C[positions_R], np.float32(0))

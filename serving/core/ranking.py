@@ -39,6 +39,13 @@ class Boost(NamedTuple):
     values_C: Float32
     alone: bool = False
 
+    def values_of(self, rows_R: Int64) -> Float32:
+        """Return ω·c of label rows, float32 [R]; 0 for other labels than `rows_C`."""
+        if not self.rows_C.size:
+            return np.zeros(len(rows_R), np.float32)
+        positions_R = np.minimum(np.searchsorted(self.rows_C, rows_R), len(self.rows_C) - 1)
+        return np.where(self.rows_C[positions_R] == rows_R, self.values_C[positions_R], np.float32(0))
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
