@@ -67,6 +67,17 @@ def test_a_vector_is_answered_by_the_same_formula(client: httpx.Client) -> None:
     assert zero["labels"][0]["score"] == pytest.approx(np.log(8))
 
 
+def by_vector_and_by_features(
+    retriever: Retriever, queries_BD: np.ndarray, k: int, bias_removal: float
+) -> list[list[dict[str, Any]]]:
+    """The results of queries that give their vectors as `vector`, and of the same that give them as a feature."""
+    given = [[{"vector": vector}, {"features": {"vector": vector}}] for vector in queries_BD.tolist()]
+    return [
+        results_of(retriever.retrieve([Query(k=k, bias_removal=bias_removal, **way) for way in ways]))
+        for ways in zip(*given, strict=True)
+    ]
+
+
 def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
     """Scores of 80 queries at each λ are those that NumPy computes from vectors of length 1."""
     rng = np.random.default_rng(0)
@@ -82,12 +93,8 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
     ).T
     for bias_removal in (0, 0.5, 1):
         expected_BL = cosines_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
-        raw = [Query(k=60, bias_removal=bias_removal, vector=of_query) for of_query in queries_BD.tolist()]
-        of_features = [
-            Query(k=60, bias_removal=bias_removal, features={"vector": of_query}) for of_query in queries_BD.tolist()
-        ]
-        for queries in (raw, of_features):
-            for result, expected_L in zip(results_of(retriever.retrieve(queries)), expected_BL, strict=True):
+        for results in by_vector_and_by_features(retriever, queries_BD, 60, bias_removal):
+            for result, expected_L in zip(results, expected_BL, strict=True):
                 scores = scores_of(result)
                 np.testing.assert_allclose([scores[f"i{row}"] for row in range(60)], expected_L, atol=3e-6)
 
@@ -107,12 +114,8 @@ def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> No
     exact_BL = -np.square(queries_BD[:, None].astype(np.float64) - vectors_LD).sum(axis=2) / 2
     for bias_removal in (0, 1):
         exact_BL = exact_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
-        queries = [Query(k=500, bias_removal=bias_removal, vector=of_query) for of_query in queries_BD.tolist()]
-        of_features = [
-            Query(k=500, bias_removal=bias_removal, features={"vector": of_query}) for of_query in queries_BD.tolist()
-        ]
-        for asked in (queries, of_features):
-            for result, exact_L in zip(results_of(retriever.retrieve(asked)), exact_BL, strict=True):
+        for results in by_vector_and_by_features(retriever, queries_BD, 500, bias_removal):
+            for result, exact_L in zip(results, exact_BL, strict=True):
                 scores = scores_of(result)
                 served_L = np.array([scores[f"i{row}"] for row in range(500)])
                 # One number for each query is not served.
