@@ -47,7 +47,7 @@ check: $(VENV)/.installed  ## Formatting, lint and types; seconds.
 
 # While mypy works: else four processes of pytest begin with compiling the same thousands of files, tests among them.
 imports: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest --collect-only --quiet >/dev/null
+	@tests=$$($(VENV)/bin/python -m pytest --collect-only --quiet --quiet) || { echo "$$tests"; exit 1; }
 
 format: $(VENV)/.installed
 	$(VENV)/bin/ruff format .

@@ -24,7 +24,7 @@ import pytest
 
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
 from longtail.index import Releases, build
-from longtail.serving.batch import Asked, BatchError, _as_known, answer
+from longtail.serving.batch import BatchError, TableOptions, _as_known, answer
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from longtail.state import LabelStore
@@ -163,7 +163,7 @@ def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Pa
 
 def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path: Path) -> None:
     """They all answer with the labels that the first one found, also where the store has forgotten older changes."""
-    state, asked = tmp_path / "state", Asked({"k": ITEMS})
+    state, table_options = tmp_path / "state", TableOptions({"k": ITEMS})
     state.mkdir()
     store = LabelStore(state)
     added = Upsert(id="new", at=datetime.now(UTC), features={"brand": "b2"})
@@ -171,11 +171,11 @@ def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path
 
     def whole(out: Path, *shares: tuple[int, int]) -> pa.Table:
         for share in shares:
-            answer(shop / "releases", shop / "queries", out, asked, state=state, share=share)
+            answer(shop / "releases", shop / "queries", out, table_options, state=state, share=share)
         return answers(out)
 
     expected = whole(tmp_path / "whole", (0, 1))
-    answer(shop / "releases", shop / "queries", tmp_path / "out", asked, state=state, share=(0, 2))
+    answer(shop / "releases", shop / "queries", tmp_path / "out", table_options, state=state, share=(0, 2))
     now = datetime.now(UTC)
     store.append([Hide(id="new", at=now), Restore(id="i1", at=now), *(Hide(id=f"i{row}", at=now) for row in range(9))])
     store.compact()
@@ -189,52 +189,60 @@ def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path
 
 
 def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
-    asked = Asked({"k": 3})
-    answer(shop / "releases", shop / "queries", tmp_path, asked)
+    table_options = TableOptions({"k": 3})
+    answer(shop / "releases", shop / "queries", tmp_path, table_options)
     said: list[str] = []
-    answer(shop / "releases", shop / "queries", tmp_path, asked, say=said.append)
+    answer(shop / "releases", shop / "queries", tmp_path, table_options, say=said.append)
     assert said == ["4 of 4 files are there"]
     with pytest.raises(BatchError, match=r'_batch\.json: expected a batch of options {"k": 4}, found {"k": 3}: give'):
-        answer(shop / "releases", shop / "queries", tmp_path, Asked({"k": 4}))
+        answer(shop / "releases", shop / "queries", tmp_path, TableOptions({"k": 4}))
 
 
 WRONG = {
-    "a row": (Asked({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1: features.hist"),
-    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, "row 0: exclude.0: expected an id"),
-    "no feature": (Asked({}), {"user": ["u1"]}, "expected columns of the features user_id, joined, likes, history, fo"),
-    "no column": (Asked({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
-    "a name": (Asked({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
-    "an option": (Asked({"k": 0}), {"user_id": ["u1"]}, "--options: k: expected at least 1"),
+    "a row": (TableOptions({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1: features.hist"),
+    "exclude": (TableOptions({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, "row 0: exclude.0: expected an id"),
+    "no feature": (
+        TableOptions({}),
+        {"user": ["u1"]},
+        "expected columns of the features user_id, joined, likes, history, fo",
+    ),
+    "no column": (TableOptions({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
+    "a name": (TableOptions({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
+    "an option": (TableOptions({"k": 0}), {"user_id": ["u1"]}, "--options: k: expected at least 1"),
     "a feature": (
-        Asked({"vector": [1]}),
+        TableOptions({"vector": [1]}),
         {"user_id": ["u1"]},
         "--options: expected options of all queries alike, rece",
     ),
-    "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
-    "exclude of text": (Asked({}, "seen"), {"user_id": ["u1"], "seen": ["i1"]}, "'seen': expected lists of label ids"),
-    "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected a table with rows, found none"),
+    "a filter": (TableOptions({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
+    "exclude of text": (
+        TableOptions({}, "seen"),
+        {"user_id": ["u1"], "seen": ["i1"]},
+        "'seen': expected lists of label ids",
+    ),
+    "no rows": (TableOptions({}), {"user_id": pa.array([], pa.string())}, "expected a table with rows, found none"),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_said_with_its_place(shop: Path, tmp_path: Path, what: str) -> None:
-    asked, columns, said = WRONG[what]
+    table_options, columns, said = WRONG[what]
     pq.write_table(pa.table(columns), tmp_path / "queries.parquet")
     with pytest.raises(BatchError, match=said):
-        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", asked)
+        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", table_options)
     assert not list((tmp_path / "out").glob("*part-*"))
 
 
 def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
     queries, out = shop / "queries", shop / "queries" / "answers"
     with pytest.raises(BatchError, match="--options: kk: "):
-        answer(shop / "releases", queries, out, Asked({"kk": 3}))
+        answer(shop / "releases", queries, out, TableOptions({"kk": 3}))
     with pytest.raises(BatchError, match="expected a column 'nothing'"):
-        answer(shop / "releases", queries, out, Asked({}, "nothing"))
+        answer(shop / "releases", queries, out, TableOptions({}, "nothing"))
     (queries / "_temporary").mkdir()
     (queries / "_temporary" / "half.parquet").write_bytes(b"PAR1")
     for _ in range(2):  # answers below the queries are no queries
-        answer(shop / "releases", queries, out, Asked({"exclude_history": False}))
+        answer(shop / "releases", queries, out, TableOptions({"exclude_history": False}))
     assert [len(labels) for labels in answers(out)["labels"].to_pylist()] == [ITEMS] * USERS
     shutil.rmtree(out)
     shutil.rmtree(queries / "_temporary")
@@ -243,9 +251,9 @@ def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
 def test_no_release_and_no_parquet(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
     with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
-        answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
+        answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))
     with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable parquet file"):
-        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
+        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))
 
 
 def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> None:
@@ -276,7 +284,7 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
     (tmp_path / "recipe.toml").write_text(text)
     fitted_and_published(tmp_path, "--set", "training.refit=false")
     pq.write_table(pa.table(users | {"paid": users["rate"]}), tmp_path / "asked.parquet")
-    answer(tmp_path / "releases", tmp_path / "asked.parquet", tmp_path / "out", Asked({"k": 5}))
+    answer(tmp_path / "releases", tmp_path / "asked.parquet", tmp_path / "out", TableOptions({"k": 5}))
     with served(tmp_path) as client:
         found = answers(tmp_path / "out").to_pylist()
         for user in range(0, USERS, 7):
@@ -301,7 +309,7 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
     (tmp_path / "asked.csv.gz").write_bytes(gzip.compress(joined_by(";", rows).encode("utf-8-sig")))
     (tmp_path / "asked.tsv").write_text(joined_by("\t", rows))
     for name in ("asked.csv.gz", "asked.tsv"):
-        answer(tmp_path / "releases", tmp_path / name, tmp_path / name[6:], Asked({"k": 5}))
+        answer(tmp_path / "releases", tmp_path / name, tmp_path / name[6:], TableOptions({"k": 5}))
         assert answers(tmp_path / name[6:]).select(["labels", "scores"]).to_pylist() == [
             {name: row[name] for name in ("labels", "scores")} for row in found
         ], name
@@ -321,15 +329,15 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
 ) -> None:
     """Lists and excluded labels as text, maps of JSON, folders, URLs; in files of a few rows, whatever the table is."""
     monkeypatch.setattr("longtail.serving.batch.ROWS", 7)
-    kept, asked = ["user_id", "segment"], Asked(OPTIONS, "seen", ["user_id", "segment"])
+    kept, table_options = ["user_id", "segment"], TableOptions(OPTIONS, "seen", ["user_id", "segment"])
     table = pa.concat_tables([pq.read_table(file) for file in sorted((shop / "queries").iterdir())])
     rows = [row | {"joined": row["joined"].isoformat(), "likes": dict(row["likes"])} for row in table.to_pylist()]
     (tmp_path / "queries.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(table, tmp_path / "likes.parquet", row_group_size=9)
-    answer(shop / "releases", tmp_path / "likes.parquet", tmp_path / "0", asked)
+    answer(shop / "releases", tmp_path / "likes.parquet", tmp_path / "0", table_options)
     assert [file.name for file in sorted((tmp_path / "0").glob("p*"))] == [f"part-{at:06}.parquet" for at in range(9)]
     assert [pq.read_metadata(file).num_rows for file in sorted((tmp_path / "0").glob("p*"))] == [7] * 8 + [4]
-    answer(shop / "releases", tmp_path / "queries.ndjson", tmp_path / "1", asked)
+    answer(shop / "releases", tmp_path / "queries.ndjson", tmp_path / "1", table_options)
     assert answers(tmp_path / "1").to_pylist() == answers(tmp_path / "0").to_pylist()
     without = table.drop_columns(["likes"])
     pq.write_table(without, tmp_path / "p.parquet", row_group_size=9)
@@ -340,17 +348,17 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
         (tmp_path / "hive" / f"segment={segment}" / "x.csv").write_text(joined_by(",", texts[segment * 20 :][:20]))
     (tmp_path / "t.csv").write_text(joined_by(",", [row | {"segment": place // 20} for place, row in enumerate(texts)]))
     said: list[str] = []
-    answer(shop / "releases", tmp_path / "p.parquet", tmp_path / "p", asked, say=said.append)
+    answer(shop / "releases", tmp_path / "p.parquet", tmp_path / "p", table_options, say=said.append)
     expected = answers(tmp_path / "p").select(["user_id", "labels", "scores"])
     assert said[0].endswith("p.parquet: no column 'likes': queries are answered as without these features")
-    answer(shop / "releases", f"file://{tmp_path}/p.parquet", tmp_path / "url", asked)
+    answer(shop / "releases", f"file://{tmp_path}/p.parquet", tmp_path / "url", table_options)
     assert answers(tmp_path / "url").equals(answers(tmp_path / "p"))
     for places, place in enumerate(
         [tmp_path / "t.csv", tmp_path / "hive", f"file://{tmp_path}/t.c*", tmp_path / "t*.csv"]
     ):
         out = tmp_path / f"t{places}"
         for share in (1, 0):
-            answer(shop / "releases", place, out, asked, share=(share, 2))
+            answer(shop / "releases", place, out, table_options, share=(share, 2))
         assert answers(out).column_names == [*kept, "labels", "scores"]
         found = answers(out)
         assert found.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), place
@@ -395,7 +403,12 @@ def test_a_broken_text_file_is_refused_with_its_place(shop: Path, tmp_path: Path
     for name, text in files.items():
         (tmp_path / "queries" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(BatchError, match=said):
-        answer(shop / "releases", tmp_path / "queries", tmp_path / "out", Asked({}, "seen" if "two" in what else None))
+        answer(
+            shop / "releases",
+            tmp_path / "queries",
+            tmp_path / "out",
+            TableOptions({}, "seen" if "two" in what else None),
+        )
     assert not list((tmp_path / "out").glob("*part-*"))
 
 
@@ -408,8 +421,8 @@ def test_histories_come_from_a_column_or_from_what_the_release_remembers(tmp_pat
     chosen = [["item-3", "item-9"], [], None, ["item-8", "of no release"]]
     rows = {"user_id": ["u3", "u4", "u5", "u6"], "chosen": chosen}
     pq.write_table(pa.table(rows), tmp_path / "queries.parquet")
-    asked = Asked({"k": 12, "cooccurrence": 1.5}, history="chosen")
-    answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", asked)
+    table_options = TableOptions({"k": 12, "cooccurrence": 1.5}, history="chosen")
+    answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", table_options)
     queries = [
         Query(features={"user_id": user}, history=history, k=12, cooccurrence=1.5)
         for user, history in zip(rows["user_id"], chosen, strict=True)
@@ -421,4 +434,9 @@ def test_histories_come_from_a_column_or_from_what_the_release_remembers(tmp_pat
     (by_column,) = retriever.retrieve([queries[2].model_copy(update={"history": remembered})]).results
     assert [label["id"] for label in by_column["labels"]] == expected[2]
     with pytest.raises(BatchError, match="--options: expected options of all queries alike, received history"):
-        answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "other", Asked({"history": ["item-1"]}))
+        answer(
+            tmp_path / "releases",
+            tmp_path / "queries.parquet",
+            tmp_path / "other",
+            TableOptions({"history": ["item-1"]}),
+        )
