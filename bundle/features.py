@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle.arrays import Array, Float32, Int32, Int64
+from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
@@ -78,18 +78,24 @@ class FeatureReader:
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
         return inputs
 
-    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> tuple[Int64, Int64]:
-        """Count the ids of one feature of kind id, bag or history: all and unknown ones of each row, int64 [B].
+    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> list[tuple[int, int]]:
+        """Count the ids of one feature of kind id, bag or history: for each row, all ids and unknown ids.
 
         Args:
             inputs: what `read` made of `features_B`.
         """
-        rows = inputs[feature.name]
         if feature.kind == "id":
-            is_named = np.array([features.get(feature.name) is not None for features in features_B])
-            return is_named.astype(np.int64), (is_named & (rows == OUT_OF_VOCABULARY)).astype(np.int64)
-        is_named = inputs[f"{feature.name}__weight"] != 0
-        return is_named.sum(axis=1), (is_named & (rows == OUT_OF_VOCABULARY)).sum(axis=1)
+            rows = inputs[feature.name].tolist()
+            return [
+                (0, 0) if features.get(feature.name) is None else (1, int(row == OUT_OF_VOCABULARY))
+                for features, row in zip(features_B, rows, strict=True)
+            ]
+        # Row by row: for the few rows of a batch NumPy's sums along an axis cost several times as much.
+        counts = list[tuple[int, int]]()
+        for rows_P, weights_P in zip(inputs[feature.name], inputs[f"{feature.name}__weight"], strict=True):
+            ids = int(np.count_nonzero(weights_P))
+            counts.append((ids, ids - int(np.count_nonzero(np.logical_and(rows_P, weights_P)))))
+        return counts
 
     def example(self) -> dict[str, JsonValue]:
         """Create features of a valid query that use every vocabulary."""

@@ -79,19 +79,19 @@ class Retrieval(AnsweredBatch):
 
 
 class _CountedIds(NamedTuple):
-    """Ids that queries name in features and in histories, and those of them that are unknown, int64 [B, 2] each."""
+    """For each query, all ids and unknown ids in its features, and in its histories."""
 
-    query_B: Int64
-    history_B: Int64
+    query: list[tuple[int, int]]
+    history: list[tuple[int, int]]
 
-    @property
-    def named(self) -> dict[IdKind, NamedIds]:
+    def sums(self) -> dict[IdKind, NamedIds]:
         """Add up the queries."""
-        kinds: tuple[tuple[IdKind, Int64], ...] = (("query", self.query_B), ("history", self.history_B))
-        return {
-            kind: NamedIds(int(np.count_nonzero(counts_B[:, 0])), *counts_B.sum(axis=0).tolist())
-            for kind, counts_B in kinds
-        }
+        return {"query": _sum_of_ids(self.query), "history": _sum_of_ids(self.history)}
+
+
+def _sum_of_ids(counts: Sequence[tuple[int, int]]) -> NamedIds:
+    ids, unknown = [ids for ids, _ in counts], [unknown for _, unknown in counts]
+    return NamedIds(len(ids) - ids.count(0), sum(ids), sum(unknown))
 
 
 class Retriever:
@@ -278,34 +278,28 @@ class Retriever:
     def _count_ids(self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History]) -> _CountedIds:
         """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
         features_B = [query.features or {} for query in queries]
-        query_B, history_B = np.zeros((len(queries), 2), np.int64), np.zeros((len(queries), 2), np.int64)
+        counts = _CountedIds([(0, 0)] * len(queries), [(0, 0)] * len(queries))
         remembered = None if self._query_id is None else self.bundle.remembered
         for feature in self._encoder.features if inputs else ():
             if feature.kind not in ("id", "bag", "history"):
                 continue
-            counts_B2 = np.stack(self._encoder.count_ids(feature, features_B, inputs), axis=1)
-            unknown_b = np.flatnonzero(counts_B2[:, 1]).tolist()
-            if feature.kind == "history":
-                for row in unknown_b:  # labels that were added since are no ids of the tower's
+            of_kind = counts.history if feature.kind == "history" else counts.query
+            for row, (ids, unknown) in enumerate(self._encoder.count_ids(feature, features_B, inputs)):
+                if unknown and feature.kind == "history":  # labels that were added since are no ids of the tower's
                     entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
-                    beyond = np.count_nonzero(self.catalogue.rows_in_order(entries) < 0)
-                    counts_B2[row, 1] = min(counts_B2[row, 1], beyond)
-                history_B += counts_B2
-                continue
-            if remembered is not None and feature.name == self._query_id:
-                for row in unknown_b:
-                    counts_B2[row, 1] = not remembered.queries.lookup_all(
-                        [str(id_text(features_B[row][feature.name]))]
-                    )[0]
-            query_B += counts_B2
+                    unknown = min(unknown, int(np.count_nonzero(self.catalogue.rows_in_order(entries) < 0)))
+                elif unknown and remembered is not None and feature.name == self._query_id:
+                    unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][feature.name]))])[0])
+                of_kind[row] = of_kind[row][0] + ids, of_kind[row][1] + unknown
         if remembered is not None and self._query_id not in self._features:
             for row, features in enumerate(features_B):
                 if (id_ := id_text(features.get(str(self._query_id)))) is not None:
-                    query_B[row] += 1, not remembered.queries.lookup_all([id_])[0]
+                    unknown = int(not remembered.queries.lookup_all([id_])[0])
+                    counts.query[row] = counts.query[row][0] + 1, counts.query[row][1] + unknown
         for row, history in enumerate(histories):
             if history.named:
-                history_B[row] = history.named, history.unknown
-        return _CountedIds(query_B, history_B)
+                counts.history[row] = history.named, history.unknown
+        return counts
 
     def _history(self, query: Query, prefix: str) -> History:
         """Look up the labels that a query chose, as far as its answer needs them.
@@ -614,8 +608,8 @@ class Retriever:
             if place in pools:
                 result["pool"] = pools[place]
             result["unknown"] = {
-                "query": 0 if ids is None else int(ids.query_B[place, 1]),
-                "history": 0 if ids is None else int(ids.history_B[place, 1]),
+                "query": 0 if ids is None else ids.query[place][1],
+                "history": 0 if ids is None else ids.history[place][1],
                 "exclude": query.unknown_exclude, "allow": query.unknown_allow,
             }  # fmt: skip
             results.append(result)
@@ -642,7 +636,7 @@ class Retriever:
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
             },
-            ids={} if ids is None else ids.named,
+            ids={} if ids is None else ids.sums(),
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 

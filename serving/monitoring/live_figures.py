@@ -164,7 +164,8 @@ class LiveFigures:
                 counts[name] += weights_B.sum(dtype=np.float64)
                 count_dials(counts["dials"][dial], weights_B)
             for kind, id_counts in answered.ids.items():
-                counts["ids"][ID_KINDS.index(kind)] += id_counts
+                if id_counts.ids:
+                    counts["ids"][ID_KINDS.index(kind)] += id_counts
             if counted is not None:
                 counted.shown.count(answered.rows_N, now)
         return exposures, judged.deciles
@@ -282,29 +283,33 @@ class LiveFigures:
 
 def _judge(answered: AnsweredBatch, promises: Promises | None) -> _Judged:
     """Hold the first labels of each answer against the promise at its λ; without promises, only select the answers."""
-    labels_B = np.diff(answered.ends_B, prepend=0)
-    depth_B = np.where(np.isnan(answered.judged_at_B), 0, labels_B)
-    judged_queries = len(depth_B) - int(np.count_nonzero(np.isnan(answered.judged_at_B)))
-    if promises is None:
-        judged_N = np.repeat(depth_B > 0, labels_B)
-        exposures = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
-        return _Judged(judged_queries, exposures, None, np.zeros(_BUCKETS + DECILES))
-    starts_B, deciles, promised = answered.ends_B - labels_B, np.zeros(DECILES, np.int64), np.zeros(_BUCKETS + DECILES)
-    exposures = np.zeros(_BUCKETS, np.int64)
-    ranks_N = np.arange(len(answered.rows_N)) - np.repeat(starts_B, labels_B)
-    for bias_removal in set(answered.judged_at_B[~np.isnan(answered.judged_at_B)].tolist()):
-        alike_B = answered.judged_at_B == np.float32(bias_removal)
-        promise = promises.at(bias_removal)
-        if promise is None:
-            judged_queries -= int(np.count_nonzero(alike_B))
+    ends, queries_of = list(answered.ends_B), dict[float, list[int]]()
+    for query, bias_removal in enumerate(answered.judged_at_B.tolist()):
+        if not math.isnan(bias_removal):
+            queries_of.setdefault(bias_removal, []).append(query)
+    judged_queries, exposures = 0, np.zeros(_BUCKETS, np.int64)
+    deciles, promised = np.zeros(DECILES, np.int64), np.zeros(_BUCKETS + DECILES)
+    for bias_removal, queries in queries_of.items():
+        promise = None if promises is None else promises.at(bias_removal)
+        if promises is not None and promise is None:
             continue
-        depth_B = np.where(alike_B, np.minimum(labels_B, len(promise.by_k) - 1), 0)
-        judged_N = ranks_N < np.repeat(depth_B, labels_B)
+        judged_queries += len(queries)
+        starts = [ends[query - 1] if query else 0 for query in queries]
+        depths = [ends[query] - start for query, start in zip(queries, starts, strict=True)]
+        if promise is not None:
+            depths = [min(depth, len(promise.by_k) - 1) for depth in depths]
+        judged_N: slice | Int64 = slice(starts[0], starts[0] + depths[0])
+        if len(queries) > 1:
+            judged_N = np.concatenate(
+                [np.arange(start, start + depth) for start, depth in zip(starts, depths, strict=True)]
+            )
         exposures += np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
-        deciles_N = np.searchsorted(promise.edges, answered.scores_N[judged_N], side="right")
-        deciles += np.bincount(deciles_N, minlength=DECILES)
-        promised += promise.by_k[depth_B[alike_B]].sum(axis=0)
-    return _Judged(judged_queries, exposures, deciles, promised)
+        if promise is not None:
+            deciles_N = np.searchsorted(promise.edges, answered.scores_N[judged_N], side="right")
+            deciles += np.bincount(deciles_N, minlength=DECILES)
+            for depth in depths:
+                promised += promise.by_k[depth]
+    return _Judged(judged_queries, exposures, None if promises is None else deciles, promised)
 
 
 class Monitoring:

@@ -36,7 +36,6 @@ from longtail.bundle import (
     Manifest,
     Vocabulary,
 )
-from longtail.bundle.arrays import Int64
 from longtail.index import Filter
 from longtail.serving import Retriever, Settings
 from longtail.serving.core.retriever import Retrieval
@@ -65,7 +64,7 @@ class PlaneEncoder:
     def read(self, features_B: Sequence[Features]) -> Inputs:
         return self._reader.read(features_B)
 
-    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> tuple[Int64, Int64]:
+    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> list[tuple[int, int]]:
         return self._reader.count_ids(feature, features_B, inputs)
 
     def embed(self, inputs: Inputs) -> np.ndarray:
