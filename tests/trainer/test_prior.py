@@ -227,12 +227,14 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
         replace(read, forecast=read.forecast.take(np.arange(3))).validate()
     dataset = read_dataset(of)
     assert read.forecast.settings.until == pytest.approx(dataset.before("test").times.max() / 1e6)
-    known = r"after those that the bundle's forecast of popularity knows, up to 2026-0.*: their popularity would leak"
-    with pytest.raises(RecipeError, match=f"expected valid pairs {known}"):
+    later_pairs = (
+        "later than the bundle's forecast of popularity, which knows pairs up to 2026-0.*: their popularity would"
+    )
+    with pytest.raises(RecipeError, match=f"expected valid pairs {later_pairs}"):
         evaluate(bundle, of, split="valid")
     later, test = float(dataset.test.times.max()) / 1e6, dataset.test
     refreshed = read.forecast.refreshed(test.queries, test.labels, test.times / 1e6, later)
-    with pytest.raises(RecipeError, match=f"expected test pairs {known}"):
+    with pytest.raises(RecipeError, match=f"expected test pairs {later_pairs}"):
         evaluate(replace(bundle, forecast=refreshed), of)
     rolled = evaluate_rolling(bundle, of, 3)
     assert [each.prior for each in rolled] == ["counts", "forecast", "refreshed"] * 3
