@@ -64,22 +64,6 @@ class AddedLabels:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: Int64) -> AddedLabels:
-        """Select labels by rows 0..M−1, int64 [B], in that order."""
-
-        def taken(column: Any) -> Any:
-            if isinstance(column, Mapping):
-                return {name: part[rows] for name, part in column.items()}
-            return (
-                [column[row] for row in rows] if isinstance(column, list) else None if column is None else column[rows]
-            )
-
-        return AddedLabels(**{name: taken(column) for name, column in vars(self).items()})
-
-    def followed_by(self, more: AddedLabels) -> AddedLabels:
-        """Append the labels of `more`."""
-        return AddedLabels(**{name: joined(column, getattr(more, name)) for name, column in vars(self).items()})
-
 
 def joined(column: Any, more: Any) -> Any:
     """Concatenate a column [L] or [L, P], or several by name, with [M] or [M, P]; None if the bundle lacks it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from rpds import HashTrieMap
 
 from longtail.bundle.one_line import one_line
 
@@ -59,35 +61,42 @@ _RECORD: TypeAdapter[LabelRecord] = TypeAdapter(Annotated[LabelRecord, Field(dis
 class LabelChanges:
     """The effect of a sequence of records, by label id; a label's last record counts.
 
+    The maps share memory with earlier ones, so that a change of one label costs one label.
+
     Attributes:
         patches: columns changed since the label's upsert, or since the release; also of hidden labels.
     """
 
-    upserts: dict[str, Upsert] = field(default_factory=dict)
-    hidden: dict[str, Hide] = field(default_factory=dict)
-    patches: dict[str, tuple[Patch, ...]] = field(default_factory=dict)
+    upserts: HashTrieMap[str, Upsert] = field(default_factory=HashTrieMap)
+    hidden: HashTrieMap[str, Hide] = field(default_factory=HashTrieMap)
+    patches: HashTrieMap[str, tuple[Patch, ...]] = field(default_factory=HashTrieMap)
 
     __repr__ = one_line
 
     def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
         """Return the changes after further records."""
-        upserts, hidden, patches = self.upserts.copy(), self.hidden.copy(), self.patches.copy()
+        upserts, hidden, patches = self.upserts, self.hidden, self.patches
         for record in records:
             if isinstance(record, Patch):
-                patches[record.id] = _in_effect((*patches.get(record.id, ()), record))
+                patches = patches.insert(record.id, _in_effect((*patches.get(record.id, ()), record)))
                 continue
-            hidden.pop(record.id, None)
+            hidden = hidden.discard(record.id)
             if isinstance(record, Upsert):
-                upserts[record.id] = record
-                patches.pop(record.id, None)
+                upserts = upserts.insert(record.id, record)
+                patches = patches.discard(record.id)
             elif isinstance(record, Hide):
-                upserts.pop(record.id, None)
-                hidden[record.id] = record
+                upserts = upserts.discard(record.id)
+                hidden = hidden.insert(record.id, record)
         return LabelChanges(upserts, hidden, patches)
 
     def records(self) -> list[Upsert | Patch | Hide]:
-        """Return the shortest sequence of records with the same effect."""
-        return [*self.upserts.values(), *chain.from_iterable(self.patches.values()), *self.hidden.values()]
+        """Return the shortest sequence of records with the same effect: upserts, patches and hides by time and id."""
+        several = self.upserts.values(), chain.from_iterable(self.patches.values()), self.hidden.values()
+        return [record for records in several for record in sorted(records, key=_time_and_id)]
+
+
+def _time_and_id(record: LabelRecord) -> tuple[datetime, str]:
+    return record.at, record.id
 
 
 def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:

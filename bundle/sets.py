@@ -25,3 +25,15 @@ def is_among(values: npt.NDArray[_Number], members: npt.NDArray[_Number]) -> Boo
     nearest = members[np.minimum(np.searchsorted(members, values), len(members) - 1)]
     found: Bools = nearest == values
     return found
+
+
+def with_members(members: npt.NDArray[_Number], values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Add values to members, both ascending without repetition; the members themselves if nothing changes."""
+    new = values[~is_among(values, members)]
+    return np.insert(members, np.searchsorted(members, new), new) if new.size else members
+
+
+def without_members(members: npt.NDArray[_Number], values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """Remove values from members, both ascending without repetition; the members themselves if nothing changes."""
+    old = values[is_among(values, members)]
+    return np.delete(members, np.searchsorted(members, old)) if old.size else members

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import distinct
+from longtail.bundle.sets import distinct, with_members
 
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 _NO_ROWS = np.empty(0, np.int64)
@@ -57,6 +57,12 @@ class Eligible:
         bits = self._bits & np.packbits(mask_L, bitorder="little")
         return Eligible(bits, self.labels, self.expression if expression is None else expression, self.but_R)
 
+    def within(self, visible: Eligible) -> Eligible:
+        """Intersect the set with the visible rows, a set without an expression."""
+        if visible.whole:
+            return self
+        return Eligible(self._bits & visible._bits, self.labels, self.expression, visible.but_R)
+
     def without(self, rows_R: Int64) -> Eligible:
         """Get the same set without some rows, int64 [R], which may repeat."""
         if rows_R.size == 0:
@@ -68,7 +74,7 @@ class Eligible:
         # `bits[…] &= …` writes a byte once, so the bits of rows that share a byte are joined first.
         first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
         bits[bytes_R[first]] &= ~np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
-        but_R = distinct(np.concatenate([self.but_R, rows_R])) if self.but_R.size else rows_R
+        but_R = with_members(self.but_R, rows_R) if self.but_R.size else rows_R
         count = self.count - int(np.count_nonzero(self.contains(rows_R)))
         return Eligible(bits, self.labels, self.expression, but_R, count)
 

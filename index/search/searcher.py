@@ -30,7 +30,7 @@ from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import NEARLY_WHOLE, FaissIndex
-from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows, without_rows
+from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
 """Share of eligible labels below which all of them are scored exactly: quicker than a search that skips the other 98
@@ -41,7 +41,10 @@ search for many queries. For a longer list an `Eligible` of its own costs less t
 _HARDER = 8
 """Factor on the visited lists when a query's lists hold too few labels."""
 EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
+_NO_SELECTION = Selection(np.empty(0, np.bool_))
+"""Stands for queries without a selection in caches."""
 Found = tuple[Float32, Int64]
+_Sets = WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]]
 
 
 class Searcher:
@@ -91,11 +94,10 @@ class Searcher:
         self.labels = len(bundle.embeddings)
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
-        self._hidden_R: Int64 = np.empty(0, np.int64)
-        self._all_of_buckets: dict[frozenset[int], Eligible] = {}
-        """Sets by buckets, hidden labels included; `without` shares this dictionary between searchers of one index."""
-        self._of_buckets: dict[frozenset[int], Eligible] = {}
-        self._of_selection: WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]] = WeakKeyDictionary()
+        self._visible = Eligible.from_mask(np.ones(self.labels, np.bool_))
+        self._all_of: _Sets = WeakKeyDictionary()
+        """Sets by selection and buckets, hidden labels included, which the searchers of one index share."""
+        self._visible_of: _Sets = WeakKeyDictionary()
 
     def at(self, effort: Effort) -> Self:
         """Create a searcher over the same index with one effort for all unfiltered queries."""
@@ -106,14 +108,13 @@ class Searcher:
     def without(self, rows_R: Int64) -> Self:
         """Create a searcher over the same index that also hides some label rows.
 
-        Creation takes milliseconds for a million labels, and every later search takes microseconds more.
+        Creation copies a bit for every label, and every later search takes microseconds more.
         """
         check_rows("hidden labels", rows_R, self.labels)
         searcher = copy.copy(self)
-        # The copy needs its own caches: their sets exclude the hidden labels.
-        searcher._hidden_R = np.union1d(self._hidden_R, rows_R.astype(np.int64))
-        searcher._of_buckets = {}
-        searcher._of_selection = WeakKeyDictionary()
+        searcher._visible = self._visible.without(rows_R)
+        # The copy needs its own cache: its sets exclude the hidden labels.
+        searcher._visible_of = WeakKeyDictionary()
         return searcher
 
     def patience(self) -> AbstractContextManager[None]:
@@ -195,8 +196,8 @@ class Searcher:
         excludes: list[Int64] = []
         if first.allow is not None:
             if len(first.allow) <= self.labels * _SCORE_EXACTLY_SHARE:
-                rows_R = without_rows(first.allowed(self._buckets_L), self._hidden_R)
-                return self._exact.top(queries_bE, rows_R, k)
+                rows_R = first.allowed(self._buckets_L)
+                return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
             eligible = self._narrowed(self._eligible(EVERYTHING, None), first)
         else:
             eligible = self._eligible(first.buckets, first.selection)
@@ -269,23 +270,29 @@ class Searcher:
 
     def _eligible(self, buckets: frozenset[int] | None, selection: Selection | None) -> Eligible:
         """Get the visible labels of some buckets and a selection; cached while the selection lives."""
-        buckets = EVERYTHING if buckets is None else buckets
+        if selection is None and (buckets is None or buckets == EVERYTHING):
+            return self._visible
+        buckets, selection = EVERYTHING if buckets is None else buckets, selection or _NO_SELECTION
         # Two threads may build the same set at once; both are equal, and the last one stays cached.
-        kept = self._of_buckets if selection is None else self._of_selection.setdefault(selection, {})
-        eligible = kept.get(buckets)
+        sets = self._visible_of.setdefault(selection, {})
+        eligible = sets.get(buckets)
         if eligible is None:
-            if selection is not None:
-                eligible = self._narrowed(self._eligible(buckets, None), Filter(selection=selection))
-            else:
-                every = self._all_of_buckets.get(buckets)
-                if every is None:
-                    every = Eligible.from_mask(np.ones(self.labels, np.bool_))
-                    if buckets != EVERYTHING:
-                        every = self._narrowed(every, Filter(buckets=buckets))
-                    self._all_of_buckets[buckets] = every
-                eligible = every.without(self._hidden_R)
-            kept[buckets] = eligible
+            eligible = sets[buckets] = self._whole(buckets, selection).within(self._visible)
         return eligible
+
+    def _whole(self, buckets: frozenset[int], selection: Selection) -> Eligible:
+        """Get the labels of some buckets and a selection, hidden ones included."""
+        sets = self._all_of.setdefault(selection, {})
+        whole = sets.get(buckets)
+        if whole is None:
+            if selection is not _NO_SELECTION:
+                whole = self._narrowed(self._whole(buckets, _NO_SELECTION), Filter(selection=selection))
+            else:
+                whole = Eligible.from_mask(np.ones(self.labels, np.bool_))
+                if buckets != EVERYTHING:
+                    whole = self._narrowed(whole, Filter(buckets=buckets))
+            sets[buckets] = whole
+        return whole
 
     def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
         """Get the labels of a set that pass a filter."""

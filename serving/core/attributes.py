@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
-from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Bools
 from longtail.bundle.dates import time_of
 from longtail.bundle.display import DisplayColumns
@@ -36,6 +35,7 @@ from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.bundle.validation import did_you_mean
 from longtail.index import Condition, Selection
+from longtail.serving.core.overlay_rows import OverlayRows
 from longtail.serving.errors import InvalidRequestError
 
 _DISTINCT = 1 << 16
@@ -44,6 +44,8 @@ _ENTRIES = 32
 """Most list entries per label of such a column, on average."""
 _LONGEST_NAME = 100
 _KEPT_BYTES, _MOST_KEPT = 1 << 25, 1_024
+_BLOCK = 1 << 10
+"""Rows of an overlay whose columns are read together; a change reads the columns of the last, partial block again."""
 _COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
 }  # fmt: skip
@@ -61,6 +63,7 @@ _WANTED: dict[FilterKind, str] = {
     "date": "a date or time in ISO 8601",
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_Masks = Callable[[tuple[Condition, ...]], Bools]
 
 
 def operators(kind: FilterKind) -> list[str]:
@@ -227,21 +230,38 @@ class LabelAttributes:
         self._of_labels = Attributes(self.kinds, len(display), display.column)
         kept = min(_MOST_KEPT, max(16, _KEPT_BYTES // (len(display) // 4 + 1)))
         self._selected = lru_cache(kept)(self._select)
-        self._added: Callable[[tuple[Condition, ...]], Selection] | None = None
+        self._rows: OverlayRows | None = None
+        self._full_blocks: tuple[_Masks, ...] = ()
+        self._of_overlay: Callable[[tuple[Condition, ...]], Selection] | None = None
 
-    def with_added(self, added: AddedLabels) -> LabelAttributes:
-        """Return the attributes with an overlay's labels; cached sets of the release's labels stay."""
+    def with_overlay(self, rows: OverlayRows) -> LabelAttributes:
+        """Return the attributes with an overlay's labels.
+
+        Cached sets of the release's labels stay, and of the blocks of overlay rows that are full already.
+        """
         attributes = copy.copy(self)
-        attributes._added = None
-        if len(added):
-            columns = DisplayColumns(self._display)
-            of_added = Attributes(
-                self.kinds,
-                len(added),
-                lambda name: pa.chunked_array([columns.column(name, [shown[name] for shown in added.display])]),
+        continued = self._rows is not None and rows.origin is self._rows.origin
+        full = list(self._full_blocks) if continued else []
+        for begin in range(len(full) * _BLOCK, len(rows) - _BLOCK + 1, _BLOCK):
+            full.append(self._masks(rows.added.display[begin : begin + _BLOCK]))
+        rest = rows.added.display[len(full) * _BLOCK :]
+        blocks = [*full, self._masks(rest)] if len(rest) else full
+        attributes._rows, attributes._full_blocks, attributes._of_overlay = rows, tuple(full), None
+        if len(rows):
+            attributes._of_overlay = lru_cache(_MOST_KEPT)(
+                lambda conditions: Selection(np.concatenate([masks(conditions) for masks in blocks]))
             )
-            attributes._added = lru_cache(_MOST_KEPT)(lambda conditions: Selection(of_added.mask(conditions)))
         return attributes
+
+    def _masks(self, display: Sequence[Mapping[str, JsonValue]]) -> _Masks:
+        """Return a cached function from conditions to the mask of labels with some display columns."""
+        columns = DisplayColumns(self._display)
+        attributes = Attributes(
+            self.kinds,
+            len(display),
+            lambda name: pa.chunked_array([columns.column(name, [shown[name] for shown in display])]),
+        )
+        return lru_cache(_MOST_KEPT)(attributes.mask)
 
     def select(self, filter_: Mapping[str, JsonValue], where: str) -> tuple[Selection, Selection | None]:
         """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
@@ -256,7 +276,7 @@ class LabelAttributes:
             InvalidRequestError: a column cannot be filtered by, or an operator or value does not fit the column.
         """
         conditions = tuple(self.read(filter_, where))
-        return self._selected(conditions), None if self._added is None else self._added(conditions)
+        return self._selected(conditions), None if self._of_overlay is None else self._of_overlay(conditions)
 
     def _select(self, conditions: tuple[Condition, ...]) -> Selection:
         return Selection.of(conditions, len(self._display), lambda: self._of_labels.mask(conditions))

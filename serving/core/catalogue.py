@@ -68,7 +68,7 @@ class Catalogue:
         """Return a catalogue with an overlay's labels that shares memory with this one."""
         catalogue = copy.copy(self)
         catalogue._overlay, catalogue.labels = overlay, overlay.labels
-        catalogue.attributes = self.attributes.with_added(overlay.added)
+        catalogue.attributes = self.attributes.with_overlay(overlay.rows)
         return catalogue
 
     def forget(self) -> None:
@@ -122,7 +122,7 @@ class Catalogue:
 
     def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
         """Look up ids, int64 [N]; −1 for an unknown id."""
-        if self._overlay is None or not self._overlay.row_of:
+        if self._overlay is None or not self._overlay.rows.count:
             texts = set(map(type, ids)) == {str}
             rows = self.row_of.of(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
         else:
@@ -158,7 +158,7 @@ class Catalogue:
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 for ids that this release lacks."""
-        if self._overlay is None or not self._overlay.row_of:
+        if self._overlay is None or not self._overlay.rows.count:
             rows: Sequence[int | None] = self.row_of.of(list(ids))
         else:
             rows = [self._row(id_) for id_ in ids]
@@ -202,7 +202,7 @@ class Catalogue:
         return [kept[row] if row < first else self._shown_of_added(row - first) for row in rows]
 
     def _row(self, id_: str) -> int | None:
-        if self._overlay is not None and (row := self._overlay.row_of.get(id_)) is not None:
+        if self._overlay is not None and (row := self._overlay.row_of(id_)) is not None:
             return row
         return self.row_of.get(id_)
 

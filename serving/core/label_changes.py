@@ -116,7 +116,7 @@ class LabelFollower:
             changed = _change_each(retrievers, served, lambda retriever: retriever.rebuilt(so_far.records()))
         else:
             so_far = self._so_far.after(read.records) if read.records else self._so_far
-            changed = _change_each(retrievers, served, lambda retriever: retriever.with_changes(read.records))
+            changed = _change_each(retrievers, served, lambda retriever: retriever.with_changes(read.records, so_far))
         self._position, self._so_far = read.position, so_far
         return changed
 
@@ -181,7 +181,7 @@ def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
 
 def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
     """Create a record for each distinct label, even if it was never hidden."""
-    _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or id_ in retriever.overlay.row_of)
+    _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or retriever.overlay.row_of(id_) is not None)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.added_labels import NEW_LABEL
 from longtail.bundle.arrays import Int64
+from longtail.bundle.sets import is_among
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import BucketName, RequestModel
@@ -67,16 +67,9 @@ def _first(
     rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]], catalogue: Catalogue, overlay: Overlay, asked: LabelListing
 ) -> list[int]:
     """Find the first rows in the requested state, one more than a page holds."""
-    replaced = np.flatnonzero(overlay.added.catalogue_rows != NEW_LABEL)
-    replacing = dict(
-        zip(overlay.added.catalogue_rows[replaced].tolist(), (overlay.base + replaced).tolist(), strict=True)
-    )
     wanted, found = asked.limit + 1, list[int]()
     for start in range(0, len(rows_N), _CHUNK):
-        rows = rows_N[start : start + _CHUNK].astype(np.int64)
-        # Labels that were embedded again are answered from their overlay rows.
-        for place in np.flatnonzero(np.isin(rows, [*replacing])):
-            rows[place] = replacing[int(rows[place])]
+        rows = overlay.served(rows_N[start : start + _CHUNK].astype(np.int64))
         if asked.state in ("visible", "hidden"):
             rows = rows[np.isin(rows, overlay.hidden) == (asked.state == "hidden")]
         if asked.bucket is not None:
@@ -97,18 +90,16 @@ def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.d
 
 def _added_after(overlay: Overlay, after: str | None) -> Int64:
     """Get the rows of added labels whose ids follow one, in order of ids."""
-    new = np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)
-    if not new.size:
+    rows = overlay.new_rows
+    if not rows.size:
         return NO_ROWS
-    ids = pa.array([overlay.added.ids[place] for place in new], pa.string())
-    order = pc.sort_indices(ids).to_numpy()
-    rows: Int64 = overlay.base + new[order]
-    return rows if after is None else rows[int(pc.sum(pc.less_equal(ids, after)).as_py()) :]
+    ids = pa.array(overlay.added.ids, pa.string()).take(pa.array(rows - overlay.base))
+    before = 0 if after is None else int(pc.sum(pc.less_equal(ids, after)).as_py())
+    sorted_rows: Int64 = rows[pc.sort_indices(ids).to_numpy()[before:]]
+    return sorted_rows
 
 
 def _states(overlay: Overlay, rows: Sequence[int]) -> list[LabelState]:
-    new = set((overlay.base + np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)).tolist())
-    hidden_N = np.isin(np.array(rows, np.int64), overlay.hidden)
-    return [
-        "hidden" if hidden else "added" if row in new else "visible" for row, hidden in zip(rows, hidden_N, strict=True)
-    ]
+    rows_N = np.array(rows, np.int64)
+    hidden_N, new_N = is_among(rows_N, overlay.hidden).tolist(), is_among(rows_N, overlay.new_rows).tolist()
+    return ["hidden" if hidden else "added" if new else "visible" for hidden, new in zip(hidden_N, new_N, strict=True)]

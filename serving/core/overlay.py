@@ -1,7 +1,8 @@
 """Apply label changes since a release's build: score added labels in addition to the index, and hide others.
 
 Rows 0 … L − 1 are labels of the catalogue, rows L … L + M − 1 labels of an overlay. If a label of the catalogue was
-embedded again, its overlay row is answered, and its catalogue row is excluded from searches.
+embedded again, its overlay row is answered, and its catalogue row is excluded from searches. A change of one label
+costs one label, and copies of a few arrays of L / 8 or M numbers.
 
 Legend: `L` labels of the release, `M` rows of the overlay, `B` queries, `b` some of them, `C` candidates, `K` results,
 `E` coordinates of an augmented row, `R` catalogue rows.
@@ -13,15 +14,16 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Patch, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
-from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle.arrays import Bools, Float32, Int8, Int64
+from longtail.bundle.sets import is_among, with_members, without_members
 from longtail.index import Filter
 from longtail.index.search.candidates import kth_best, no_results, top_k
+from longtail.serving.core.overlay_rows import OverlayRows
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serving_errors
 
@@ -37,29 +39,26 @@ class Overlay:
 
     Attributes:
         base: number of labels L that the release was built with; the first overlay row.
-        labels: number of all rows, L + M.
         changes: all changes so far, also those that do not concern this release.
-        added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns of the M rows, in order;
-            `catalogue_rows` has the catalogue row that each replaces.
-        rows_ME: augmented rows of the overlay, float32.
-        row_of: overlay row by label id.
+        rows: the M rows, retired ones included; `rows.added.catalogue_rows` has the catalogue row that each replaces.
         hidden: int64 [R], hidden catalogue rows, ascending.
+        replaced: int64 [R], catalogue rows whose labels have an overlay row, ascending.
+        replacing: int64 [R], the overlay row of each.
         masked: int64 [R], catalogue rows excluded from searches: hidden or replaced, ascending.
         skipped: reason why a change is not served with this release, by label id.
         searcher: finds labels of the catalogue and of the overlay.
     """
 
     base: int
-    labels: int
     changes: LabelChanges
-    added: AddedLabels
-    rows_ME: Float32
-    row_of: Mapping[str, int]
+    rows: OverlayRows
     hidden: Int64
+    replaced: Int64
+    replacing: Int64
     masked: Int64
     skipped: Mapping[str, str]
     searcher: LabelSearcher
-    _visible: LabelSearcher
+    _visible: HidingSearcher
     _release: _BuiltRelease
 
     @classmethod
@@ -80,12 +79,11 @@ class Overlay:
         added, _ = adder.add([])
         return cls(
             base=bundle.manifest.labels,
-            labels=bundle.manifest.labels,
             changes=LabelChanges(),
-            added=added,
-            rows_ME=release.augmented(added),
-            row_of={},
+            rows=OverlayRows.of(added, release.augmented(added)),
             hidden=NO_ROWS,
+            replaced=NO_ROWS,
+            replacing=NO_ROWS,
             masked=NO_ROWS,
             skipped={},
             searcher=searcher,
@@ -94,22 +92,41 @@ class Overlay:
         )
 
     @property
+    def labels(self) -> int:
+        """Return the number of all rows, L + M."""
+        return self.base + len(self.rows)
+
+    @property
+    def added(self) -> AddedLabels:
+        """Return the columns of the M rows."""
+        return self.rows.added
+
+    @property
     def new_labels(self) -> int:
         """Count the added labels that the release was not built with."""
-        return int(np.count_nonzero(self.added.catalogue_rows == NEW_LABEL))
+        return self.rows.count - len(self.replaced)
+
+    @property
+    def new_rows(self) -> Int64:
+        """Return the rows of the added labels that the release was not built with, int64 [N], ascending."""
+        return self.base + np.flatnonzero(self.rows.in_use_M & (self.added.catalogue_rows == NEW_LABEL))
+
+    def row_of(self, id_: str) -> int | None:
+        """Get the overlay row of a label, L … L + M − 1; None without one."""
+        row = self.rows.row_of(id_)
+        return None if row is None else self.base + row
 
     def hides(self, row: int) -> bool:
         """Return whether a row of the catalogue is hidden."""
-        place = int(np.searchsorted(self.hidden, row))
-        return place < len(self.hidden) and int(self.hidden[place]) == row
+        position = int(np.searchsorted(self.hidden, row))
+        return position < len(self.hidden) and int(self.hidden[position]) == row
 
     def served(self, rows_N: Int64) -> Int64:
         """Replace the rows of catalogue labels that were embedded again by their overlay rows, int64 [N]."""
-        replaced_R, replacing_R = self._replaced
-        if not replaced_R.size:
+        if not self.replaced.size:
             return rows_N
-        places_N = np.minimum(np.searchsorted(replaced_R, rows_N), len(replaced_R) - 1)
-        return np.where(replaced_R[places_N] == rows_N, replacing_R[places_N], rows_N)
+        positions_N = np.minimum(np.searchsorted(self.replaced, rows_N), len(self.replaced) - 1)
+        return np.where(self.replaced[positions_N] == rows_N, self.replacing[positions_N], rows_N)
 
     def built(self, rows_N: Int64) -> Int64:
         """Get the catalogue rows of rows, int64 [N]; −1 for labels that the release was not built with."""
@@ -119,13 +136,6 @@ class Overlay:
         built_N = rows_N.copy()
         built_N[above_N] = self.added.catalogue_rows[rows_N[above_N] - self.base]
         return built_N
-
-    @cached_property
-    def _replaced(self) -> tuple[Int64, Int64]:
-        """Return the catalogue rows that the overlay replaces, ascending, and the overlay row of each."""
-        places_R = np.flatnonzero(self.added.catalogue_rows != NEW_LABEL)
-        places_R = places_R[np.argsort(self.added.catalogue_rows[places_R])]
-        return self.added.catalogue_rows[places_R], places_R + self.base
 
     def after(self, upsert: Upsert) -> Upsert:
         """Complete an upsert by the columns and priors that earlier changes of its label have set."""
@@ -149,11 +159,11 @@ class Overlay:
                 self._release.adder.check(records)
             except FixedLabelsError as error:
                 raise NoLabelTowerError(str(error), field="labels") from error
-        room = self._release.max_new_labels - len(self.added)
-        more = {record.id for record in records if record.id not in self.row_of}
+        room = self._release.max_new_labels - self.rows.count
+        more = {record.id for record in records if self.row_of(record.id) is None}
         if more and len(more) > room:
             raise InvalidRequestError(
-                f"expected at most {max(room, 0)} more labels, as {len(self.added)} of "
+                f"expected at most {max(room, 0)} more labels, as {self.rows.count} of "
                 f"{self._release.max_new_labels} are added already, received {len(more)}; build a release with "
                 "the added labels (longtail-index merge)",
                 field="labels",
@@ -173,21 +183,25 @@ class Overlay:
         ours, theirs = self._release.adder, before._release.adder
         return [
             id_
-            for id_, patches in self.changes.patches.items()
+            for id_, patches in sorted(self.changes.patches.items())
             if any(ours.supersedes(id_, patch.at) and not theirs.supersedes(id_, patch.at) for patch in patches)
         ]
 
-    def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
+    def with_changes(self, records: Sequence[LabelRecord], changes: LabelChanges | None = None) -> Overlay:
         """Return the overlay after further changes, in the log's order; only new labels are embedded.
 
         A change that this release cannot serve is skipped with a warning, and stays in the log for later releases.
+
+        Args:
+            changes: all changes, with these; None: computed here.
 
         Raises:
             UnservableReleaseError: the label tower does not run.
         """
         if not records:
             return self
-        release, changes = self._release, self.changes.after(records)
+        release = self._release
+        changes = self.changes.after(records) if changes is None else changes
         touched = dict.fromkeys(record.id for record in records)
         upserts = [one for id_ in touched if (one := release.adder.change_of(changes, id_)) is not None]
         with serving_errors("labels"):
@@ -198,36 +212,53 @@ class Overlay:
                 "%d changed labels are not served with this release, but stay in the log; the first is %r: %s",
                 len(refused), id_[:100], why,
             )  # fmt: skip
-        # A label that changes again gets a new row at the end, so its old row goes.
-        gone = [self.row_of[id_] - self.base for id_ in touched if id_ in self.row_of]
-        kept = np.delete(np.arange(len(self.added)), gone)
-        added = (self.added.take(kept) if gone else self.added).followed_by(more)
-        ids = added.ids if gone else more.ids
-        places = range(self.base + len(added) - len(ids), self.base + len(added))
-        row_of = ({} if gone else dict(self.row_of)) | dict(zip(ids, places, strict=True))
-        rows_ME = np.concatenate([self.rows_ME[kept] if gone else self.rows_ME, release.augmented(more)])
-        hidden = np.union1d(
-            np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
-            release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
-        )
-        masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW_LABEL])
-        # A new masked searcher costs milliseconds and loses its caches: only if the mask has changed.
+        retired = [row for id_ in touched if (row := self.rows.row_of(id_)) is not None]
+        rows = self.rows.changed(retired, more, release.augmented(more))
+        touched_R = release.catalogue_rows(touched)
+        hidden = without_members(self.hidden, touched_R)
+        hidden = with_members(hidden, release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden))
+        replaced, replacing = self._replaced_after(rows, touched_R)
+        masked_R = touched_R[is_among(touched_R, hidden) | is_among(touched_R, replaced)]
+        masked = with_members(without_members(self.masked, without_members(touched_R, masked_R)), masked_R)
+        # A new masked searcher loses its caches: only if the mask has changed.
         visible = self._visible
-        if not np.array_equal(masked, self.masked):
+        if is_among(without_members(touched_R, masked_R), self.masked).any():
             visible = release.searcher.without(masked) if masked.size else release.searcher
+        elif len(masked) > len(self.masked):
+            visible = visible.without(without_members(masked_R, self.masked))
+        skipped = self.skipped
+        if refused or not skipped.keys().isdisjoint(touched):
+            skipped = {id_: why for id_, why in skipped.items() if id_ not in touched} | refused
         return replace(
             self,
-            labels=self.base + len(added),
             changes=changes,
-            added=added,
-            rows_ME=rows_ME,
-            row_of=row_of,
+            rows=rows,
             hidden=hidden,
+            replaced=replaced,
+            replacing=replacing,
             masked=masked,
-            skipped={id_: why for id_, why in self.skipped.items() if id_ not in touched} | refused,
-            searcher=OverlaySearcher(visible, self.base, rows_ME, added.buckets) if len(added) else visible,
+            skipped=skipped,
+            searcher=OverlaySearcher(visible, self.base, rows) if rows.count else visible,
             _visible=visible,
         )
+
+    def _replaced_after(self, rows: OverlayRows, touched_R: Int64) -> tuple[Int64, Int64]:
+        """Return `replaced` and `replacing` after changes of the labels of some catalogue rows, ascending."""
+        begin, replaced, replacing = len(self.rows), self.replaced, self.replacing.copy()
+        if rows.origin is not self.rows.origin:  # all rows have other numbers
+            begin, replaced, replacing = 0, NO_ROWS, NO_ROWS
+        appended_R = begin + np.flatnonzero(rows.in_use_M[begin:] & (rows.added.catalogue_rows[begin:] != NEW_LABEL))
+        appended_R = appended_R[np.argsort(rows.added.catalogue_rows[appended_R])]
+        now_R = rows.added.catalogue_rows[appended_R]
+        gone_R = touched_R[is_among(touched_R, replaced) & ~is_among(touched_R, now_R)]
+        new_R = now_R[~is_among(now_R, replaced)]
+        if gone_R.size:
+            replacing, replaced = (np.delete(part, np.searchsorted(replaced, gone_R)) for part in (replacing, replaced))
+        if new_R.size:
+            replacing = np.insert(replacing, np.searchsorted(replaced, new_R), 0)
+            replaced = with_members(replaced, new_R)
+        replacing[np.searchsorted(replaced, now_R)] = self.base + appended_R
+        return replaced, replacing
 
 
 @dataclass(frozen=True)
@@ -246,8 +277,8 @@ class _BuiltRelease:
         return rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
-        """Get the rows of those ids that the catalogue has, int64."""
-        return np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64)
+        """Get the rows of the ids that the catalogue has, int64, ascending."""
+        return np.sort(np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64))
 
 
 class OverlaySearcher:
@@ -256,15 +287,15 @@ class OverlaySearcher:
     Args:
         base: searches the rows 0 … first − 1.
         first: number of labels L in the index, which is the row of the first overlay label.
-        rows_ME: float32, augmented rows of the labels first, first + 1, …
     """
 
-    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:
-        self.labels = first + len(rows_ME)
+    def __init__(self, base: LabelSearcher, first: int, rows: OverlayRows) -> None:
+        self.labels = first + len(rows)
         self._base = base
         self._first = first
-        self._rows_ME = rows_ME
-        self._buckets_M = buckets_M
+        self._rows_ME = rows.augmented_ME
+        self._buckets_M: Int8 = rows.added.buckets
+        self._in_use_M: Bools | None = None if rows.count == len(rows) else rows.in_use_M
 
     def search(
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
@@ -286,6 +317,8 @@ class OverlaySearcher:
             scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
             for query, scores_M in enumerate(scores_bM, start=start):
                 places_C = np.flatnonzero(scores_M >= least_B[query])
+                if self._in_use_M is not None:
+                    places_C = places_C[self._in_use_M[places_C]]
                 if filters is not None and (filter_ := filters[query]) is not None:
                     places_C = places_C[self._of_added(filter_).mask(self._buckets_M)[places_C]]
                 found.append((scores_M[places_C], places_C + self._first))
@@ -302,6 +335,8 @@ class OverlaySearcher:
             return below_R
         places_R = rows_R[split:] - self._first
         above_R = self._rows_ME[places_R] @ query_E
+        if self._in_use_M is not None:
+            above_R[~self._in_use_M[places_R]] = -np.inf
         if filter_ is not None:
             above_R[~self._of_added(filter_).mask(self._buckets_M)[places_R]] = -np.inf
         return np.concatenate([below_R, above_R])

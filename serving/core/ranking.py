@@ -121,8 +121,8 @@ class LabelSearcher(Protocol):
 class HidingSearcher(LabelSearcher, Protocol):
     """A searcher that can exclude labels for good; `index.Searcher` is one."""
 
-    def without(self, rows_R: Int64) -> LabelSearcher:
-        """Create a searcher of the same labels that never finds some rows, int64 [R]."""
+    def without(self, rows_R: Int64) -> HidingSearcher:
+        """Create a searcher that never finds some further rows, int64 [R]."""
 
 
 @runtime_checkable

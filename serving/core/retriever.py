@@ -18,7 +18,17 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
+from longtail.bundle import (
+    Bundle,
+    Features,
+    InputError,
+    Inputs,
+    LabelChanges,
+    LabelRecord,
+    Tower,
+    TowerError,
+    Vocabulary,
+)
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
@@ -150,13 +160,13 @@ class Retriever:
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
-    def with_changes(self, records: Sequence[LabelRecord]) -> Retriever:
-        """Return the release after further label changes, in the log's order."""
+    def with_changes(self, records: Sequence[LabelRecord], changes: LabelChanges | None = None) -> Retriever:
+        """Return the release after further label changes, in the log's order; see `Overlay.with_changes`."""
         if not records:
             return self
         # A shallow copy shares tower and index; running requests keep the overlay with which they began.
         changed = copy.copy(self)
-        changed._use(self.overlay.with_changes(records))
+        changed._use(self.overlay.with_changes(records, changes))
         return changed
 
     def rebuilt(self, records: Sequence[LabelRecord]) -> Retriever:
@@ -191,7 +201,7 @@ class Retriever:
         dropped = {
             id_: why
             for id_, why in skipped.items()
-            if id_ not in kept and (id_ in before.overlay.row_of or id_ in before.catalogue.row_of)
+            if id_ not in kept and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
         lost = losses(refused, dropped)

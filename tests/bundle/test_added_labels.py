@@ -37,8 +37,6 @@ def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
     rarest = int(labels.counts.argmin())
     assert added.log_pn.tolist() == [labels.log_pn[rarest], labels.log_pn[3]]
     assert added.log_popularity.tolist() == [labels.log_popularity[rarest], labels.log_popularity[3]]
-    twice = added.take(np.array([1])).followed_by(added)
-    assert twice.log_popularity.tolist() == [added.log_popularity[row] for row in (1, 0, 1)]
 
 
 def test_a_check_ends_at_the_first_record_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

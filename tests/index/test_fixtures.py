@@ -63,7 +63,7 @@ def test_the_bundle_runs() -> None:
 def test_the_label_changes_are_merged(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "state", tmp_path / "state")
     changes = read_label_changes(tmp_path / "state")
-    assert (list(changes.upserts), list(changes.hidden)) == (["new-1", "item-5"], ["item-7", "new-2"])
+    assert ({*changes.upserts}, {*changes.hidden}) == ({"new-1", "item-5"}, {"item-7", "new-2"})
     assert changes.upserts["new-1"].at.isoformat() == "2026-06-01T12:00:00+00:00"
     report = merge_labels(FIXTURES / "releases" / "ivf" / "bundle", tmp_path / "state", tmp_path / "merged")
     assert (report.labels, report.added, report.removed, report.skipped) == (200, 1, 1, {})

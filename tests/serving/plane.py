@@ -38,6 +38,7 @@ from longtail.bundle import (
 )
 from longtail.index import Filter
 from longtail.serving import Retriever, Settings
+from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.retriever import Retrieval
 
 FEATURES = [
@@ -83,7 +84,7 @@ class ExactSearcher:
         self._hidden = list(hidden)
 
     def without(self, rows_R: np.ndarray) -> ExactSearcher:
-        return ExactSearcher(self._bundle, rows_R.tolist())
+        return ExactSearcher(self._bundle, [*self._hidden, *rows_R.tolist()])
 
     def search(
         self, queries_BE: np.ndarray, k: int, filters: Sequence[Filter | None] | None = None
@@ -173,3 +174,8 @@ def plane_settings(releases: Path, **changes: object) -> Settings:
     for name in given.keys() - Settings.model_fields.keys():
         setattr(settings, name, given.pop(name))
     return settings(**given)
+
+
+def rows_in_use(overlay: Overlay) -> dict[str, int]:
+    """The row of every label that an overlay answers, by id, in the order of the rows."""
+    return {overlay.added.ids[row]: overlay.base + row for row in np.flatnonzero(overlay.rows.in_use_M).tolist()}

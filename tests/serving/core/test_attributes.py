@@ -157,14 +157,17 @@ def changed(retriever: Retriever) -> Retriever:
     return retriever.with_changes(records[:30]).with_changes(records[30:])
 
 
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
-def test_answers_are_the_best_that_pass(spec: str, releases: Releases) -> None:
+@pytest.mark.parametrize(("spec", "block"), [("flat", 1024), ("flat", 4), ("ivf_flat", 3)])
+def test_answers_are_the_best_that_pass(
+    spec: str, block: int, releases: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtail.serving.core.attributes._BLOCK", block)
     retriever = changed(load_release(releases, spec, max_new_labels=99))
     overlay, bundle = retriever.overlay, shop_bundle()
     labels = overlay.labels
     assert overlay.new_labels > 10
     known = retriever.catalogue.labels_json(range(labels))
-    rows_LE = np.concatenate([bundle.rows(), overlay.rows_ME])
+    rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
     alive = ~np.isin(np.arange(labels), overlay.masked)
     rng = np.random.default_rng(3)
     found = 0

@@ -21,6 +21,7 @@ from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 from tests.bundles import label_features, make_bundle
+from tests.serving.plane import rows_in_use
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 L = 60
@@ -36,7 +37,7 @@ class Exact:
 
     def without(self, rows: np.ndarray) -> Exact:
         assert rows.dtype == np.int64
-        return Exact(self.bundle, rows)
+        return Exact(self.bundle, np.union1d(self.hidden, rows))
 
     def search(self, queries: np.ndarray, k: int, filters: Any = None) -> tuple[np.ndarray, np.ndarray]:
         scores = queries @ self.bundle.rows().T
@@ -137,9 +138,10 @@ def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, 
     rng = np.random.default_rng(1)
     records = some_records(rng, 60)
     overlay = overlay_of(bundle, *records[:50]).with_changes(records[50:])
-    assert 10 < len(overlay.added) < overlay.labels - L + 1
+    assert 10 < overlay.rows.count < len(overlay.rows)
     assert len(overlay.hidden) > 3
-    ids = bundle.labels.ids.to_pylist() + overlay.added.ids
+    ids = bundle.labels.ids.to_pylist() + overlay.added.ids.tolist()
+    in_use = rows_in_use(overlay)
     dials, priors = rng.choice([0.0, 0.5, 1.0, -1.0], (2, 40)).astype(np.float32)
     filters = [some_filter(rng, overlay.labels) for _ in dials]
     queries = bundle.calibration_queries[:40]
@@ -153,7 +155,7 @@ def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, 
                 row: scored[ids[row]][0]
                 for row in range(overlay.labels)
                 if ids[row] in scored
-                and overlay.row_of.get(ids[row], row) == row
+                and in_use.get(ids[row], row) == row
                 and (filter_ is None or filter_.exclude is None or row not in filter_.exclude)
                 and (filter_ is None or filter_.allow is None or row in filter_.allow)
                 and (filter_ is None or filter_.buckets is None or scored[ids[row]][1] in filter_.buckets)
@@ -197,9 +199,58 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     overlay = overlay_of(bundle, *[upsert(f"new-{at}", year=at) for at in range(5)])
     more = overlay.with_changes([upsert("new-5", year=5), hide("new-0"), upsert("item-1", year=1)])
     assert embedded == [[0] * 5, [0, 2]]
-    assert more.added.ids == ["new-1", "new-2", "new-3", "new-4", "new-5", "item-1"]
-    assert overlay.added.ids == [f"new-{at}" for at in range(5)]
-    np.testing.assert_array_equal(more.rows_ME[:4], overlay.rows_ME[1:])
+    assert [*rows_in_use(more)] == ["new-1", "new-2", "new-3", "new-4", "new-5", "item-1"]
+    assert [*rows_in_use(overlay)] == [f"new-{at}" for at in range(5)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_later_changes_leave_an_overlay_as_it_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlays of running requests share arrays with those after them, and two may continue the same one."""
+    monkeypatch.setattr("longtail.serving.core.overlay_rows._MOST_RETIRED", 5)
+    bundle = make_bundle(labels=L, label_tower=True, bias=True)
+    rng = np.random.default_rng(seed)
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
+
+    def seen(overlay: Overlay) -> tuple[Any, ...]:
+        scores, rows = overlay.searcher.search(queries, 30)
+        in_use = rows_in_use(overlay)
+        shown = {id_: overlay.added.display[row - L] for id_, row in in_use.items()}
+        assert all(overlay.row_of(id_) == in_use.get(id_) for id_ in [f"new-{row}" for row in range(L, 85)])
+        return (
+            rows.tolist(),
+            scores.tolist(),
+            in_use,
+            shown,
+            overlay.masked.tolist(),
+            overlay.served(np.arange(L)).tolist(),
+        )
+
+    overlays = [overlay_of(bundle)]
+    before = [seen(overlays[0])]
+    for _ in range(40):
+        overlays.append(overlays[rng.integers(len(overlays))].with_changes(some_records(rng, 4)))
+        before.append(seen(overlays[-1]))
+    assert [seen(overlay) for overlay in overlays] == before
+    lengths = [len(overlay.rows) - overlay.rows.count for overlay in overlays]
+    assert 0 < max(lengths) <= 9, "retired rows go"
+
+
+def test_a_label_that_changes_all_the_time_takes_few_rows() -> None:
+    overlay = overlay_of(make_bundle(labels=L, label_tower=True), upsert("new", year=0), upsert("other", year=0))
+    for year in range(600):
+        overlay = overlay.with_changes([upsert("new", year=year)])
+        assert overlay.rows.count == 2
+        assert len(overlay.rows) <= 2 + 257
+    np.testing.assert_array_equal(
+        overlay.rows.augmented_ME[overlay.rows.row_of("new")],
+        overlay_of(make_bundle(labels=L, label_tower=True), upsert("new", year=599)).rows.augmented_ME[0],
+    )
+
+
+def test_ids_are_kept_to_the_byte() -> None:
+    ids = ["a\0", "a", "ä", " "]
+    overlay = overlay_of(make_bundle(labels=L, label_tower=True), *[upsert(id_, year=1) for id_ in ids])
+    assert [*rows_in_use(overlay)] == ids
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -214,19 +265,25 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
     compacted = overlay_of(bundle, *replay(records).records())
     for overlay in (at_once, compacted):
         assert overlay.changes == stepwise.changes
-        assert overlay.row_of.keys() == stepwise.row_of.keys() == set(overlay.added.ids)
+        expected, in_use = rows_in_use(overlay), rows_in_use(stepwise)
+        assert expected.keys() == in_use.keys()
+        assert all(overlay.row_of(id_) == row for id_, row in expected.items())
+        assert all(stepwise.row_of(id_) == row for id_, row in in_use.items())
+        assert overlay.served(np.arange(L)).tolist() == [expected.get(f"item-{row}", row) for row in range(L)]
+        assert stepwise.served(np.arange(L)).tolist() == [in_use.get(f"item-{row}", row) for row in range(L)]
+        assert (overlay.new_labels, overlay.rows.count) == (stepwise.new_labels, stepwise.rows.count)
         for name in ("hidden", "masked"):
             np.testing.assert_array_equal(getattr(overlay, name), getattr(stepwise, name))
-        order = [stepwise.row_of[id_] - L for id_ in overlay.added.ids]
-        np.testing.assert_allclose(overlay.rows_ME, stepwise.rows_ME[order], atol=1e-6)
-        taken = stepwise.added.take(np.array(order))
-        assert taken.display == overlay.added.display
-        for name in ("catalogue_rows", "counts", "log_pn", "log_popularity", "buckets", "bias"):
-            np.testing.assert_array_equal(getattr(taken, name), getattr(overlay.added, name))
+        rows, stepwise_rows = [np.array([of[id_] for id_ in expected]) - L for of in (expected, in_use)]
+        augmented, stepwise_augmented = overlay.rows.augmented_ME[rows], stepwise.rows.augmented_ME[stepwise_rows]
+        np.testing.assert_allclose(augmented, stepwise_augmented, atol=1e-6)
+        for name in ("display", "catalogue_rows", "counts", "log_pn", "log_popularity", "buckets", "bias"):
+            column, stepwise_column = getattr(overlay.added, name), getattr(stepwise.added, name)
+            if column is not None:
+                np.testing.assert_array_equal(column[rows], stepwise_column[stepwise_rows])
         of_queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
         scores = [each.searcher.search(of_queries, 30)[0] for each in (overlay, stepwise)]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
-    assert [stepwise.row_of[id_] for id_ in stepwise.added.ids] == list(range(L, stepwise.labels))
 
 
 def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
@@ -242,20 +299,20 @@ def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
     added = overlay.added
     assert added.catalogue_rows.tolist() == [7, -1, -1, 8]
     assert overlay.new_labels == 2
-    assert added.display == [{"title": "Title 7"}, {"title": None}, {"title": "Named"}, {"title": "Renamed"}]
+    assert added.display.tolist() == [{"title": "Title 7"}, {"title": None}, {"title": "Named"}, {"title": "Renamed"}]
     assert added.counts.tolist() == [labels.counts[7], 0, 0, labels.counts[8]]
     assert added.buckets.tolist() == [labels.buckets[7], 3, 3, labels.buckets[8]]
     assert added.log_pn.tolist() == [labels.log_pn[7], labels.log_pn.min(), labels.log_pn.min(), labels.log_pn[8]]
     assert labels.bias is not None
     assert added.bias is not None
     assert added.bias.tolist() == [labels.bias[7], 0, 0, labels.bias[8]]
-    np.testing.assert_allclose(overlay.rows_ME[0], bundle.rows()[7], atol=1e-6)
+    np.testing.assert_allclose(overlay.rows.augmented_ME[0], bundle.rows()[7], atol=1e-6)
     assert (overlay.masked.tolist(), overlay.hidden.tolist()) == ([7, 8], [])
     assert not overlay.hides(7)
     gone = overlay.with_changes([hide("item-7")])
     assert (gone.masked.tolist(), gone.hidden.tolist()) == ([7, 8], [7])
     assert (gone.hides(7), gone.hides(8), gone.hides(59)) == (True, False, False)
-    assert "item-7" not in gone.row_of
+    assert gone.row_of("item-7") is None
 
 
 @pytest.mark.parametrize(
@@ -281,7 +338,7 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
     assert caught.value.message.startswith(message)
     with caplog.at_level(logging.WARNING):
         lenient = overlay.with_changes([upsert("y", year=1), record])
-    assert lenient.added.ids == ["y"]
+    assert lenient.added.ids.tolist() == ["y"]
     assert lenient.skipped == {"x": f"{field.removeprefix('labels.1.')}: {caught.value.message}"}
     assert "1 changed labels are not served with this release" in caplog.text
     assert lenient.with_changes([upsert("x", year=2)]).skipped == {}
@@ -324,10 +381,10 @@ def test_what_a_release_has_taken_in_since_is_its_own() -> None:
         upsert("new", at=before, year=1),
         Hide(id="item-4", at=before),
     )
-    assert overlay.added.ids == ["item-3", "new"]
+    assert [*rows_in_use(overlay)] == ["item-3", "new"]
     assert overlay.hidden.tolist() == [4], "hidden until it is restored"
     again = overlay.with_changes([upsert("item-1", at=after, year=2)])
-    assert again.added.ids == ["item-3", "new", "item-1"]
+    assert [*rows_in_use(again)] == ["item-3", "new", "item-1"]
 
 
 def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
@@ -346,7 +403,7 @@ def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
     overlay.check([upsert("x", display=given), upsert("item-3", display={"stars": None})])
     changed = overlay.with_changes([upsert("x", display=given), upsert("item-3", display={"stars": None})])
     shown = {"day": "2020-01-01", "tags": ["a", "b"], "kind": "film", "stars": None}
-    assert changed.added.display == [given, shown]
+    assert changed.added.display.tolist() == [given, shown]
     for wrong in (
         {"day": "soon"},
         {"day": 3},
@@ -432,7 +489,8 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
     assert again.priors == {"margin": 2.0}
     assert again.features == label_features(4)
     assert overlay.after(upsert("new", later, {"title": None})).display == {"title": None, "year": 2026}
-    assert overlay.with_changes([again]).added.display == [{"title": "New", "year": 2026}]
+    changed = overlay.with_changes([again])
+    assert changed.added.display[changed.rows.row_of("new")] == {"title": "New", "year": 2026}
 
     other = upsert("other", later, **label_features(4))
     assert overlay.after(other) == other

@@ -23,7 +23,7 @@ from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.http.test_feedback import kept
-from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of
+from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of, rows_in_use
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 RECENT = Prior(name="recent", minimum=-1, default=0, maximum=2, missing=-3, kappa=0.7)
@@ -195,7 +195,7 @@ def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_pa
 
         def expected(id_: str, numbers: tuple[float, float]) -> float:
             added = app.state.service.retriever().overlay.added
-            row = added.ids.index(id_)
+            row = added.ids.tolist().index(id_)
             encoder = Tower(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
             f = encoder.embed(encoder.read([query["features"]]))[0].astype(float) @ added.embeddings[row]  # type: ignore[list-item]
             score = f / bundle.manifest.temperature + added.bias[row]
@@ -246,7 +246,7 @@ def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> 
     bundle = make_bundle(labels=60, label_tower=True)
     without = retriever_of(bundle).with_changes([upsert])
     assert without.overlay.added.priors is None
-    assert without.overlay.row_of == {"fresh": 60}
+    assert rows_in_use(without.overlay) == {"fresh": 60}
     kept = retriever_of(with_priors(bundle)).with_changes([upsert])
     assert kept.overlay.added.priors is not None
     assert kept.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]

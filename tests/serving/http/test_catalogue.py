@@ -157,7 +157,7 @@ def test_parameters_that_cannot_be(client: httpx.Client, query: str, field: str 
 
 
 def test_a_staged_release_that_cannot_take_a_change_is_dropped_and_holds_up_none(app: Starlette) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise UnservableReleaseError("no tower")
 
     service = app.state.service
