@@ -140,13 +140,20 @@ class Catalogue:
         """Get the values of every row in a display column, [N]: all entries of a list, none for null."""
         first, shown = len(self._ids), list[Any]([None] * len(rows_N))
         below = np.flatnonzero(rows_N < first)
-        for place, value in zip(below.tolist(), self._display[column].take(pa.array(rows_N[below])), strict=True):
-            shown[place] = value.as_py()
+        values = self._display[column].take(pa.array(rows_N[below])).to_pylist()
+        for place, value in zip(below.tolist(), values, strict=True):
+            shown[place] = value
         for place in np.flatnonzero(rows_N >= first).tolist():
             shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
-        several = [value if isinstance(value, list) else [value] for value in shown]
         # NaN != NaN, so the comparison drops NaN.
-        return [list(dict.fromkeys(one for one in values if one is not None and one == one)) for values in several]
+        return [
+            list(dict.fromkeys([one for one in value if one is not None and one == one]))
+            if isinstance(value, list)
+            else [value]
+            if value is not None and value == value
+            else []
+            for value in shown
+        ]
 
     def buckets(self, rows_N: Int64) -> Int8:
         """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""

@@ -5,7 +5,7 @@ Both choose from a pool, the best eligible labels by score, in descending order.
 **`max_per`** takes a label unless a value of its column already has the maximum number of labels. Labels without a
 value are always taken; a label with several values counts for each. The choice does not depend on the size of the pool
 if k labels can be taken. If the pool is too small, the search is repeated with a pool of twice the size, until the pool
-holds every eligible label or `MOST_POOL` of them.
+holds every eligible label or the most allowed.
 
 **MMR** takes the label of largest `(1 − w)·r − w·c`. r is the score, scaled from 0 for the pool's last label to 1 for
 its first; c is the largest cosine of the label's embedding with the labels taken so far. The first label is the best by
@@ -26,7 +26,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.queries import MOST_POOL, Diversity, ResolvedQuery
+from longtail.serving.core.queries import Diversity, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
 
 
@@ -55,9 +55,8 @@ def diversify_each(
             (rows_P, scores_P), query = found[place], queries[place]
             assert query.diversity is not None
             chosen = choose(rows_P, scores_P, query.k, query.diversity, catalogue)
-            most = max(MOST_POOL, query.k)
-            if len(chosen) < query.k and len(rows_P) >= depth and depth < most:
-                deeper[place] = min(2 * depth, most)
+            if len(chosen) < query.k and len(rows_P) >= depth and depth < query.diversity.most:
+                deeper[place] = min(2 * depth, query.diversity.most)
                 continue
             pools[place] = len(rows_P)
             best[0][place], best[1][place] = rows_P[chosen], scores_P[chosen]

@@ -6,7 +6,7 @@ Legend: `K` answered labels, `N` searched λ, `U` labels of all lists, `u` rival
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from heapq import nlargest
@@ -88,19 +88,21 @@ def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:
 
 def intervals(
     ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]
-) -> list[tuple[float, float] | None]:
+) -> Generator[None, None, list[tuple[float, float] | None]]:
     """Find the interval of λ around the query's own in which each label is among the k best, [K].
 
     Searches like the service at 33 values of λ between the limits, then bisects where a label leaves. None: the label
-    is not among the best at the query's own λ, such as a label that was drawn.
+    is not among the best at the query's own λ, such as a label that was drawn. Yields after every search, so that the
+    caller can let others search in between.
 
     Args:
         query: a batch of one query.
     """
     own, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
     lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), own)))
+    yield
     for step in (-1, 1):
-        _bisect(lists, own, step)
+        yield from _bisect(lists, own, step)
     ends = [_last(lists, own, step) for step in (-1, 1)]
     return [
         (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
@@ -184,7 +186,7 @@ class _Lists:
         return rows_U, slope_U, low_U - ends[0] * slope_U + boost_U
 
 
-def _bisect(lists: _Lists, query_dial: float, step: int) -> None:
+def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
     """Search where each label leaves in one direction, until its last cell is a thousandth of the dial."""
     widest = lists.widest_cell / 2**_HALVINGS * (1 + 1e-9)
     while True:
@@ -197,6 +199,7 @@ def _bisect(lists: _Lists, query_dial: float, step: int) -> None:
             return
         # The middles of all labels' last cells together: one search serves all distinct ones.
         lists.search(np.unique((inner_K + outer_K)[wanted_K] / 2))
+        yield
 
 
 def _last(lists: _Lists, query_dial: float, step: int) -> Float64:

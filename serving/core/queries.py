@@ -30,8 +30,12 @@ MAX_IDS = 10_000
 """Most ids in one list of a request."""
 MOST_POOL = 4_096
 """Largest pool; if k is larger, the pool may have k labels."""
+_MOST_COMPARED = 1 << 21
+"""Most pairs of labels that `mmr` compares: k times the pool."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
+_GROWN_POOL, _EXPLORED_BUCKET = 512, 250
+"""Estimated work, in labels of a search, of a pool of `max_per`, which may grow, and of drawing from a bucket."""
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {
     "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "omega": "cooccurrence",
@@ -227,9 +231,18 @@ class SearchOptions(RequestModel):
         """Estimate the number of labels to search for: k, or the pool of `max_per` and `mmr`."""
         return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr is not None else self.k
 
+    @property
+    def extra(self) -> int:
+        """Estimate what the search costs beyond `depth`, in labels: entries of lists, exploring, pools that grow."""
+        conditions = [part for of in self.filter.values() if isinstance(of, dict) for part in of.values()]
+        pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
+        explored = sum([_EXPLORED_BUCKET + slots for slots in self.explore.values()])
+        return pooled + explored + entries([self.exclude, self.allow, self.display, *conditions])
 
-_SEARCHES, _SEARCHES_A_LABEL = 33, 7
-"""Approximate number of searches of an explanation: for the grid of λ, and for each label."""
+
+def entries(values: Sequence[object]) -> int:
+    """Count the entries of the lists and objects among values."""
+    return sum([len(value) for value in values if isinstance(value, list | dict)])
 
 
 class Query(SearchOptions):
@@ -270,10 +283,9 @@ class Query(SearchOptions):
     """The query's arm of an experiment; None without an experiment."""
 
     @property
-    def depth(self) -> int:
-        """Estimate the number of labels to search for; an explanation takes some hundred searches."""
-        own = super().depth
-        return own * (_SEARCHES + _SEARCHES_A_LABEL * self.k) if self.explain else own
+    def extra(self) -> int:
+        """Estimate what the search costs beyond `depth`, in labels."""
+        return super().extra + entries([self.history, *(self.features or {}).values()])
 
     def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
         """Return the query with the settings of its arm."""
@@ -321,6 +333,11 @@ class SimilarQuery(SearchOptions):
         description="What is near: `embedding`, labels like this one, or `cooccurrence`, labels chosen together with "
         "it, best first, by nothing else; fewer than k where fewer were.",
     )
+
+    @property
+    def extra(self) -> int:
+        """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
+        return super().extra // 8
 
     @property
     def labels(self) -> list[str | int]:
@@ -623,7 +640,10 @@ class ResolvedQuery:
             alone: only labels chosen together with it count.
         """
         before = self.filter or Filter()
-        exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
+        exclude = np.array([row]) if before.exclude is None else before.exclude
+        at = np.searchsorted(exclude, row)
+        if row not in exclude[at : at + 1]:
+            exclude = np.insert(exclude, at, row)
         query = replace(self, filter=replace(before, exclude=exclude), history_H=np.array([row]))
         if not alone:
             return query
@@ -650,11 +670,18 @@ class Diversity:
         max_per: most labels per value of a column, by column.
         weight: w of MMR, from 0, where only the score counts, to 1.
         pool: initial size of the pool, at least k.
+        most: largest size of the pool.
     """
 
     max_per: Mapping[str, int]
     weight: float
     pool: int
+    most: int
+
+
+def _most_pooled(k: int, mmr: float | None) -> int:
+    """Return the largest pool for an answer of k labels."""
+    return max(k, min(MOST_POOL, _MOST_COMPARED // k) if mmr else MOST_POOL)
 
 
 def first_pool(asked: int | None, k: int, labels: int) -> int:
@@ -671,7 +698,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
-    most = max(MOST_POOL, options.k)
+    most = _most_pooled(options.k, options.mmr)
     if options.pool is not None and not options.k <= options.pool <= most:
         raise InvalidRequestError(
             f"expected {options.k} <= pool <= {most}, from k on, received {describe(options.pool)}",
@@ -685,7 +712,8 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     weight = options.mmr or 0.0
     if not options.max_per and weight == 0:
         return None
-    return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, catalogue.labels))
+    pool = min(first_pool(options.pool, k, catalogue.labels), most)
+    return Diversity(dict(options.max_per), weight, pool, most)
 
 
 def _explored(options: SearchOptions, where: str) -> dict[int, int]:

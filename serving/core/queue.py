@@ -5,7 +5,8 @@ is full: the busier the service, the larger its batches and the less each query 
 the least work so far [start-time fair queueing, Goyal et al. 1996]. After one expensive request of a client, other
 clients get as many cheap requests answered as cost the same. The queries, labels and bytes that one client has waiting
 may not exceed the free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the
-queue, and other clients always find room.
+queue, and other clients always find room. A large request waits as several pieces, each with a turn of its own, so that
+other clients are answered in between.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import faiss
 
@@ -32,7 +33,7 @@ Result = TypeVar("Result")
 
 client: ContextVar[str] = ContextVar("client", default="")
 """The client of the request that this task answers: a key's fingerprint, or an address."""
-_LABELS_PER_QUERY = 64
+LABELS_PER_QUERY = 64
 """Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
 _LABELS_A_QUERY = 200
 """Labels whose search costs about as much time as a query does besides."""
@@ -43,28 +44,35 @@ class Cost:
     """Cost of one request, or of all waiting requests.
 
     Attributes:
-        labels: k, or the size of the pool that max_per and mmr choose from, and the entries of lists among the
-            features, summed over the queries; an explanation counts as the searches that it takes.
+        labels: k, or the size of the pool that max_per and mmr choose from, summed over the queries.
         bytes: estimated size of the answer as JSON.
+        extra: labels whose search costs about as much as the rest, such as the entries of lists; it bounds turns alone.
     """
 
     queries: int = 0
     labels: int = 0
     bytes: float = 0.0
+    extra: int = 0
 
     @property
     def work(self) -> int:
         """Estimate the time that the request takes, in labels."""
-        return _LABELS_A_QUERY * self.queries + self.labels
+        return _LABELS_A_QUERY * self.queries + self.labels + self.extra
 
 
 @dataclass(eq=False, slots=True)
 class _Job(Generic[Work, Result]):
+    """A request: the pieces that wait for a turn, and the results of the others."""
+
     key: Hashable
-    work: Work
-    cost: Cost
-    future: asyncio.Future[Result]
+    pieces: deque[tuple[int, Work, Cost]]
+    results: list[Result | None]
+    future: asyncio.Future[list[Result]]
     since: float
+
+
+_Piece: TypeAlias = tuple[_Job[Work, Result], int, Work]
+"""A work with its request, and its position there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,9 +90,9 @@ class SearchQueue(Generic[Work, Result]):
 
     Args:
         run: answers a batch in a thread. Its arguments are works with equal keys and the seconds that each has waited;
-            it returns one result or exception for each work.
+            it returns one result or exception for each work. A result is not None.
         window: seconds that requests may gather while another batch runs.
-        max_batch: largest number of queries in a batch; a single request with more runs alone.
+        max_batch: largest number of queries in a batch; a single piece with more runs alone.
         limit: largest cost that may wait.
         timeout: longest time from `submit` to a result, in seconds.
         set_depth: called after every batch with the number of waiting queries.
@@ -122,8 +130,10 @@ class SearchQueue(Generic[Work, Result]):
         for thread in self._threads:
             thread.start()
 
-    async def submit(self, key: Hashable, work: Work, cost: Cost, client: str = "") -> Result:
-        """Queue a work and return its result; cancelling drops a work that does not run yet.
+    async def submit(
+        self, key: Hashable, works: Sequence[Work], costs: Sequence[Cost], client: str = ""
+    ) -> list[Result]:
+        """Queue the works of a request, and return their results; works of a cancelled or failed request are dropped.
 
         Args:
             key: only works with equal keys share a batch.
@@ -133,7 +143,9 @@ class SearchQueue(Generic[Work, Result]):
             QueueFullError, TimedOutError: the queue is full, or there is no result in time.
         """
         loop = asyncio.get_running_loop()
-        job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
+        pieces = deque(zip(range(len(works)), works, costs, strict=True))
+        job = _Job[Work, Result](key, pieces, [None] * len(works), loop.create_future(), perf_counter())
+        cost = Cost(*(sum(of) for of in zip(*((each.queries, each.labels, each.bytes) for each in costs), strict=True)))
         with self._changed:
             waiting_client = self._clients.get(client) or self._joined(client)
             # An empty queue takes any request, so that one larger than the limits is answered too.
@@ -154,18 +166,16 @@ class SearchQueue(Generic[Work, Result]):
         late = loop.call_later(self._timeout, self._time_out, job)
         try:
             return await job.future
-        except (asyncio.CancelledError, TimedOutError):
-            # Neither key nor job is there if a thread took the job in the meantime.
-            with self._changed, suppress(KeyError, ValueError):
-                waiting_client = self._clients[client]
-                waiting_client.jobs.remove(job)
-                self._count(waiting_client, cost, -1)
-                if not waiting_client.jobs:
-                    del self._clients[client]
-                    self._starts[client] = waiting_client.start
-            raise
         finally:
             late.cancel()
+            with self._changed:
+                if job.pieces:  # the caller has left, or a piece has failed
+                    waiting_client = self._clients[client]
+                    waiting_client.jobs.remove(job)
+                    for _, _, cost in job.pieces:
+                        self._count(waiting_client, cost, -1)
+                    job.pieces.clear()
+                    self._forget_if_idle(client)
 
     def close(self) -> None:
         """Stop the threads after the waiting requests are answered."""
@@ -178,6 +188,13 @@ class SearchQueue(Generic[Work, Result]):
     def _joined(self, client: str) -> _Client[Work, Result]:
         """Create a client that starts at the present virtual time, or after the work that it has taken."""
         return _Client(max(self._starts.get(client, 0), self._time), next(self._order))
+
+    def _forget_if_idle(self, name: str) -> None:
+        """Forget a client that has nothing waiting, but for the time before which it may not start again."""
+        client = self._clients[name]
+        if not client.jobs:
+            del self._clients[name]
+            self._starts[name] = client.start
 
     def _full(self, held: Cost, cost: Cost) -> QueueFullError:
         """Create the error that names the first limit which a request exceeds."""
@@ -209,7 +226,7 @@ class SearchQueue(Generic[Work, Result]):
         while batch := self._take_batch():
             now = perf_counter()
             try:
-                results = self._run([job.work for job in batch], [now - job.since for job in batch])
+                results = self._run([work for _, _, work in batch], [now - job.since for job, _, _ in batch])
             # Any error must reach the callers of the batch, and must not end this thread.
             except Exception as error:
                 results = [error] * len(batch)
@@ -219,10 +236,10 @@ class SearchQueue(Generic[Work, Result]):
             self._set_depth(self._waiting.queries)
             # RuntimeError: the loop is closed, so no caller waits any more.
             with suppress(RuntimeError):
-                batch[0].future.get_loop().call_soon_threadsafe(_deliver, batch, results)
+                batch[0][0].future.get_loop().call_soon_threadsafe(_deliver, batch, results)
 
-    def _take_batch(self) -> list[_Job[Work, Result]]:
-        """Wait for the next batch: requests with equal keys, of the client with the least start each time.
+    def _take_batch(self) -> list[_Piece[Work, Result]]:
+        """Wait for the next batch: pieces with equal keys, of the client with the least start each time.
 
         The batch is empty once the queue is closed.
         """
@@ -240,29 +257,31 @@ class SearchQueue(Generic[Work, Result]):
                     break
                 self._changed.wait(left)
             self._running += 1
-            batch, queries, labels = list[_Job[Work, Result]](), 0, 0
+            batch, queries, labels, key = list[_Piece[Work, Result]](), 0, 0, None
             in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]
             heapify(in_turn)
             while in_turn and queries < self._max_batch:
                 start, _, name = heappop(in_turn)
                 client = self._clients[name]
                 job = client.jobs[0]
+                position, work, cost = job.pieces[0]
                 fits = (
-                    queries + job.cost.queries <= self._max_batch
-                    and labels + job.cost.labels <= _LABELS_PER_QUERY * self._max_batch
+                    queries + cost.queries <= self._max_batch
+                    and labels + cost.labels + cost.extra <= LABELS_PER_QUERY * self._max_batch
                 )
-                if batch and not (fits and job.key == batch[0].key):
+                if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
                 self._time = max(self._time, start)
-                client.start, client.order = start + job.cost.work, next(self._order)
-                batch.append(client.jobs.popleft())
-                queries, labels = queries + job.cost.queries, labels + job.cost.labels
-                self._count(client, job.cost, -1)
+                client.start, client.order = start + cost.work, next(self._order)
+                job.pieces.popleft()
+                batch.append((job, position, work))
+                queries, labels, key = queries + cost.queries, labels + cost.labels + cost.extra, job.key
+                self._count(client, cost, -1)
+                if not job.pieces:
+                    client.jobs.popleft()
                 if client.jobs:
                     heappush(in_turn, (client.start, client.order, name))
-                else:
-                    del self._clients[name]
-                    self._starts[name] = client.start
+                self._forget_if_idle(name)
             if not self._clients:  # what was taken while others waited is settled
                 self._time = max(self._time, *self._starts.values())
                 self._starts.clear()
@@ -276,15 +295,17 @@ class SearchQueue(Generic[Work, Result]):
             waiting.bytes += times * cost.bytes
 
 
-def _deliver(batch: Sequence[_Job[Work, Result]], results: Sequence[Result | Exception]) -> None:
-    """Set the results of a batch in the event loop; callers that have left get none."""
-    for job, result in zip(batch, results, strict=True):
-        if job.future.done():
+def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:
+    """Keep the results of a batch, in the event loop, and answer requests that have all theirs."""
+    for (job, position, _), result in zip(batch, results, strict=True):
+        if job.future.done():  # its caller has left, or another piece has failed
             continue
         if isinstance(result, Exception):
             job.future.set_exception(result)
-        else:
-            job.future.set_result(result)
+            continue
+        job.results[position] = result
+        if None not in job.results:
+            job.future.set_result(cast("list[Result]", job.results))
 
 
 class BoundedExecutor:

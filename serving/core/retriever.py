@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, islice
@@ -78,11 +79,13 @@ class Retrieval(AnsweredBatch):
 
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
+        explanations: unfinished explanations by the query's position; each is in its result once it has ended.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
         unknown: number of unknown ids in all `exclude` and in all `allow`.
     """
 
     results: list[dict[str, Any]]
+    explanations: Mapping[int, Iterator[None]]
     propensities_N: Float32 | None
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
@@ -224,12 +227,17 @@ class Retriever:
         if self.bundle.cooccurrence is not None:
             self._by_label, self._by_query = BoostingRanker(self._by_label), BoostingRanker(self._by_query)
 
-    def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
+    def retrieve(
+        self, queries: Sequence[Query], draws: Draws | None = None, *, explain_later: bool = False
+    ) -> Retrieval:
         """Find the best labels of each query.
 
         The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` [METHODS §6, §11]. ν is p_n(y|x) if the bundle
         has a tree [BM20 eq. 5], otherwise the noise of the bundle's `log_pn`. Raises InvalidRequestError, which names
         the query and the field that this release does not support.
+
+        Args:
+            explain_later: leave explanations to the caller, who can let others search between their steps.
         """
         started = perf_counter()
         prefixes = [f"queries.{index}." for index in range(len(queries))]
@@ -267,9 +275,12 @@ class Retriever:
         judged_at_B = np.array(
             [self._judged_at(query, options) for query, options in zip(queries, resolved, strict=True)], np.float32
         )
-        return self._answer(
+        retrieval = self._answer(
             self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained, ids, judged_at_B
         )
+        for steps in () if explain_later else retrieval.explanations.values():
+            deque(steps, maxlen=0)
+        return retrieval
 
     def judged_at(
         self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
@@ -469,12 +480,13 @@ class Retriever:
         scores_K: Float32,
         limits: tuple[float, float],
         history_H: Int64,
-    ) -> list[dict[str, Any]]:
-        """Create `Explanation` of the HTTP API for each label of a batch of one."""
+        labels: Sequence[dict[str, Any]],
+    ) -> Iterator[None]:
+        """Put `Explanation` of the HTTP API into each label of a batch of one; yields after every search."""
         temperature = self.manifest.temperature
         tree = self.bundle.proposal is not None
         parts = parts_of_scores(self.catalogue, self.bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
-        among = intervals(ranker, query, rows_K, limits)
+        among = yield from intervals(ranker, query, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
             history_H = self._built(history_H)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
@@ -482,7 +494,8 @@ class Retriever:
             parts = [
                 {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
             ]
-        return [{**part, "bias_removal": ends} for part, ends in zip(parts, among, strict=True)]
+        for label, part, ends in zip(labels, parts, among, strict=True):
+            label["explanation"] = {**part, "bias_removal": ends}
 
     def label(self, id_: str) -> dict[str, Any]:
         """Return all data of one label; raises UnknownLabelError."""
@@ -591,7 +604,7 @@ class Retriever:
         propensities_N = np.ones(len(rows_N), np.float32)
         shown_N = self.catalogue.shown(rows_N)
         labels_N = [{**shown, "score": score} for shown, score in zip(shown_N, scores_N, strict=True)]
-        results = []
+        results, explanations = [], dict[int, Iterator[None]]()
         for place, (query, end) in enumerate(zip(resolved, ends_B, strict=True)):
             start = end - len(rows_B[place])
             labels = labels_N[start:end]
@@ -612,9 +625,9 @@ class Retriever:
             if place in explained:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
                 history_H = query.history_H if query.cooccurrence else NO_ROWS
-                parts = self._explain(ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H)
-                for label, part in zip(labels, parts, strict=True):
-                    label["explanation"] = part
+                explanations[place] = self._explain(
+                    ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H, labels
+                )
             if place in pools:
                 result["pool"] = pools[place]
             result["unknown"] = {
@@ -629,6 +642,7 @@ class Retriever:
         return Retrieval(
             release=self.name,
             results=results,
+            explanations=explanations,
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
             cooccurrence_B=np.array([query.cooccurrence for query in resolved], np.float32),

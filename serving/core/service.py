@@ -6,14 +6,16 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from random import random
 from time import perf_counter, time
 from typing import Any, TypeVar
+
+import orjson
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
@@ -33,8 +35,15 @@ from longtail.serving.core.feedback import (
 )
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed
-from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
+from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, entries
+from longtail.serving.core.queue import (
+    LABELS_PER_QUERY,
+    BoundedExecutor,
+    Cost,
+    SearchQueue,
+    client,
+    use_one_openmp_thread,
+)
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
     EngineError,
@@ -58,8 +67,12 @@ logger = logging.getLogger(__name__)
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
-_LABELS_ON_THE_LOOP = 1000
-"""Most labels of feedback that the event loop looks up itself; more would delay other requests."""
+_STEP = Cost(1, 8000)
+"""Cost of a step of an explanation: some 40 searches."""
+_WORK_ON_THE_LOOP = 1000
+"""Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
+_WORK_OF_FEATURES = 100
+"""Estimated work of the features of an event, without their lists, as labels."""
 _MOST_NAMED = 10
 """Most labels that a line of the log names."""
 _REFUSAL_SECONDS = 0.1
@@ -79,6 +92,8 @@ class Search:
         preview: whether no user sees the answer, so that it is not counted.
         answer_ids: give every result an `answer_id`.
         in_request: positions of `options` in the client's request; None: 0, 1, ….
+        step: the explanation to go on with, in place of `options`; its result is whether that has ended.
+        explanations: filled by the search, unfinished explanations of its results.
     """
 
     retriever: Retriever
@@ -88,6 +103,8 @@ class Search:
     preview: bool = False
     answer_ids: bool = False
     in_request: Sequence[int] | None = None
+    step: Iterator[None] | None = None
+    explanations: list[Iterator[None]] = field(default_factory=list)
 
 
 class Service:
@@ -317,32 +334,56 @@ class Service:
         return [of_place[place] for place in range(len(in_arms))], names.pop() if len(names) == 1 else retriever.name
 
     async def search(self, search: Search) -> list[Any]:
-        """Queue one request and return its results, or its vectors, float32 [D].
+        """Queue one request and return its results for a JSON answer, or its vectors, float32 [D].
 
         Raises:
             QueueFullError, TimedOutError: the service is too busy.
             InvalidRequestError: the answer would be too long, or the release cannot answer the request.
         """
-        options, catalogue, limit = search.options, search.retriever.catalogue, self.settings.max_answer_bytes
-        if search.embed is not None:
-            cost = Cost(search.embed.count, search.embed.count)
-        else:
-            # An estimate, before the labels are known: every label takes the mean size.
-            bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in options])
-            labels = sum([query.depth + _entries(query) for query in options])
-            cost = Cost(len(options), labels, bytes_)
-        if cost.bytes > limit:
-            raise InvalidRequestError(
-                f"expected an answer of at most {limit} bytes, received a request for "
-                f"about {cost.bytes:.0f}; request fewer labels, or fewer columns in `display`",
-                field="k" if isinstance(options[0], SimilarQuery) else "queries",
-            )
-        alike = search.retriever, type(search.embed or options[0]), search.preview
+        limit = self.settings.max_answer_bytes
+        pieces = self._pieces(search)
+        costs = [cost for _, cost in pieces]
+        if (size := sum([cost.bytes for cost in costs])) > limit:
+            raise _too_long(search, limit, size)
+        alike = search.retriever, type(search.embed or search.options[0]), search.preview
         try:
-            return await self.queue.submit(alike, search, cost, client.get())
+            results = await self.queue.submit(alike, [piece for piece, _ in pieces], costs, client.get())
+            for step in search.explanations:
+                ended, going_on = False, [Search(search.retriever, step=step)]
+                while not ended:
+                    ((ended,),) = await self.queue.submit(id(step), going_on, [_STEP], client.get())
         except (QueueFullError, TimedOutError) as error:
             await self._count_refused(error)
             raise
+        answers = list(chain(*results))
+        if (size := sum([len(each) for each in answers if isinstance(each, bytes)])) > limit:
+            raise _too_long(search, limit, size)
+        return [orjson.Fragment(each) if isinstance(each, bytes) else each for each in answers]
+
+    def _pieces(self, search: Search) -> list[tuple[Search, Cost]]:
+        """Split a search into pieces that keep others waiting no longer than a batch does, with their costs."""
+        catalogue, embed, most = search.retriever.catalogue, search.embed, self.settings.max_batch
+        if embed is not None:
+            costs = [Cost(1, 1, extra=entries([*query.features.values()])) for query in embed.queries or ()]
+            costs = costs or [Cost(1, 1)] * embed.count
+        else:
+            # Bytes are an estimate, before the labels are known: every label takes the mean size.
+            costs = [
+                Cost(1, each.depth, min(each.k, catalogue.labels) * catalogue.mean_bytes(each.display), each.extra)
+                for each in search.options
+            ]
+        sums, starts = list[Cost](), list[int]()
+        for place, (_, labels, bytes_, extra) in enumerate(map(astuple, costs)):
+            last = sums[-1] if sums else Cost(most)
+            if last.queries == most or last.labels + last.extra + labels + extra > LABELS_PER_QUERY * most:
+                starts.append(place)
+                sums.append(last := Cost())
+            last.queries += 1
+            last.labels, last.bytes, last.extra = last.labels + labels, last.bytes + bytes_, last.extra + extra
+        if len(sums) == 1:
+            return [(search, sums[0])]
+        ends = [*starts[1:], len(costs)]
+        return [(_piece(search, start, end), cost) for start, end, cost in zip(starts, ends, sums, strict=True)]
 
     def _answer(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any] | Exception]:
         """Return results or an error for each search of a batch; a failing search does not affect others."""
@@ -360,13 +401,16 @@ class Service:
             if len(searches) > 1:
                 return [self._answer([search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
             places = searches[0].in_request
-            if places is not None and isinstance(error, ServingError) and (error.field or "").startswith("queries."):
-                return [error.renumbered("queries", places)]
+            items = (error.field or "").partition(".")[0] if isinstance(error, ServingError) else ""
+            if places is not None and isinstance(error, ServingError) and items in ("queries", "ids", "labels"):
+                return [error.renumbered(items, places)]
             return [error]
 
     def _search(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
         """Answer a batch of requests of one kind to one release, and count the answers."""
         retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
+        if (step := searches[0].step) is not None:
+            return [[next(step, step) is step] for _ in searches]
         if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
             self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
@@ -380,7 +424,9 @@ class Service:
         queries = [each for each in asked if isinstance(each, Query)]
         similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
         draws = Draws(self._lottery, names)
-        retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
+        retrieval = (
+            retriever.retrieve(queries, draws, explain_later=True) if queries else retriever.similar(similar, draws)
+        )
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
             self.monitoring.count_answers(retrieval, retrieval.unknown)
@@ -391,8 +437,22 @@ class Service:
                 self._name_answers(asked, wanted, retrieval)
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
-        results = iter(retrieval.results)
-        return [list(islice(results, len(search.options))) for search in searches]
+        # As JSON, in this thread: a long answer would hold up the event loop.
+        results = iter(
+            [
+                result if place in retrieval.explanations else orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+                for place, result in enumerate(retrieval.results)
+            ]
+        )
+        answers, end = list[list[Any]](), 0
+        for search in searches:
+            answers.append(list(islice(results, len(search.options))))
+            end += len(search.options)
+            start = end - len(search.options)
+            search.explanations.extend(
+                [steps for place, steps in retrieval.explanations.items() if start <= place < end]
+            )
+        return answers
 
     def _name_answers(
         self,
@@ -492,10 +552,16 @@ class Service:
                 lambda: retrieve_unseen(organic, current, now=now, settings=settings, client=client)
             )
         await self._keep([choice.line for choice in choices])
-        for choice in choices:
-            self.monitoring.count_choice(choice.chosen)
+        if _work(events) > _WORK_ON_THE_LOOP:
+            await asyncio.to_thread(self._count, choices)
+        else:
+            self._count(choices)
         self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
         return sum(choice.chosen.ids.unknown for choice in choices)
+
+    def _count(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            self.monitoring.count_choice(choice.chosen)
 
     async def _keep(self, lines: Sequence[bytes]) -> None:
         """Wait until events are stored durably; the verdict reports a failure."""
@@ -516,23 +582,24 @@ class Service:
         Another replica may have created a key in the meantime.
         """
 
-        def read() -> list[Choice]:
+        def read_here() -> list[Choice]:
             oldest = now - 3600 * self.settings.answer_id_hours
             read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
             return read_choices(
                 events, read_answer, self._loaded_or_current, now=now, settings=self.settings, client=client
             )
 
+        async def read() -> list[Choice]:
+            return await self.write(read_here) if _work(events.values()) > _WORK_ON_THE_LOOP else read_here()
+
         try:
             try:
-                if sum(len(event.labels) for event in events.values()) > _LABELS_ON_THE_LOOP:
-                    return await self.write(read)
-                return read()
+                return await read()
             except InvalidRequestError as error:
                 if getattr(error.__cause__, "reason", "") != "forged":
                     raise
                 await self.read(self.keys.refresh)
-                return read()
+                return await read()
         except InvalidRequestError as error:
             if isinstance(error.__cause__, AnswerIdError):
                 self.monitoring.metrics.refused_ids[error.__cause__.reason].inc()
@@ -597,10 +664,38 @@ class Service:
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
 
 
-def _entries(query: SearchOptions) -> int:
-    """Count the entries of lists and objects among a query's features."""
-    features = query.features if isinstance(query, Query) else None
-    return sum([len(value) for value in (features or {}).values() if isinstance(value, list | dict)])
+def _work(events: Iterable[Event]) -> int:
+    """Estimate the time that reading and counting events takes, as labels."""
+    return sum(
+        [
+            len(event.labels) + (_WORK_OF_FEATURES + entries([*event.features.values()]) if event.features else 0)
+            for event in events
+        ]
+    )
+
+
+def _too_long(search: Search, limit: int, size: float) -> InvalidRequestError:
+    """Create the error of an answer with more bytes than allowed."""
+    return InvalidRequestError(
+        f"expected an answer of at most {limit} bytes, received a request for about {size:.0f}; request fewer labels, "
+        "or fewer columns in `display`",
+        field="k" if isinstance(search.options[0], SimilarQuery) else "queries",
+    )
+
+
+def _piece(search: Search, start: int, end: int) -> Search:
+    """Return a search for some of the queries, ids or labels of another."""
+    embed, options = search.embed, search.options[start:end]
+    places = (range(end) if search.in_request is None else search.in_request)[start:end]
+    if embed is not None:
+        parts = {
+            "queries": embed.queries and embed.queries[start:end],
+            "labels": embed.labels and embed.labels[start:end],
+        }
+        return replace(search, embed=embed.model_copy(update=parts), in_request=places)
+    if isinstance(one := search.options[0], SimilarQuery):
+        options = [one.model_copy(update={"ids": one.labels[start:end]})] * (end - start)
+    return replace(search, options=options, in_request=places)
 
 
 def _label_event(record: LabelRecord) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,15 @@ STEP = 1e-3
 def answer(bundle: Bundle, **asked: Any) -> dict[str, Any]:
     (result,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(features=FEATURES, **asked)]))
     return result
+
+
+def ended(steps: Generator[None, None, Any]) -> Any:
+    """What a generator returns after its steps."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        return end.value
 
 
 def scanned(bundle: Bundle, places: np.ndarray, **asked: Any) -> list[set[str]]:
@@ -127,7 +136,7 @@ def test_an_interval_holds_no_gap_however_small() -> None:
         own = float(batch.bias_removal_B[0])
         (rows_K,) = ranker.rank(batch)[1]
         ranker.searches = 0
-        found = intervals(ranker, batch, rows_K, (-1.0, 2.0))
+        found = ended(intervals(ranker, batch, rows_K, (-1.0, 2.0)))
 
         assert ranker.searches <= 20
         for row, interval in zip(rows_K, found, strict=True):

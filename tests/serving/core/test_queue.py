@@ -50,7 +50,12 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def ask(queue: SearchQueue[int, int], work: int, key: str = "a", queries: int = 1, **more: Any) -> asyncio.Task[int]:
     client = more.pop("client", "")
-    return asyncio.create_task(queue.submit(key, work, Cost(queries, **more), client))
+
+    async def submit() -> int:
+        (result,) = await queue.submit(key, [work], [Cost(queries, **more)], client)
+        return result
+
+    return asyncio.create_task(submit())
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -193,6 +198,53 @@ def test_labels_bound_a_batch_too(gate: Gate) -> None:
 
     run(work)
     assert gate.batches == [[0], [1, 2], [3]]
+
+
+def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=2)
+        tasks = [await busy(queue, gate)]
+        large = asyncio.create_task(queue.submit("a", [1, 2, 3], [Cost(2)] * 3, "large"))
+        await waiting(queue, 6)
+        tasks += [ask(queue, number, client="polite") for number in (7, 8, 9)]
+        await waiting(queue, 9)
+        gate.open.set()
+        assert await large == [2, 4, 6]
+        await asyncio.gather(*tasks)
+        assert queue._waiting == Cost()
+
+    run(work)
+    assert gate.batches == [[0], [1], [7, 8], [2], [9], [3]]
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(gate: Gate, failing: bool) -> None:
+    def closing_after_13(works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
+        results = Gate.run(gate, works, waited)
+        if 13 in works:
+            gate.open.clear()
+        return results
+
+    gate.run = closing_after_13  # type: ignore[method-assign]
+
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=1)
+        tasks = [await busy(queue, gate)]
+        large = asyncio.create_task(queue.submit("a", [1, 13, 3, 4, 5], [Cost(1)] * 5))
+        await waiting(queue, 5)
+        if failing:
+            gate.open.set()
+        else:
+            large.cancel()
+        with pytest.raises(ValueError if failing else asyncio.CancelledError):
+            await large
+        assert queue._waiting == Cost()
+        gate.open.set()
+        assert await ask(queue, 6) == 12
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert gate.batches == ([[0], [1], [13], [3], [6]] if failing else [[0], [6]])
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,38 @@ def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
         answer = client.post(FEEDBACK, json={"events": [{"labels": ["a"], "features": features}]})
     error = {"message": "expected at most 10000 of them, received more", "field": "events.0.features"}
     assert answer.json()["error"] == error | {"type": "invalid_request"}
+
+
+def test_a_request_of_many_pieces_is_answered_in_order_and_its_errors_name_its_own_positions(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_queries=256, max_batch=64), retriever=plane_retriever())
+    queries = [{"features": {"user": "east" if place % 3 else "north"}, "k": 1 + place % 4} for place in range(200)]
+    ids = ["a", "b", "4"] * 60
+    with client_of(app) as client:
+
+        def ask(path: str, **body: Any) -> Any:
+            return client.post(f"/v1/{path}", json={**body, "answer_ids": False} if path != "embed" else body).json()
+
+        four = {
+            (place % 3 > 0, place % 4): ask("retrieve", queries=[queries[place]])["results"][0] for place in range(12)
+        }
+        results = ask("retrieve", queries=queries)["results"]
+        assert results == [four[place % 3 > 0, place % 4] for place in range(200)]
+        near = [ask("similar", id=id_, k=2)["results"][0] for id_ in ids[:3]]
+        assert ask("similar", ids=ids, k=2)["results"] == near * 60
+        vectors = [ask("embed", labels=[id_])["vectors"][0] for id_ in ids[:3]]
+        assert ask("embed", labels=ids)["vectors"] == vectors * 60
+        wrong = [*queries[:150], {"features": {"usr": "u"}}, *queries[150:]]
+        assert ask("retrieve", queries=wrong)["error"]["field"] == "queries.150.features.usr"
+        features = [{"features": query["features"]} for query in wrong]
+        assert ask("embed", queries=features)["error"]["field"] == "queries.150.features.usr"
+        assert ask("similar", ids=[*ids[:150], "none"])["error"]["field"] == "ids.150"
+        assert ask("embed", labels=[*ids[:150], "none"])["error"]["field"] == "labels.150"
+        assert ask("retrieve", queries=queries)["results"] == results
+
+
+def test_an_answer_that_is_longer_than_estimated_is_refused(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_answer_bytes=600), retriever=plane_retriever())
+    query = {"features": {"user": "east"}, "k": 1, "display": False}
+    with client_of(app) as client:
+        answer = client.post(RETRIEVE, json={"queries": [query] * 5})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (422, "queries")

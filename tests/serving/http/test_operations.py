@@ -96,7 +96,7 @@ def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None
 
 
 def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(*_: object) -> NoReturn:
+    def broken(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("the secret is 1234")
 
     retriever = plane_retriever()

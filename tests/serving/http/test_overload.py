@@ -35,9 +35,9 @@ class Gate:
         retriever = plane_retriever()
         retrieve = retriever.retrieve
 
-        def behind_the_gate(queries: Sequence[Query], *draws: Any) -> Retrieval:
+        def behind_the_gate(queries: Sequence[Query], *draws: Any, **options: Any) -> Retrieval:
             assert self.open.wait(20)
-            return retrieve(queries, *draws)
+            return retrieve(queries, *draws, **options)
 
         retriever.retrieve = behind_the_gate  # type: ignore[method-assign]
         self.app = create_app(plane_settings(root, **settings), retriever=retriever)
