@@ -62,10 +62,10 @@ class RequestMiddleware:
 
     A valid X-Request-ID (1 to 128 letters, digits, `.`, `_`, `:` or `-`) is returned with the answer; other requests
     get a new id. As gateways may reuse ids, every request also has a unique internal `name`. Requests without a Host,
-    with two, or with more than 100 headers are refused. An unhandled exception is logged in full, and the client gets a
-    500 without details. Every answer forbids caching, framing and sniffing, and all content unless it is a page with
-    its own policy. While the service drains, every answer closes its connection. Answers are compressed for clients
-    that accept gzip. HEAD is answered like GET, without the body.
+    with two, with another Transfer-Encoding than chunked, or with more than 100 headers are refused. An unhandled
+    exception is logged in full, and the client gets a 500 without details. Every answer forbids caching, framing and
+    sniffing, and all content unless it is a page with its own policy. While the service drains, every answer closes its
+    connection. Answers are compressed for clients that accept gzip. HEAD is answered like GET, without the body.
 
     Args:
         service: its monitoring counts every request; its settings decide whether all requests are logged, or failures
@@ -117,6 +117,9 @@ class RequestMiddleware:
                 app = error_response(id_, refused, "headers_too_large", message)
             elif hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
                 message = f"expected one Host, received {hosts or 'none'}"
+                app = error_response(id_, HTTPStatus.BAD_REQUEST, "malformed_request", message)
+            elif headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+                message = "expected no Transfer-Encoding but chunked, received another one"
                 app = error_response(id_, HTTPStatus.BAD_REQUEST, "malformed_request", message)
             elif (error := self._keys.refusal(scope, headers)) is not None:
                 app = serving_error(id_, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -13,15 +14,20 @@ from longtail.serving.http.middleware import HEADERS, MOST_HEADERS, NO_CONTENT, 
 from longtail.serving.http.responses import error_response
 
 _MOST_HEAD_BYTES = 1 << 16
+_OFFER = re.compile(rb"\n[Uu][Pp][Gg][Rr][Aa][Dd][Ee]")
+"""The header `Upgrade`, or what begins like it; JSON in a body has no such line."""
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """Bounds the heads of uvicorn's HTTP/1.1 in bytes, fields and time.
+    """Bounds the heads of uvicorn's HTTP/1.1 in bytes, fields and time, and ignores offers of another protocol.
 
     uvicorn takes a head of any length, joins its parts in quadratic time and waits for its end without a limit, all
     before a key is checked. Here a head of more than 64 KiB, or an incomplete one of more than 100 fields, gets 431,
     and one that is incomplete after `head_seconds` 408. A connection that sends nothing for so long is closed, and one
     that sends the rest of an answered request for longer. Trailers and the framing of chunks count like a head's bytes.
+
+    httptools ends a request with an `Upgrade` after its head, so its body would be lost. A server may ignore the offer
+    [RFC 9110, 7.8], and here the header is renamed before it is parsed.
 
     Args:
         head_seconds: time for the head of a request.
@@ -32,6 +38,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().__init__(**uvicorn)
         self._head_seconds = head_seconds
         self._head_timer: asyncio.TimerHandle | None = None
+        self._end = b""
+        """Last bytes received, in which an offer may have begun."""
         self._head_bytes = 0
         """Bytes since the last end of a head or part of a body."""
 
@@ -48,6 +56,10 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes, and refuse an incomplete head that is too large."""
         self._head_bytes += len(data)
+        joined = self._end + data
+        if _OFFER.search(joined):
+            data = _OFFER.sub(lambda offer: offer[0][:-1] + b"_", joined)[len(self._end) :]
+        self._end = joined[-7:]
         super().data_received(data)
         if self._head_bytes > _MOST_HEAD_BYTES:
             self._refuse_size(f"{_MOST_HEAD_BYTES} bytes of head")
