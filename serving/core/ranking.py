@@ -186,7 +186,7 @@ class BoostingRanker:
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """Rank labels; see `Ranker.rank`."""
         boosts_B = batch.boosts_B
-        if boosts_B is None:
+        if boosts_B is None or all(boost is None for boost in boosts_B):  # those of some queries of a batch
             return self._dense.rank(batch)
         if all(boost is not None and boost.alone for boost in boosts_B):
             scores_BK, rows_BK = no_results(len(boosts_B), batch.k)

@@ -65,10 +65,15 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._refuse_size(f"{_MOST_HEAD_BYTES} bytes of head")
         elif self._answering:
             return
-        elif self._head_bytes and self.headers and len(self.headers) > MOST_HEADERS:
-            self._refuse_size(f"{MOST_HEADERS} headers")
         elif self._head_timer is None and self.timeout_keep_alive_task is None:
             self._start_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field, unless there are too many already."""
+        super().on_header(name, value)
+        if len(self.headers) > MOST_HEADERS:
+            self._refuse_size(f"{MOST_HEADERS} headers")
+            raise HttpParserError  # ends the parsing of these bytes
 
     def on_headers_complete(self) -> None:
         """Start to answer a request, unless its head, which may have come in one piece, is too large."""

@@ -324,6 +324,13 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     assert retriever.release_json()["example"]["customer"] == "u0"
 
 
+def test_a_query_without_a_history_shares_a_batch_with_a_longer_answer_of_one_with_a_history() -> None:
+    retriever = retriever_of(make_bundle(labels=300, cooccurrence=True))
+    queries = [Query(features={}, k=5), Query(features={}, k=200, history=["item-3"])]
+    alone = [results_of(retriever.retrieve([query]))[0]["labels"] for query in queries]
+    assert [result["labels"] for result in results_of(retriever.retrieve(queries))] == alone
+
+
 def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_out() -> None:
     retriever = retriever_of(make_bundle(labels=60))
     (result,) = results_of(retriever.retrieve([Query(features={}, history=["item-1"], k=60, exclude_history=True)]))
