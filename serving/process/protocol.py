@@ -14,6 +14,7 @@ from longtail.serving.http.middleware import HEADERS, MOST_HEADERS, NO_CONTENT, 
 from longtail.serving.http.responses import error_response
 
 _MOST_HEAD_BYTES = 1 << 16
+_MOST_PIPELINED = 100
 _OFFER = re.compile(rb"\n[Uu][Pp][Gg][Rr][Aa][Dd][Ee]")
 """The header `Upgrade`, or what begins like it; JSON in a body has no such line."""
 
@@ -25,6 +26,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     before a key is checked. Here a head of more than 64 KiB, or an incomplete one of more than 100 fields, gets 431,
     and one that is incomplete after `head_seconds` 408. A connection that sends nothing for so long is closed, and one
     that sends the rest of an answered request for longer. Trailers and the framing of chunks count like a head's bytes.
+    A connection with more than 100 requests that wait for the answers to earlier ones is closed: one read of a socket
+    brings thousands, which uvicorn would parse at once.
 
     httptools ends a request with an `Upgrade` after its head, so its body would be lost. A server may ignore the offer
     [RFC 9110, 7.8], and here the header is renamed before it is parsed.
@@ -77,6 +80,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start to answer a request, unless its head, which may have come in one piece, is too large."""
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            self.transport.close()
+            raise HttpParserError  # ends the parsing of these bytes
         if self._head_bytes > _MOST_HEAD_BYTES:  # with the bytes behind it
             fields = sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
             if len(self.url) + fields > _MOST_HEAD_BYTES:
