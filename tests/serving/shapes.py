@@ -104,7 +104,7 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         "256 displays of 400": retrieve(256, display=["title"] * 400),
         "nested lists": Shape(
             "POST", "/v1/retrieve",
-            b'{"queries":[{"features":{"history":[' + b",".join([b"[" * 150 + b"]" * 150] * 800) + b"]}}]}",
+            b'{"queries":[{"features":{"history":[' + b",".join([b"[" * 150 + b"]" * 150] * 109) + b"]}}]}",
         ),
         "60,000 unknown keys": Shape(
             "POST", "/v1/retrieve",

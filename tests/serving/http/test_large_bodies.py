@@ -146,8 +146,10 @@ def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
         if refused:
             said = answer.json()["detail"]
             assert said == "expected a body of at most 131072 commas, colons, [ and {, received more"
-        answer = client.post(path, content=filled(*parts, VALUES), headers=JSON)
-        assert answer.status_code in (200, 400, 422)
+        body = filled(*parts, VALUES)
+        answer = client.post(path, content=body, headers=JSON)
+        brackets = body.count(b"[") + body.count(b"{")
+        assert answer.status_code in ((413,) if brackets > 16_384 else (200, 400, 422))
         if case in KNOWN:
             assert answer.json()["detail"].startswith("expected an object of known keys, received one of 3")
 
