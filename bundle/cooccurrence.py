@@ -8,11 +8,11 @@ summed weights of j's pairs:
 |---|---|---|
 | `walk` | Σ_x X_xj X_xy / n_x, a walk over queries (RP3beta with α = 1, Christoffel et al. 2015) | 1, β |
 | `cosine` | Σ_x X_xj X_xy | ½, ½ |
-| `next` | Σ δ^(g−1) over places where y follows j by g ≤ G steps | 1, β |
+| `next` | Σ_x max δ^(g−1) over places where y follows j by g ≤ G steps | 1, β |
 | `mixed` | that of `walk` + (1 − δ) / (1 − δ^G) of `next`: about equal masses | 1, β |
 
 X_xj is the root of the weight of x's pair with j, n_x the sum of x's weights. Of every query only its last `most` pairs
-count.
+count, and a pair of labels counts once, at its largest weight.
 
 Legend: `L` labels, `N` neighbours of a label, `H` entries of a history, `C` labels with c > 0, `P` pairs, `b` labels of
 a block, `Q` queries, `R` remembered entries, `M` all neighbours of a history.
@@ -142,7 +142,14 @@ class Cooccurrence:
         return replace(self, settings=changed, weights_LN=self.weights_LN * np.float32(factor))
 
     def refreshed(
-        self, pairs: LogPairs, ids_Q: pa.Array, remembered: Remembered | None, until: float | None, *, most: int = MOST
+        self,
+        pairs: LogPairs,
+        ids_Q: pa.Array,
+        remembered: Remembered | None,
+        until: float | None,
+        *,
+        earlier: LogPairs | None = None,
+        most: int = MOST,
     ) -> tuple[Cooccurrence, Remembered | None]:
         """Add the pairs of a later log to W, and to the last labels of its queries; `scale` stays.
 
@@ -156,12 +163,13 @@ class Cooccurrence:
             ids_Q: strings; null for a query that no later log can name.
             remembered: the last labels of queries before; None where the bundle has none.
             until: time of the last pair, in seconds since 1970; None keeps the present one.
+            earlier: pairs of these queries that W counts already, for queries without remembered labels; sorted alike.
             most: last later pairs of a query that count.
         """
         settings, labels = self.settings, len(self.rows_LN)
         rows_Q = np.zeros(len(ids_Q), np.int32) if remembered is None else remembered.queries.encode(ids_Q)
         earlier_QR = np.empty((len(ids_Q), 0), np.int32) if remembered is None else remembered.rows_QR[rows_Q]
-        history, later_P = _after_remembered(earlier_QR, _last_of_each(pairs, most))
+        history, later_P = _after_remembered(earlier_QR, earlier, _last_of_each(pairs, most))
         added_L, sums = _added(history, later_P, labels, settings)
         degrees_L = self.degrees_L + added_L
         before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
@@ -343,10 +351,9 @@ def cooccurrences(
     Memory grows with the pairs and with `labels · N`, not with all pairs of labels.
     """
     pairs = _last_of_each(pairs, most)
-    once, weights_P = pairs, _weights_of(pairs)
-    if settings[0].kind != "next":
-        first_P = _once_each(pairs, weights_P, labels)
-        once = LogPairs(pairs.queries[first_P], pairs.labels[first_P], weights_P[first_P])
+    weights_P = _weights_of(pairs)
+    first_P = _once_each(pairs, weights_P, labels)
+    once = LogPairs(pairs.queries[first_P], pairs.labels[first_P], weights_P[first_P])
     degrees_L = np.bincount(once.labels, _weights_of(once), labels).astype(np.float32)
     divisor_L = _divisor(degrees_L)
     matrices = [
@@ -507,25 +514,64 @@ def _in_blocks(sums_LL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
 def _following(
     pairs: LogPairs, labels: int, settings: CooccurrenceSettings, later_P: Bools | None = None
 ) -> csr_matrix:
-    """Sum what follows each label within some steps, float32 [L, L]; only followers in `later_P`, if given."""
+    """Sum what follows each label within some steps, float32 [L, L], once for each query, label and follower.
+
+    Args:
+        later_P: followers that count, as far as a query's other followers did not count for more; None for all.
+    """
     from scipy.sparse import csr_matrix
 
-    root_P, sums_LL = np.sqrt(_weights_of(pairs)), csr_matrix((labels, labels), dtype=np.float32)
-    for step in range(1, settings.steps + 1):
-        within = pairs.queries[step:] == pairs.queries[:-step]
-        within = within if later_P is None else within & later_P[step:]
-        earlier, later = pairs.labels[:-step][within], pairs.labels[step:][within]
-        values = root_P[:-step][within] * root_P[step:][within] * np.float32(settings.step_decay ** (step - 1))
-        sums_LL = sums_LL + csr_matrix((values, (earlier, later)), (labels, labels), dtype=np.float32)
+    sums_LL = csr_matrix((labels, labels), dtype=np.float32)
+    number_P, root_P = _numbers(pairs.queries), np.sqrt(_weights_of(pairs))
+    for rows in _whole_queries(number_P, min(_KEYS, max(2**62 // labels**2, 1))):
+        query_n, label_n, root_n = number_P[rows] - number_P[rows.start], pairs.labels[rows], root_P[rows]
+        keys, values, laters = list[Int64](), list[Float32](), list[Bools]()
+        for step in range(1, settings.steps + 1):
+            within = query_n[step:] == query_n[:-step]
+            earlier_T, follower_T = label_n[:-step][within], label_n[step:][within]
+            keys.append((query_n[step:][within] * labels + earlier_T) * labels + follower_T)
+            decay = np.float32(settings.step_decay ** (step - 1))
+            values.append(root_n[:-step][within] * root_n[step:][within] * decay)
+            laters.append(np.ones(len(values[-1]), np.bool_) if later_P is None else later_P[rows][step:][within])
+        key_T, value_T = np.concatenate(keys), np.concatenate(values)
+        order_T = np.argsort(key_T)
+        key_T, value_T = key_T[order_T], value_T[order_T]
+        firsts_g = np.flatnonzero(np.diff(key_T, prepend=-1))
+        if not len(firsts_g):
+            continue
+        value_g = np.maximum.reduceat(value_T, firsts_g)
+        if later_P is not None:  # what earlier followers have counted already is taken off
+            value_g -= np.maximum.reduceat(np.where(np.concatenate(laters)[order_T], np.float32(0), value_T), firsts_g)
+        cells = np.divmod(key_T[firsts_g] % labels**2, labels)
+        sums_LL = sums_LL + csr_matrix((value_g, cells), (labels, labels), dtype=np.float32)
+    sums_LL.eliminate_zeros()
     return sums_LL
 
 
-def _after_remembered(earlier_QR: Int32, pairs: LogPairs) -> tuple[LogPairs, Bools]:
-    """Put the remembered labels of every query before its pairs; returns both, and which are of the pairs."""
+def _whole_queries(number_P: Int64, size: int) -> Iterator[slice]:
+    """Cut sorted query numbers into ranges of whole queries, of at most `size` pairs or one query."""
+    begin = 0
+    while begin < len(number_P):
+        end = len(number_P)
+        if end - begin > size:
+            end = int(np.searchsorted(number_P, number_P[begin + size]))
+            end = end if end > begin else int(np.searchsorted(number_P, number_P[begin], side="right"))
+        yield slice(begin, end)
+        begin = end
+
+
+def _after_remembered(earlier_QR: Int32, earlier: LogPairs | None, pairs: LogPairs) -> tuple[LogPairs, Bools]:
+    """Put every query's remembered or earlier labels before its pairs; returns both, and which are of the pairs."""
     query_n, place_n = np.nonzero(earlier_QR != NO_ENTRY)
+    labels_n = earlier_QR[query_n, place_n]
+    if earlier is not None:
+        earlier = _last_of_each(earlier, MOST)
+        unknown_n = ~(earlier_QR != NO_ENTRY).any(axis=1)[earlier.queries]
+        query_n = np.concatenate([query_n, earlier.queries[unknown_n]])
+        labels_n = np.concatenate([labels_n, earlier.labels[unknown_n]])
     queries_P = np.concatenate([query_n, pairs.queries])
     order_P = np.argsort(queries_P, kind="stable")
-    labels_P = np.concatenate([earlier_QR[query_n, place_n], pairs.labels])
+    labels_P = np.concatenate([labels_n, pairs.labels])
     weights_P = np.concatenate([np.ones(len(query_n), np.float32), _weights_of(pairs)])
     return LogPairs(queries_P[order_P], labels_P[order_P], weights_P[order_P]), order_P >= len(query_n)
 
@@ -540,13 +586,13 @@ def _added(
     following_LL = None
     if settings.kind in ("next", "mixed"):
         following_LL = _following(history, labels, settings, later_P)
+    # Remembered pairs were counted already: an infinite weight keeps each one ahead of its later repeats.
+    first_P = _once_each(history, np.where(later_P, weights_P, np.inf).astype(np.float32), labels)
+    history = LogPairs(history.queries[first_P], history.labels[first_P])
+    weights_P, later_P = weights_P[first_P], later_P[first_P]
     if settings.kind == "next":
         sums = _in_blocks(following_LL)
     else:
-        # Remembered pairs were counted already: an infinite weight keeps each one ahead of its later repeats.
-        first_P = _once_each(history, np.where(later_P, weights_P, np.inf).astype(np.float32), labels)
-        history = LogPairs(history.queries[first_P], history.labels[first_P])
-        weights_P, later_P = weights_P[first_P], later_P[first_P]
         chosen_QL, later_QL, earlier_QL = (
             _chosen(history, weights_P * part_P, labels) for part_P in (np.float32(1), later_P, ~later_P)
         )

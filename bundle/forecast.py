@@ -90,11 +90,6 @@ class ForecastSettings(LogColumns):
         return f"{kind} is served, by {self.compared:,} later pairs; nats a pair: {nats}"
 
     @property
-    def once_in(self) -> float:
-        """Return the seconds in which repeated pairs of a query and a label count once: the shortest half-life."""
-        return self.half_lives[-1]
-
-    @property
     def end(self) -> float:
         """Return the end of the horizon in seconds since 1970."""
         return self.until + self.horizon
@@ -105,7 +100,7 @@ class Forecast:
     """Decayed sums of every label's pairs, attributes of the labels, and the regression.
 
     Attributes:
-        sums: Σ 2^(−age / half-life) of every label's pairs, float64 [L, W].
+        sums: Σ 2^(−age / half-life) over the queries that chose a label, of the newest pair of each, float64 [L, W].
         first: seconds since 1970 of a label's first pair, float64 [L]; +∞ without one.
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
@@ -125,18 +120,24 @@ class Forecast:
 
     __repr__ = one_line
 
-    def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
+    def counted(
+        self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float, gaps_N: Float64 | None = None
+    ) -> Forecast:
         """Decay the sums to a later time, and add the pairs since `settings.until`.
 
         Args:
-            labels_N: label rows of the pairs, each of which counts 1.
+            labels_N: label rows of the pairs.
             times_N: seconds since 1970.
+            gaps_N: seconds since the previous pair of a pair's query and label; None: all pairs are first ones.
         """
         lives_W = np.asarray(self.settings.half_lives)
         # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
         sums_LW, first_L = self.sums * np.exp2((self.settings.until - until) / lives_W), self.first.copy()
         for place, life in enumerate(lives_W):
-            sums_LW[:, place] += np.bincount(labels_N, np.exp2((times_N - until) / life), len(first_L))
+            weights_N = np.exp2((times_N - until) / life)
+            # A repeated pair adds what its predecessor has lost, so that a query weighs at most 1 on a label.
+            weights_N = weights_N if gaps_N is None else weights_N * -np.expm1(-np.log(2) * gaps_N / life)
+            sums_LW[:, place] += np.bincount(labels_N, weights_N, len(first_L))
         np.minimum.at(first_L, labels_N, times_N)
         return replace(
             self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L
@@ -145,24 +146,28 @@ class Forecast:
     def refreshed(
         self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float
     ) -> Forecast:
-        """Add the pairs between `settings.until` and a later time, repeated ones once per `settings.once_in`.
+        """Add the pairs between `settings.until` and a later time; a query weighs at most 1 on a label.
 
         The later half of these pairs compares the kinds of priors, which know the earlier half. The likeliest kind is
         served. π* as released is served until 100 pairs were compared; decayed counts replace a regression after 1,000.
 
         Args:
-            queries_N: number of each pair's query. Pairs since `settings.until` − `settings.once_in` are needed, to
-                recognise repetitions of pairs that were counted already.
+            queries_N: number of each pair's query. Earlier pairs serve to recognise repeated ones.
         """
         order_N = np.argsort(times_N, kind="stable")
-        times_N = times_N[order_N]
-        rows_n = once_each(queries_N[order_N], labels_N[order_N], times_N, self.settings.once_in)
-        rows_n = rows_n[(times_N[rows_n] > self.settings.until) & (times_N[rows_n] <= until)]
-        labels_n, times_n = labels_N[order_N][rows_n], times_N[rows_n]
+        queries_N, labels_N, times_N = queries_N[order_N], labels_N[order_N], times_N[order_N]
+        previous_N = previous_pairs(queries_N, labels_N)
+        gaps_N = gaps_of(times_N, previous_N)
+        begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
+        new_n = begin + np.flatnonzero(previous_N[begin:end] < begin)
+        half = int(new_n[len(new_n) // 2]) if len(new_n) else end
         before = self if self.released is not None else replace(self, released=self._log_rates - self._log_total)
-        fresh, half = before.counted(labels_n, times_n, until), len(rows_n) // 2
-        middle = before.counted(labels_n[:half], times_n[:half], times_n[half - 1]) if half else before
-        compared_n, settings = labels_n[half:], self.settings
+        fresh = before.counted(labels_N[begin:end], times_N[begin:end], until, gaps_N[begin:end])
+        middle = before
+        if half > begin:
+            earlier = slice(begin, half)
+            middle = before.counted(labels_N[earlier], times_N[earlier], times_N[half - 1], gaps_N[earlier])
+        compared_n, settings = labels_N[half:end][previous_N[half:end] < half], self.settings
         weight = min(settings.compared, _COMPARED)
         compared = weight + len(compared_n)
         if not compared:
@@ -433,13 +438,15 @@ def _seconds(value: Any, now: float) -> float:
         return now
 
 
-def once_each(
-    queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, span: float
-) -> npt.NDArray[np.int64]:
-    """Select a query's first pair with a label in each span of seconds: rows, int64 [n]."""
-    _, queries_N = np.unique(queries_N, return_inverse=True)
-    bins_N = (times_N // span).astype(np.int64)
-    bins_N -= bins_N.min(initial=0)
-    keys_N = (queries_N.astype(np.int64) * (int(labels_N.max(initial=0)) + 1) + labels_N) * (bins_N.max(initial=0) + 1)
-    _, rows = np.unique(keys_N + bins_N, return_index=True)
-    return np.sort(rows)
+def previous_pairs(queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Find the previous pair of every pair's query and label in pairs sorted by time: rows, int64 [N]; −1 for none."""
+    order_N = np.lexsort((labels_N, queries_N))
+    same_n = (np.diff(queries_N[order_N]) == 0) & (np.diff(labels_N[order_N]) == 0)
+    previous_N = np.full(len(order_N), -1)
+    previous_N[order_N[1:][same_n]] = order_N[:-1][same_n]
+    return previous_N
+
+
+def gaps_of(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:
+    """Compute the seconds from each pair's previous pair, float64 [N]; +∞ without one."""
+    return np.where(previous_N < 0, np.inf, times_N - times_N[previous_N])

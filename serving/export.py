@@ -134,7 +134,7 @@ def export(
         raise ExportError(
             f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
         )
-    features = _query_features(releases)
+    features = query_features(releases)
     since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -196,11 +196,12 @@ def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str
             left_out.append(name)
             continue
         taken.add(column.casefold())
-        values[column] = _value_of(features[name]) if name in features else f"features ->> '$.{name}'"
+        values[column] = value_of(features[name]) if name in features else f"features ->> '$.{name}'"
     return values, left_out
 
 
-def _query_features(releases: str | Path) -> dict[str, Feature]:
+def query_features(releases: str | Path) -> dict[str, Feature]:
+    """Read the published release's query features by name; raises ExportError if there is none."""
     found = Releases(releases)
     if (current := found.current()) is None:
         raise ExportError(f"{releases}: expected a published release, whose features are columns, found none")
@@ -208,7 +209,7 @@ def _query_features(releases: str | Path) -> dict[str, Feature]:
         return {feature.name: feature for feature in read_manifest(path / BUNDLE).query_features}
 
 
-def _value_of(feature: Feature) -> str:
+def value_of(feature: Feature) -> str:
     """Return the SQL that extracts a feature from JSON, in the type that the trainer reads."""
     value, text = f"json_extract(features, '$.{feature.name}')", f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
@@ -226,17 +227,17 @@ def _value_of(feature: Feature) -> str:
             f"WHEN 'OBJECT' THEN json_keys({value}) "
             f"WHEN 'VARCHAR' THEN coalesce(TRY_CAST({text} AS VARCHAR[]), {joined}) END"
         )
-    return _id(value) if feature.kind == "id" else text
+    return id_of(value) if feature.kind == "id" else text
 
 
-def _id(value: str) -> str:
+def id_of(value: str) -> str:
     """Return the SQL that converts a JSON value to an id; a whole float becomes an integer."""
     text = f"{value} ->> '$'"
     return rf"CASE json_type({value}) WHEN 'DOUBLE' THEN regexp_replace({text}, '\.0+$', '') ELSE {text} END"
 
 
 def _ids(values: str) -> str:
-    return f"[{_id('id')} FOR id IN {values}]"
+    return f"[{id_of('id')} FOR id IN {values}]"
 
 
 def _seconds(option: str, text: str, now: float) -> float:

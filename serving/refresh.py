@@ -26,6 +26,7 @@ from longtail.index.release.releases import Releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import ONCE, events_of
+from longtail.serving.export import id_of, query_features, value_of
 from longtail.serving.settings import Settings
 from longtail.state import StoreError, read_label_changes
 
@@ -40,14 +41,22 @@ _HELD = "release not refreshed after a rollback, until `longtail-index publish`"
 _UNDER_WAY_SECONDS = 5
 """Age after which every accepted event is on disk."""
 _CHOSEN = f"""
-WITH once AS ({ONCE})
-SELECT
-    json_extract_string(features, '$."' || $query_id || '"') AS id,
-    (hash(coalesce(id, features, answer)) >> 1)::BIGINT AS query,
-    unnest(labels) AS label, epoch_us(time) / 1e6 AS time, event
-FROM once
-WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
-    AND NOT list_contains($ignored, coalesce(event, ''))
+WITH once AS ({ONCE}),
+chosen AS (
+    SELECT {{id}} AS id, features, answer, client, unnest(labels) AS label, time, event
+    FROM once
+    WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
+        AND NOT list_contains($ignored, coalesce(event, ''))
+),
+told_apart AS (
+    SELECT id, label, epoch_us(time) / 1e6 AS time, event,
+        (hash(coalesce(id, concat_ws(' ', client, coalesce(features, answer), time::DATE))) >> 1)::BIGINT AS query
+    FROM chosen WHERE id IS NOT NULL OR NOT coalesce({{in_history}}, false)
+)
+SELECT * FROM told_apart WHERE time > $after OR query IN (SELECT query FROM told_apart WHERE time > $after)
+"""
+"""Pairs of queries with their ids. A query without one is a client's features of a day, and its choice of a label that
+its own history holds already is a repeated one: the history grows with every choice, and would pass for another query.
 """
 
 
@@ -85,10 +94,14 @@ def refresh(settings: Settings) -> str:
     with suppress(FileNotFoundError):  # no label was changed yet
         changes = read_label_changes(settings.place)
 
-    def chosen(columns: LogColumns, begin: float) -> pa.Table:
+    def chosen(columns: LogColumns, after: float, begin: float) -> pa.Table:
+        histories = [feature for feature in query_features(settings.releases).values() if feature.kind == "history"]
+        in_history = " OR ".join(f"list_contains({value_of(feature)}, label)" for feature in histories) or "false"
+        query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
+        query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
         with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
-            given = {"since": begin, "until": until, "query_id": columns.query_id, "ignored": columns.ignored}
-            return connection.sql(_CHOSEN, params=given).to_arrow_table()
+            given = {"since": begin, "after": after, "until": until, "ignored": columns.ignored}
+            return connection.sql(query, params=given).to_arrow_table()
 
     building.refresh(
         settings.releases, chosen, changes=changes, source=current, name=name, until=until, unattended=True,

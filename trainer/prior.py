@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int64
 from longtail.bundle.dates import span_seconds
-from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, once_each
+from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, gaps_of, previous_pairs
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
@@ -62,15 +62,21 @@ class _Origin(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """Hold pairs with weight by time: label rows and seconds since 1970, [N] each."""
+    """Hold pairs with weight by time: label rows, seconds since 1970, and seconds since the query's previous pair with
+    the label, [N] each."""
 
     labels_N: Int64
     times_N: Float64
+    gaps_N: Float64
 
     def between(self, after: float, until: float) -> _Log:
         """Return the pairs later than `after`, up to `until`."""
         inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
-        return _Log(self.labels_N[inside], self.times_N[inside])
+        return _Log(self.labels_N[inside], self.times_N[inside], self.gaps_N[inside])
+
+    def once_after(self, after: float) -> Int64:
+        """Return the labels of the pairs that are a query's first with a label later than `after`."""
+        return self.labels_N[self.times_N - self.gaps_N <= after]
 
 
 def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
@@ -86,11 +92,14 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
     by_time = np.argsort(times_N, kind="stable")
-    rows = by_time[once_each(known.queries[by_time], known.labels[by_time], times_N[by_time], lives[-1])]
-    log = _Log(known.labels[rows].astype(np.int64), times_N[rows])
+    queries_N, labels_N, times_N = known.queries[by_time], known.labels[by_time], times_N[by_time]
+    gaps_N = gaps_of(times_N, previous_pairs(queries_N, labels_N))
+    log = _Log(labels_N.astype(np.int64), times_N, gaps_N)
     attributes, numbers, about = _about(recipe, dataset)
     last = until - horizon
-    pairs = max(len(log.between(-np.inf, last).labels_N), 1) * horizon / (last - begin)
+    pairs = (
+        max(float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum()), 1.0) * horizon / (last - begin)
+    )
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=pairs, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
@@ -110,7 +119,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
         model = model if nats["forecast"] > nats["decayed"] else None
     served = "decayed" if model is None else "forecast"
     settings = settings.model_copy(update={"nats": nats, "served": served})
-    return replace(empty, settings=settings, model=model).counted(*log, until)
+    return replace(empty, settings=settings, model=model).counted(log.labels_N, log.times_N, until, log.gaps_N)
 
 
 def check_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> None:
@@ -193,11 +202,12 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
     """Yield the origins of a log, by time."""
     forecast, before, horizon = empty, -np.inf, empty.settings.horizon
     for origin in at:
-        forecast = forecast.counted(*log.between(before, origin), origin)
-        wanted = log.between(origin, origin + horizon)
+        added = log.between(before, origin)
+        forecast = forecast.counted(added.labels_N, added.times_N, origin, added.gaps_N)
+        wanted_n = log.between(origin, origin + horizon).once_after(origin)
         if not forecast.there(origin).any():
             raise _none_there(origin, empty.settings.since)
-        yield _Origin(forecast, np.bincount(wanted.labels_N, minlength=len(forecast.first)))
+        yield _Origin(forecast, np.bincount(wanted_n, minlength=len(forecast.first)))
         before = origin
 
 

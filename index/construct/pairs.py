@@ -47,15 +47,21 @@ class NewPairs(NamedTuple):
     ids: pa.Array
     events: pa.Array
 
-    def by_query(self, settings: CooccurrenceSettings, since: float, until: float) -> tuple[LogPairs, pa.Array]:
-        """Sort the pairs of a time by query, then time; returns them, and the ids of their queries, string [Q].
+    def by_query(
+        self, settings: CooccurrenceSettings, since: float, until: float
+    ) -> tuple[LogPairs, pa.Array, LogPairs]:
+        """Sort the pairs of a time by query, then time.
 
         Args:
             since, until: seconds since 1970; a pair at `since` is left out, one at `until` is not.
+
+        Returns:
+            The pairs, the ids of their queries, string [Q], and the earlier pairs of these queries.
         """
-        order_P = np.lexsort((self.times, self.queries))
-        order_P = order_P[(self.times[order_P] > since) & (self.times[order_P] <= until)]
-        _, first_Q, queries_P = np.unique(self.queries[order_P], return_index=True, return_inverse=True)
+        order_N = np.lexsort((self.times, self.queries))
+        times_N = self.times[order_N]
+        order_P = order_N[(times_N > since) & (times_N <= until)]
+        numbers_Q, first_Q, queries_P = np.unique(self.queries[order_P], return_index=True, return_inverse=True)
         weights_P = None
         if settings.weights:
             types = self.events.dictionary_encode()
@@ -63,7 +69,9 @@ class NewPairs(NamedTuple):
             weights_P = np.array([*weights, 1.0], np.float32)[np.asarray(types.indices.fill_null(len(weights)))][
                 order_P
             ]
-        return LogPairs(queries_P, self.labels[order_P], weights_P), self.ids.take(order_P[first_Q])
+        earlier_n = order_N[(times_N <= since) & np.isin(self.queries[order_N], numbers_Q)]
+        earlier = LogPairs(np.searchsorted(numbers_Q, self.queries[earlier_n]), self.labels[earlier_n])
+        return LogPairs(queries_P, self.labels[order_P], weights_P), self.ids.take(order_P[first_Q]), earlier
 
 
 def read_pairs(

@@ -56,6 +56,8 @@ _MEASURED = (
 """Fields of `ReleaseManifest` that are copied from `TunedIndex`."""
 _MOST_NATS, _NOTABLE_SHARE = 4.0, 0.1
 """A label's share of choices that grows 55 times, to more than a tenth, is a flood rather than taste."""
+_REPEATS = 7 * 86_400.0
+"""Seconds before the last refresh in which a query's earlier pairs are read: as long as a service keeps events."""
 
 
 def build(
@@ -168,7 +170,7 @@ def refresh_priors(
 
 def refresh(
     releases: str | Path,
-    log: str | Path | Callable[[LogColumns, float], pa.Table],
+    log: str | Path | Callable[[LogColumns, float, float], pa.Table],
     *,
     whole: bool = False,
     changes: LabelChanges | None = None,
@@ -183,8 +185,9 @@ def refresh(
     Where only co-occurrence changes, the index stays as it is.
 
     Args:
-        log: a log or an export of feedback with later pairs; or a function of columns and a begin, in seconds since
-            1970, that returns a table with the columns of `read_pairs`.
+        log: a log or an export of feedback with later pairs; or a function of columns, a time and an earlier begin, in
+            seconds since 1970, that returns a table with the columns of `read_pairs`: the pairs since the time, and
+            earlier ones of their queries since the begin, by which repeated pairs are recognised.
         whole: the log is the whole log, from which co-occurrence is made again.
         changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.
@@ -208,9 +211,8 @@ def refresh(
             f"{before.name}: expected a release whose bundle has a forecast or co-occurrence ([prior] or "
             "[cooccurrence] in its recipe), found neither"
         )
-    # A forecast recognises repetitions of pairs that it knows.
-    begin = min([*since, *([] if forecast is None else [forecast.settings.until - forecast.settings.once_in])])
-    rows = log(columns[0], begin) if callable(log) else read_pairs(log, columns[0], progress)
+    begin = min(since)
+    rows = log(columns[0], begin, begin - _REPEATS) if callable(log) else read_pairs(log, columns[0], progress)
     newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
     if newest <= (0.0 if whole else min(since)):
         raise NothingNewError(
@@ -281,7 +283,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
     """Add later pairs to co-occurrence and to the last labels of queries, or make both again from all pairs."""
     settings, remembered = term.settings, bundle.remembered
     since = -np.inf if whole or settings.until is None else settings.until
-    sorted_pairs, ids_Q = pairs.by_query(settings, since, until)
+    sorted_pairs, ids_Q, earlier = pairs.by_query(settings, since, until)
     if whole:
         (term,) = cooccurrences(sorted_pairs, bundle.manifest.labels, [settings])
         term = term.scaled(settings.scale, until=until)
@@ -290,7 +292,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
             remembered = remember(sorted_pairs, Vocabulary(ids_Q), rows_Q, remembered.rows_QR.shape[1])
     else:
         until = until if settings.until is None else max(until, settings.until)
-        term, remembered = term.refreshed(sorted_pairs, ids_Q, remembered, until)
+        term, remembered = term.refreshed(sorted_pairs, ids_Q, remembered, until, earlier=earlier)
     manifest = bundle.manifest.model_copy(update={"cooccurrence": term.settings})
     return replace(bundle, manifest=manifest, cooccurrence=term, remembered=remembered)
 

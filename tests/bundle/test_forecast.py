@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Augmentation, BundleCorruptError
-from longtail.bundle.forecast import Forecast, ForecastSettings, once_each
+from longtail.bundle.forecast import Forecast, ForecastSettings, gaps_of, previous_pairs
 
 DAY = 86_400.0
 LABELS, LIVES = 50, [8 * DAY, 2 * DAY]
@@ -193,12 +193,33 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         Forecast.read(tmp_path / "forecast.arrow")
 
 
-def test_a_query_counts_once_for_a_label_in_a_span() -> None:
-    queries, labels = np.array([7] * 1000 + [8]), np.array([3] * 1000 + [3])
-    rows = once_each(queries, labels, np.full(1001, 5.0), span=10.0)
+def test_a_query_weighs_at_most_one_on_a_label() -> None:
+    queries, labels = np.array([7] * 3000 + [8]), np.array([3] * 3000 + [3])
+    times = np.r_[np.linspace(0, 20 * DAY, 3000), 20 * DAY]
+    gaps = gaps_of(times, previous_pairs(queries, labels))
+    at_once = forecast().counted(labels, times, 20 * DAY, gaps)
+    later = at_once.counted(np.empty(0, int), np.empty(0), 28 * DAY)
 
-    assert len(rows) == 2
-    assert len(once_each(queries, labels, np.arange(1001.0), span=10.0)) == 101
+    np.testing.assert_allclose(at_once.sums[3], [2, 2])  # of one client 3,000 clicks in 20 days, of another one
+    np.testing.assert_allclose(later.sums[3], [2 / 2, 2 / 16])  # 8 days on, at half-lives of 8 and 2
+    in_two = forecast().counted(labels[:100], times[:100], DAY, gaps[:100])
+    np.testing.assert_allclose(in_two.counted(labels[100:], times[100:], 20 * DAY, gaps[100:]).sums, at_once.sums)
+
+
+def test_a_persistent_client_counts_once_in_refreshes() -> None:
+    before = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    hours = np.arange(20 * 24, 27 * 24 + 1)
+    times = np.repeat(hours * DAY / 24, 20) + np.tile(np.arange(1.0, 21), len(hours))
+    fresh = before
+    for hour in hours[1:]:  # every hour, with the pairs of a week before it
+        seen = times < hour * DAY / 24
+        fresh = fresh.refreshed(
+            np.zeros(seen.sum(), int), np.full(seen.sum(), LABELS - 1), times[seen], hour * DAY / 24
+        )
+
+    assert 0.9 < fresh.sums[LABELS - 1, 0] <= 1
+    assert 0.9 < fresh.sums[LABELS - 1, 1] <= 1
+    assert fresh.settings.compared < 7 * 24 + 1  # not one for every click
 
 
 def test_lists_at_theory_s_setting_are_those_of_the_shifted_law() -> None:

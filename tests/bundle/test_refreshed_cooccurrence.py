@@ -101,6 +101,20 @@ def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
     np.testing.assert_array_equal(often.weights_LN, single.weights_LN)
 
 
+@pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
+def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(kind: str) -> None:
+    of, nameless = settings(kind, steps=2, step_decay=0.5), pa.nulls(1, pa.string())
+    before = made(log((X, A), (X, B)), of)
+    once, _ = before.refreshed(log((0, C), (0, D), (0, C)), nameless, None, None)
+    often = once
+    for times in range(1, 200):
+        earlier = log(*[(0, C), (0, D), (0, C)] * times)
+        often, _ = often.refreshed(log((0, C), (0, D), (0, C)), nameless, None, None, earlier=earlier)
+
+    np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
+    assert often.degrees_L.tolist() == [1, 1, 1, 1]
+
+
 def test_weights_and_the_scale_count() -> None:
     first = log((X, A), (X, B))
     before = made(first, settings("cosine")).scaled(8)
@@ -112,7 +126,9 @@ def test_weights_and_the_scale_count() -> None:
     assert after.settings.scale == 8
 
 
-@pytest.mark.parametrize("of", [settings("cosine", neighbours=29), settings("next", neighbours=29, power=0.3)])
+@pytest.mark.parametrize(
+    "of", [settings("cosine", neighbours=29), settings("next", neighbours=29, power=0.3, steps=3, step_decay=0.5)]
+)
 def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings) -> None:
     rng = np.random.default_rng(1)
     queries, labels = rng.integers(0, 40, 600), rng.integers(0, 30, 600)

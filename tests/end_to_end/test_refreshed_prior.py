@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import multiprocessing
 import os
 import shutil
@@ -22,6 +23,7 @@ from longtail.index import Releases, build
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.index.release.building import refresh as refresh_release
 from longtail.serving import Settings
+from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml
 from tests.bundles import make_bundle
@@ -140,6 +142,31 @@ def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path)
         refresh(settings)
     assert Releases(folder / "releases").names() == names
     assert not [path for path in (folder / "releases").iterdir() if path.name.endswith(".bundle")]
+
+
+def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "releases", tmp_path / "releases")
+    there, now = Releases(tmp_path / "releases"), time.time() - 60
+    there.publish(first(folder))
+    clicks = [({"seen": ["i3"] + [RARE] * click}, RARE) for click in range(300)]  # the history grows with each click
+    clicks += [({"user": "u1", "seen": [f"i{click % 40}"]}, "i8") for click in range(300)]
+    clicks += [({"user": f"u{user}", "seen": ["i9"]}, "i9") for user in range(30)]
+    lines = [
+        event_json(kind="organic", time=now - 600 + click, labels=[label], event="click", features=json.dumps(features))
+        for click, (features, label) in enumerate(clicks)
+    ]
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "of-clients.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    settings = Settings(releases=there.root, state=tmp_path, record_features=True)
+    before, after = (there.open(name).bundle.forecast for name in (first(folder), refresh(settings)))
+
+    assert before is not None
+    assert after is not None
+    kept = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
+    rows = [there.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9")]
+    added = (after.sums[:, :5] - before.sums[:, :5] * kept)[rows]
+    assert (added[:2] <= 1).all()
+    np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5], rtol=0.02)
 
 
 @pytest.mark.process

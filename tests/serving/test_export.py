@@ -45,7 +45,7 @@ TYPES = {
 @pytest.fixture
 def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory whose release has the features above, and a folder of events without any."""
-    monkeypatch.setattr(module, "_query_features", lambda _: {feature.name: feature for feature in FEATURES})
+    monkeypatch.setattr(module, "query_features", lambda _: {feature.name: feature for feature in FEATURES})
     (tmp_path / "events").mkdir()
     return tmp_path
 

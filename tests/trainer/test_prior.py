@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, BundleInvariantError, CurvePoint, Popularity
+from longtail.bundle.forecast import Forecast
 from longtail.trainer import evaluate, fit
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.sections import EvaluationConfig
@@ -114,6 +115,31 @@ def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
 
     alone, with_burst = (fit_forecast(of, dataset, pairs).log_popularity() for pairs in (known, burst))
     np.testing.assert_allclose(with_burst, alone)
+
+
+@pytest.mark.parametrize("prior", [{"kind": "decayed"}, FORECAST])
+def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, Any]) -> None:
+    of = recipe(folder, prior)
+    dataset = read_dataset(of)
+    known = dataset.before("test")
+    plain = fit_forecast(of, dataset, known)
+    label = int(np.argsort(-plain.log_popularity())[ITEMS // 8])
+
+    def with_clicks(clicks: int) -> Forecast:
+        """Add clicks of one client with one label in the last third of the log."""
+        until, many = known.times.max(), np.arange(clicks)
+        more = known.take(np.r_[np.arange(len(known)), np.zeros(clicks, int)])
+        queries, labels, times = more.queries.copy(), more.labels.copy(), more.times.copy()
+        queries[len(known) :], labels[len(known) :] = known.queries.max() + 1, label
+        times[len(known) :] = until - many * 20 * 86_400e6 / clicks
+        return fit_forecast(of, dataset, replace(more, queries=queries, labels=labels, times=times))
+
+    one, often = with_clicks(1), with_clicks(3000)
+    before, single, heavy = (np.exp(found.log_popularity()) for found in (plain, one, often))
+    assert heavy[label] < 1.5 * before[label]
+    assert heavy[label] < 1.3 * single[label]
+    assert abs(int((heavy > heavy[label]).sum()) - int((before > before[label]).sum())) <= ITEMS // 20
+    assert often.settings.base == plain.settings.base
 
 
 def test_what_is_compared_on_the_last_period_was_fitted_before_it(
