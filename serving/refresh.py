@@ -1,8 +1,8 @@
 """Refresh the served forecast of popularity and co-occurrence from the service's own events.
 
-A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and
-retried an interval later; the present release stays in service. After a rollback nothing is refreshed until somebody
-publishes.
+A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is in the log and
+the verdict, and the next attempt follows an interval later, after failures in a row up to eight; the present release
+stays in service. After a rollback nothing is refreshed until somebody publishes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event, Thread
 
@@ -20,7 +22,9 @@ import pyarrow as pa
 
 from longtail.bundle import BundleError
 from longtail.bundle.manifest import LogColumns
+from longtail.bundle.store import replace_file
 from longtail.index import LongtailIndexError
+from longtail.index.errors import NothingNewError
 from longtail.index.release import building
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
@@ -37,7 +41,9 @@ _REFRESHED = ".refreshed-"
 _KEEP = 2
 """Refreshed releases that are kept; the second newest is the target of `rollback`."""
 _NOT_REFRESHED = "release not refreshed, and the one before serves on"
-_HELD = "release not refreshed after a rollback, until `longtail-index publish`"
+_HELD = "Forecast and co-occurrence are not refreshed after a rollback, until `longtail-index publish`."
+_MOST_INTERVALS = 8
+"""Intervals between two attempts after which the wait, doubled by each failure in a row, grows no more."""
 _UNDER_WAY_SECONDS = 5
 """Age after which every accepted event is on disk."""
 _CHOSEN = f"""
@@ -115,27 +121,60 @@ def refresh(settings: Settings) -> str:
 
 
 def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
-    """Refresh after every interval, each time in a new process, until an event is set."""
-    held = False
-    while not stopped.wait(settings.refresh):
-        before, held = held, _is_held(settings)
-        if held and not before:
-            logger.warning(_HELD)
-        if held:
-            continue
-        process = get_context("spawn").Process(target=_refresh_once, args=(settings, log_level), daemon=True)
-        try:
-            process.start()
-        except OSError as error:  # not enough memory, or too many processes
-            logger.warning("%s: %s", _NOT_REFRESHED, error)
-            continue
-        while process.is_alive() and not stopped.wait(0.1):
-            pass
-        if process.is_alive():
-            process.terminate()
-        process.join()
-        if process.exitcode and not stopped.is_set():
-            logger.warning("%s: its process ended with %s", _NOT_REFRESHED, process.exitcode)
+    """Refresh after every interval, each time in a new process, until an event is set; waits longer after failures."""
+    assert settings.refresh is not None
+    failures, before, problem = 0, time.time(), None
+    _tell(settings, None)
+    while not stopped.wait(settings.refresh * min(2**failures, _MOST_INTERVALS)):
+        told = problem
+        if _is_held(settings):
+            failures, problem = 0, _HELD
+        elif (failure := _attempt(stopped, settings, log_level)) is None:
+            failures, before, problem = 0, time.time(), None
+        else:
+            failures += 1
+            logger.warning("%s: %s", _NOT_REFRESHED, failure)
+            attempts = "1 attempt" if failures == 1 else f"{failures} attempts in a row"
+            problem = (
+                f"Forecast and co-occurrence have not been refreshed since {datetime.fromtimestamp(before, UTC):%F %R} "
+                f"UTC: {attempts} failed, most recently: {failure}."
+            )
+        if problem != told:
+            _tell(settings, problem)
+            if problem == _HELD:
+                logger.warning(_HELD)
+
+
+def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
+    """Refresh once in a new process; returns why that failed, or None."""
+    spawn = get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_refresh_once, args=(settings, log_level, sender), daemon=True)
+    try:
+        process.start()
+    except OSError as error:  # not enough memory, or too many processes
+        return str(error)
+    finally:
+        sender.close()
+    while process.is_alive() and not stopped.wait(0.1):
+        pass
+    if process.is_alive():
+        process.terminate()
+    process.join()
+    with receiver, suppress(EOFError):
+        return receiver.recv() or None
+    return None if stopped.is_set() else f"its process ended with {process.exitcode}"
+
+
+def _tell(settings: Settings, problem: str | None) -> None:
+    """Write why nothing is refreshed for the verdict of all workers; None removes what was written."""
+    try:
+        if problem is None:
+            settings.refresh_problem.unlink(missing_ok=True)
+        else:
+            replace_file(settings.refresh_problem, problem.encode())
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", settings.refresh_problem, error)
 
 
 def _is_held(settings: Settings) -> bool:
@@ -146,12 +185,18 @@ def _is_held(settings: Settings) -> bool:
         return False
 
 
-def _refresh_once(settings: Settings, log_level: str) -> None:
+def _refresh_once(settings: Settings, log_level: str, sender: Connection) -> None:
+    """Refresh, and send why that failed, or an empty string."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logs.configure(log_level)
+    failure = ""
     try:
         logger.info("release refreshed: %s", refresh(settings))
+    except NothingNewError as error:
+        logger.info("release not refreshed: %s", error)
     except (LongtailIndexError, BundleError, ServingError, StoreError, OSError) as error:
-        logger.warning("%s: %s", _NOT_REFRESHED, error)
-    except Exception:
+        failure = str(error)
+    except Exception as error:
         logger.exception(_NOT_REFRESHED)
+        failure = f"{type(error).__name__}: {error}"
+    sender.send(failure)

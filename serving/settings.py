@@ -257,6 +257,11 @@ class Settings(BaseSettings):
         return self.releases_directory / ".state" if self.state is None else self.state
 
     @property
+    def refresh_problem(self) -> Path:
+        """Return the file that says why nothing is refreshed; absent if the last refresh succeeded."""
+        return self.state_directory / "refresh_problem.txt"
+
+    @property
     def milvus_server(self) -> MilvusServer | None:
         """Return the Milvus server that these settings name, if any."""
         if self.milvus is None:

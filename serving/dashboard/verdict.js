@@ -15,6 +15,7 @@ const SIGNALS = {
   feedback_recall: "Recall",
   share_drift: "Shares",
   score_drift: "Scores",
+  refresh: "Refresh",
   stale_release: "Training",
 };
 

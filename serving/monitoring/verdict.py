@@ -33,7 +33,7 @@ from longtail.serving.monitoring.records import ID_KINDS, IdKind
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
     "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "evaluation", "unknown_ids",
-    "organic_recall", "feedback_recall", "share_drift", "score_drift", "stale_release",
+    "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -70,6 +70,7 @@ _LOOK_AT: dict[Signal, str] = {
     "share_drift": "the features that queries send, and what was retrained or rebuilt: λ, the priors and k of each "
     "answer are accounted for, so that the queries or the release differ from those of the evaluation",
     "score_drift": "the features that queries send, such as ids, missing ones and units: the dials are accounted for",
+    "refresh": "the service's log, and the memory of its machine; `longtail-index refresh` does the same by hand",
     "stale_release": "the job that trains and publishes",
 }
 """Where the cause of a signal is to be looked for."""
@@ -104,7 +105,8 @@ def judge(
         age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
-    findings = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
+    # Without a refresh the release answers on, as well as its prior is recent.
+    findings = [Finding(name, "watch" if name == "refresh" else "act", told) for name, told in troubles.items()]
     findings += _counted(windows["5m"]["requests"], day, age_days)
     findings += _unlike_evaluation(report["baseline"])
     findings += _unknown_ids(report)

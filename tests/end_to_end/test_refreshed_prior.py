@@ -6,9 +6,11 @@ import datetime
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 
@@ -29,7 +31,7 @@ from longtail.trainer.config import recipe_toml
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail
 from tests.end_to_end.killing import server
-from tests.serving.process import until
+from tests.serving.process import children, until
 from tests.trainer.test_prior import DAYS, FORECAST, log_of, recipe
 
 RARE = "i7"
@@ -170,19 +172,63 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
 
 
 @pytest.mark.process
-def test_a_refresh_whose_process_dies_is_tried_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(releases=folder / "releases", state=folder, record_features=True, refresh=0.2)
+def test_a_refresh_whose_process_dies_is_tried_again_ever_later(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "releases", tmp_path / "releases")
+    settings = Settings(releases=tmp_path / "releases", state=tmp_path, record_features=True, refresh=0.2)
+    (tmp_path / "events").mkdir()
+    Releases(settings.releases).publish(first(folder))
 
-    def one() -> int:
-        until(lambda: multiprocessing.active_children(), seconds=30)
+    def one(other_than: int) -> int:
+        until(lambda: any(it.pid != other_than for it in multiprocessing.active_children()), seconds=30)
         return multiprocessing.active_children()[0].pid or 0
 
     with refreshing(settings, "info"):
-        killed = one()
-        os.kill(killed, signal.SIGKILL)
-        until(lambda: "its process ended with -9" in caplog.text, seconds=30)
-        assert one() != killed
+        killed, waits = 0, list[float]()
+        for attempts in (1, 2, 3):
+            began, killed = time.monotonic(), one(killed)
+            waits.append(time.monotonic() - began)
+            os.kill(killed, signal.SIGKILL)
+            expected = (
+                rf"since 20\d\d-.* UTC: {attempts} attempts? .*failed, most recently: its process ended with -9\.$"
+            )
+            until(lambda: _says(settings.refresh_problem, expected), seconds=30)  # noqa: B023
+        assert waits[2] > 0.7  # 4 intervals
+        until(lambda: not settings.refresh_problem.exists(), seconds=60)  # there is nothing new, which is no failure
     assert not multiprocessing.active_children()
+
+
+def _says(file: Path, expected: str) -> bool:
+    return file.exists() and re.search(expected, file.read_text()) is not None
+
+
+@pytest.mark.process
+def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "releases", tmp_path / "releases")
+    Releases(tmp_path / "releases").publish(first(folder))
+    with (
+        server(tmp_path / "releases", tmp_path / "server.log", refresh="2s", workers=2) as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        running.wait_until_ready()
+
+        def findings() -> dict[str, str]:
+            found = http.get("/v1/monitoring").json()["verdict"]["findings"]
+            return {one["signal"]: f"{one['severity']}: {one['sentence']}" for one in found}
+
+        others = set(children(running.process.pid))
+
+        def kill_the_refresher() -> bool:
+            for child in set(children(running.process.pid)) - others:
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            return "2 attempts in a row failed, most recently: its process ended with -9" in findings().get(
+                "refresh", ""
+            )
+
+        until(kill_the_refresher, seconds=60)
+        assert findings()["refresh"].startswith("watch: Forecast and co-occurrence have not been refreshed since 20")
+        assert 'longtail_verdict{signal="refresh"} 1.0' in http.get("/metrics").text
+        until(lambda: "refresh" not in findings(), seconds=60)  # an attempt that is left alone
 
 
 @pytest.mark.process
@@ -195,12 +241,13 @@ def test_a_service_waits_after_a_rollback(folder: Path, tmp_path: Path, caplog: 
     settings = Settings(releases=there.root, state=tmp_path, refresh=0.05)
 
     def said() -> int:
-        return caplog.text.count("release not refreshed after a rollback, until `longtail-index publish`")
+        return caplog.text.count("not refreshed after a rollback, until `longtail-index publish`")
 
     with refreshing(settings, "info"):
         until(said, seconds=10)
         time.sleep(0.5)
         assert not multiprocessing.active_children()
+        assert _says(settings.refresh_problem, "after a rollback")
         there.publish("again")
         until(multiprocessing.active_children, seconds=30)
     assert said() == 1
