@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +73,10 @@ _REPEATS = f"""
 SELECT coalesce(sum(len(labels)), 0)::BIGINT - (SELECT count(*) FROM chosen) FROM events
 WHERE kind IN ('choice', 'organic') AND {IN_WINDOW} AND time < to_timestamp($until)
 """
-_LATER = "SELECT count(*) FROM events WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)"
+_LATER = """
+SELECT count(*), count(*) FILTER (time > to_timestamp($now)) FROM events
+WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)
+"""
 _UNDER_WAY_SECONDS = 60
 """Age after which every event is certainly on disk."""
 _MOST_OTHERS = 100
@@ -141,7 +145,7 @@ def export(
         with events_of(events) as connection:
             connection.execute(_CHOSEN, {"since": since, "until": until})
             repeats = connection.execute(_REPEATS, {"since": since, "until": until}).fetchone() or (0,)
-            later = connection.execute(_LATER, {"until": until}).fetchone() or (0,)
+            later = connection.execute(_LATER, {"until": until, "now": time.time()}).fetchone() or (0, 0)
             kept = "TRUE" if everything else "features IS NOT NULL"
             left_out = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
             sent = connection.execute(
@@ -170,6 +174,9 @@ def export(
         said.append(
             f"left out: {later[0]:,} events of {_iso(until)} and later, for the next export (--until 0m takes all)"
         )
+    if later[1]:
+        why = "ahead of this machine's clock: it has been set back, or that of a service is ahead"
+        said.append(f"of these {later[1]:,} are dated {why}; --until with a later time takes them")
     if (whole := kept_since(events)) > since:
         said.append(f"events from before {_iso(whole)} are not kept (LONGTAIL_EVENTS_DAYS, LONGTAIL_EVENTS_BYTES)")
     if no_columns:

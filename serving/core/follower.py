@@ -246,16 +246,17 @@ class ReleaseFollower:
         while not self._stopping.is_set():
             self.check()
             self.experiments.check()
-            self._read_refresh_problem()
+            self._read_problems()
             self._service.monitoring.seat.has_looked()
             self._waking.wait(self._service.settings.poll_seconds)
             self._waking.clear()
 
-    def _read_refresh_problem(self) -> None:
+    def _read_problems(self) -> None:
         problem = None
         with suppress(OSError):  # no file: nothing failed
             problem = self._service.settings.refresh_problem.read_text(encoding="utf-8")
         self._service.monitoring.figures.set_trouble("refresh", problem)
+        self._service.monitoring.figures.set_trouble("clock", self._service.clock_problem())
 
     def _follow_store(self, fetcher: ReleaseFetcher) -> None:
         while not self._stopping.is_set():

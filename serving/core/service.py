@@ -258,6 +258,10 @@ class Service:
             if retriever is not None:
                 self.mirror.use(self._changes.apply_to(retriever), self.current)
 
+    def clock_problem(self) -> str | None:
+        """Say how far events are dated ahead of the system's clock; None if they are not."""
+        return self._now.problem()
+
     def set_release_problem(self, problem: str | None) -> None:
         """Set why the release that CURRENT names is not served, beginning with its name; None: it is served."""
         self.release_problem = problem

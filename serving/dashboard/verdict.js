@@ -7,6 +7,7 @@ const SIGNALS = {
   engine: "Index",
   experiments: "Experiment",
   records: "Feedback",
+  clock: "Clock",
   errors: "Errors",
   evaluation: "Release",
   unknown_ids: "Ids",

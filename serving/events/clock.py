@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from datetime import UTC, datetime
 
 logger = logging.getLogger(__name__)
 
 _MOST_AHEAD = 86_400.0
 """Seconds; the times of events further ahead of the clock are errors, which no clock can wait for."""
+_NOTABLE = 3600.0
+"""Seconds between the times of events and the clock of which an operator should know."""
 
 
 class ForwardClock:
@@ -20,15 +23,11 @@ class ForwardClock:
     """
 
     def __init__(self, newest: float = 0.0) -> None:
-        ahead = newest - time.time()
-        if ahead > _MOST_AHEAD:
-            logger.error(
-                "the newest events are %.0f hours ahead of this machine's clock: later ones are dated before them, and "
-                "`export-feedback --since` may leave them out",
-                ahead / 3600,
-            )
-            newest = 0.0
-        self._told, self._at, self._lock = newest, time.monotonic(), threading.Lock()
+        self._newest, self._began = newest, time.time()
+        self._told = newest if newest - time.time() <= _MOST_AHEAD else 0.0
+        self._at, self._lock = time.monotonic(), threading.Lock()
+        if problem := self.problem():
+            logger.error(problem)
 
     def __call__(self) -> float:
         """Return the present time, at least the time before plus what has passed since."""
@@ -36,3 +35,22 @@ class ForwardClock:
             at = time.monotonic()
             self._told, self._at = max(time.time(), self._told + at - self._at), at
             return self._told
+
+    def problem(self) -> str | None:
+        """Say how far events are dated ahead of the system's clock, and what that does; None up to an hour."""
+        now = time.time()
+        if (told := self()) - now > _NOTABLE:
+            hours = f"{(told - now) / 3600:,.0f} hours"
+            return (
+                f"Events are dated {hours} ahead of this machine's clock, because it has been set back: exports and "
+                "refreshes take them once it is there."
+            )
+        if self._newest - now > _NOTABLE:
+            newest, began = (
+                datetime.fromtimestamp(at, UTC).strftime("%F %R UTC") for at in (self._newest, self._began)
+            )
+            return (
+                f"Older events are dated up to {newest}, ahead of this machine's clock, and those since {began} before "
+                "them: export with an earlier --since."
+            )
+        return None

@@ -41,6 +41,8 @@ _MOST_BYTES = 64 << 20
 """Most bytes of events that wait for the disk."""
 _PATIENCE_SECONDS = 10.0
 _TICK_SECONDS = 1.0
+_LONGEST_SILENCE = 86_400.0
+"""Most seconds by which a time without events ages the files before it."""
 _Waiting = tuple[bytes, int, Future[None] | None]
 """Lines, their number, and the future of the caller that waits for them."""
 
@@ -52,7 +54,7 @@ class FolderEvents:
 
     Args:
         folder: created if missing, accessible to its owner alone.
-        days: age at which Parquet files are deleted.
+        days: age at which Parquet files are deleted; of a time without events, one day counts at most.
         most_bytes: largest size of all Parquet files together; the oldest are deleted first.
 
     Raises:
@@ -185,17 +187,20 @@ class FolderEvents:
                 logger.error("%s cannot be tidied up: %s: %s", path, type(error).__name__, error)
 
     def _delete_old(self, folder: Path) -> None:
-        kept = 0
-        # Of the newest events, where the clock is ahead: it may be wrong, and what is deleted is lost.
-        oldest = min(self._clock(), _newest(folder)) - 86_400 * self._days
-        for path in sorted(folder.glob(f"*{FINISHED}"), reverse=True):
+        kept, age, later = 0, 0.0, self._clock()
+        files = list[tuple[float, int, Path]]()
+        for path in folder.glob(f"*{FINISHED}"):
             with suppress(FileNotFoundError):  # another worker deleted it first
-                found = path.stat()
-                kept += found.st_size
-                if found.st_mtime < oldest or kept > self._most_bytes:
+                files.append(((found := path.stat()).st_mtime, found.st_size, path))
+        for written, size, path in sorted(files, reverse=True):
+            # A clock that jumps ahead looks like days without events, and what is deleted is lost.
+            age, later = age + min(max(later - written, 0.0), _LONGEST_SILENCE), written
+            kept += size
+            if age > 86_400 * self._days or kept > self._most_bytes:
+                with suppress(FileNotFoundError):
                     path.unlink()
                     logger.info("%s was deleted: older than events are kept, or more than are", path)
-                    deleted = max(found.st_mtime, kept_since(folder))
+                    deleted = max(written, kept_since(folder))
                     (folder / _DELETED).touch()
                     os.utime(folder / _DELETED, (deleted, deleted))
 

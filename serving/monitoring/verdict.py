@@ -32,8 +32,8 @@ from longtail.serving.monitoring.records import ID_KINDS, IdKind
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
-    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "evaluation", "unknown_ids",
-    "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh", "stale_release",
+    "label_log", "refused_release", "engine", "experiments", "records", "clock", "errors", "shed", "evaluation",
+    "unknown_ids", "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -54,12 +54,15 @@ _ID_WORDS: dict[IdKind, str] = {
 }  # fmt: skip
 _SPELLING = "the spelling of the ids that requests send; GET /v1/release has an example of known ones"
 _IDS_FIRST = "the unknown ids first, which explain it"
+_WATCHED: tuple[Signal, ...] = "clock", "refresh"
+"""Present problems with which the release answers on as before, and nothing is lost."""
 _LOOK_AT: dict[Signal, str] = {
     "label_log": "the service's log, and whether the state directory or database can be read",
     "refused_release": "the service's log, and longtail-serve check for the release that was published",
     "engine": "the server that holds the index, and the network between",
     "experiments": "experiments.toml, and the service's log, which names the arm",
     "records": "the disk, database or broker of LONGTAIL_EVENTS",
+    "clock": "the clock of the machine, and its synchronisation",
     "errors": "the service's log, by the request_id of a failed answer",
     "shed": "the load, LONGTAIL_QUEUE_LIMIT, and the number of workers or replicas",
     "evaluation": "what changed after the evaluation: the counts, log p_n and embeddings of the release do not belong "
@@ -105,8 +108,7 @@ def judge(
         age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
-    # Without a refresh the release answers on, as well as its prior is recent.
-    findings = [Finding(name, "watch" if name == "refresh" else "act", told) for name, told in troubles.items()]
+    findings = [Finding(name, "watch" if name in _WATCHED else "act", told) for name, told in troubles.items()]
     findings += _counted(windows["5m"]["requests"], day, age_days)
     findings += _unlike_evaluation(report["baseline"])
     findings += _unknown_ids(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,8 @@ import pytest
 
 from longtail.client import Client, Feedback, LongtailError, NewLabel, Query, Result
 from longtail.index import Releases, build
+from longtail.serving.events.folder import read_lines
+from longtail.serving.events.schema import event_json
 from longtail.serving.export import export
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
@@ -154,3 +157,36 @@ def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> No
         assert len(acknowledged) > 5
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.process
+def test_events_of_a_clock_that_was_days_ahead_are_kept_and_said(tmp_path: Path) -> None:
+    releases, folder, out = published(tmp_path), tmp_path / "events", tmp_path / "feedback.parquet"
+    folder.mkdir()
+    now, days = time.time(), 86_400.0
+    for name, at in (("true", now - 2 * days), ("ahead", now + 9 * days)):
+        table, _ = read_lines(event_json(kind="organic", time=at, labels=["item-1"], features="{}") + b"\n")
+        pq.write_table(table, folder / f"{name}.parquet")
+        os.utime(folder / f"{name}.parquet", (at, at))
+    with server(releases, tmp_path / "log", events=folder, events_days=4) as process:
+        process.wait_until_ready(90)
+        with Client(process.url) as client:
+            client.feedback(Feedback(None, ["item-5"], {"user_id": 7}))
+            findings = {}
+
+            def is_said() -> bool:
+                verdict = httpx.get(f"{process.url}/v1/monitoring").json()["verdict"]
+                findings.update({found["signal"]: found for found in verdict["findings"]})
+                return "clock" in findings
+
+            until(is_said, "the verdict to name the clock")
+    assert findings["clock"]["severity"] == "watch"
+    assert findings["clock"]["sentence"].startswith("Older events are dated up to 20")
+
+    said = longtail("serving", "export-feedback", releases, "--events", folder, "--out", out, "--until", "0m")
+    assert "2 labels chosen" in said
+    assert "of these 1 are dated ahead of this machine's clock" in said
+    ahead = datetime.fromtimestamp(now + 10 * days, UTC).isoformat()
+    assert "3 labels chosen" in longtail(
+        "serving", "export-feedback", releases, "--events", folder, "--out", out, "--until", ahead
+    )

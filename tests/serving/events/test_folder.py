@@ -183,6 +183,15 @@ def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
     os.utime(path, (NOW, NOW))
     opened(tmp_path, days=3.0, clock=lambda: NOW + 8 * 86_400).close()
     assert path.exists()
+    # Also with events of that clock, and after it was set right.
+    ahead = opened(tmp_path, days=3.0, clock=lambda: NOW + 8 * 86_400)
+    ahead.append([line("a")]).result(10)
+    ahead.close()
+    (other,) = set(tmp_path.glob("*.parquet")) - {path}
+    os.utime(other, (NOW + 8 * 86_400,) * 2)
+    for clock in (NOW + 8 * 86_400, NOW + 3600, NOW + 86_400):
+        opened(tmp_path, days=3.0, clock=lambda: clock).close()  # noqa: B023
+    assert {*tmp_path.glob("*.parquet")} == {path, other}
     assert kept_since(tmp_path) == 0
 
 
@@ -207,8 +216,20 @@ def test_times_never_run_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     wall[0], passed[0] = NOW - 3600, 0.0
     assert ForwardClock(NOW)() == NOW  # started while it is set back
     assert not caplog.records
+    assert ForwardClock(NOW).problem() is None
     assert ForwardClock(NOW + 8 * 86_400)() == NOW - 3600  # the newest event is from a clock that was ahead
-    assert "ahead of this machine's clock" in caplog.text
+    assert "ahead of this machine's clock, and those since" in caplog.text
+    wall[0] = NOW + 9 * 86_400
+    clock = ForwardClock()
+    assert (clock(), clock.problem()) == (NOW + 9 * 86_400, None)
+    wall[0] = NOW  # set back by nine days while events are written
+    assert clock() == NOW + 9 * 86_400
+    assert clock.problem() == (
+        "Events are dated 216 hours ahead of this machine's clock, because it has been set back: exports and refreshes "
+        "take them once it is there."
+    )
+    wall[0] = NOW + 9 * 86_400
+    assert clock.problem() is None
 
 
 WRITER = """
