@@ -22,6 +22,7 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
+from longtail.bundle.ids import respelled
 from longtail.bundle.sets import distinct
 from longtail.index.search.candidates import NO_ROW
 from longtail.serving.core.attributes import LabelAttributes
@@ -122,11 +123,8 @@ class Catalogue:
 
     def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
         """Look up ids, int64 [N]; −1 for an unknown id."""
-        if self._overlay is None or not self._overlay.rows.count:
-            texts = set(map(type, ids)) == {str}
-            rows = self.row_of.of(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
-        else:
-            rows = [self._row(str(id_)) for id_ in ids]
+        texts = set(map(type, ids)) == {str}
+        rows = self._rows(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
         known = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
         return np.fromiter(known, np.int64, len(known))
 
@@ -165,11 +163,14 @@ class Catalogue:
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 for ids that this release lacks."""
-        if self._overlay is None or not self._overlay.rows.count:
-            rows: Sequence[int | None] = self.row_of.of(list(ids))
-        else:
-            rows = [self._row(id_) for id_ in ids]
-        return [-1 if row is None else self._bucket(row) for row in rows]
+        return [-1 if row is None else self._bucket(row) for row in self._rows(ids)]
+
+    def spelled(self, ids: Sequence[str]) -> list[str]:
+        """Return the distinct ids as this release spells their labels, such as `39` for `39.0`; others stay."""
+        spelled = dict[str, None]()
+        for id_, row in zip(ids, self._rows(ids), strict=True):
+            spelled[id_ if row is None or self._row(id_) is not None else respelled(id_)] = None
+        return list(spelled)
 
     def _bucket(self, row: int) -> int:
         # One row at a time, as an array of one row takes thirty times as long.
@@ -207,6 +208,18 @@ class Catalogue:
             for row, id_, bucket, display in zip(missing, ids, buckets, self._display_of(of_catalogue), strict=True):
                 kept[row] = {"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display}
         return [kept[row] if row < first else self._shown_of_added(row - first) for row in rows]
+
+    def _rows(self, ids: Sequence[str]) -> list[int | None]:
+        """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
+        if self._overlay is None or not self._overlay.rows.count:
+            rows = list(self.row_of.of(ids))
+        else:
+            rows = [self._row(id_) for id_ in ids]
+        if None in rows:
+            for place, id_ in enumerate(ids):
+                if rows[place] is None and (other := respelled(id_)) != id_:
+                    rows[place] = self._row(other)
+        return rows
 
     def _row(self, id_: str) -> int | None:
         if self._overlay is not None and (row := self._overlay.row_of(id_)) is not None:

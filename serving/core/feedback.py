@@ -135,9 +135,9 @@ def read_choices(
             raise InvalidRequestError(
                 f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
             ) from error
-        labels = event.distinct
-        positions = answer.positions(labels)
         retriever = retriever_of(answer.release)
+        labels = retriever.catalogue.spelled(event.distinct)
+        positions = answer.positions(labels)
         if event.features is not None:
             try:
                 retriever.check_features(event.features, "events")
@@ -199,7 +199,8 @@ def retrieve_unseen(
     for event, result, judged_at in zip(
         events.values(), retrieval.results, retrieval.judged_at_B.tolist(), strict=True
     ):
-        labels, answered = event.distinct, [label["id"] for label in result["labels"]]
+        labels = retriever.catalogue.spelled(event.distinct)
+        answered = [label["id"] for label in result["labels"]]
         chosen = ChosenLabels(
             source="organic",
             release=retriever.name,

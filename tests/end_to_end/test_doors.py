@@ -5,21 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.bundle import Vocabulary
 from longtail.bundle.manifest import LogColumns
+from longtail.index import Releases, build
 from longtail.index.construct.pairs import read_pairs
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.vectors import VectorFiles
+from longtail.serving.batch import TableOptions, answers_to
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.export import export
 from longtail.tables import DataError
 from longtail.tables.times import UNITS
 from longtail.trainer.audit.lists import Columns, read_lists, rows_of
@@ -28,6 +38,7 @@ from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.drafting.recipe import draft_recipe
 from tests.bundles import make_bundle
+from tests.end_to_end.killing import server
 
 ROWS = 24
 BEGIN = int(datetime(2026, 1, 31, 22, tzinfo=UTC).timestamp())
@@ -268,3 +279,108 @@ def test_files_without_rows_are_named_at_every_door(tmp_path: Path) -> None:
     (folder / "a.parquet").unlink()
     with pytest.raises(DataError, match=r"b\.csv: expected a header with the names of columns, found an empty file"):
         read_lists(folder, Columns("query_id", "label_id"), 5)
+
+
+IDS = [list(dict.fromkeys(animal.id(value) for animal in TYPED.values() for value in of)) for of in (USERS, ITEMS)]
+"""Users and items of all animals."""
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    """A release that knows the users and items of all animals."""
+    folder, (users, items) = tmp_path_factory.mktemp("releases"), IDS
+    bundle = make_bundle(labels=len(items), users=len(users))
+    bundle = replace(bundle, labels=replace(bundle.labels, ids=pa.array(items)))
+    bundle = replace(bundle, vocabularies={"users": Vocabulary(pa.array(users)), "items": Vocabulary(pa.array(items))})
+    build(bundle.write(folder / "bundle"), folder / "releases", spec="flat", name="all")
+    Releases(folder / "releases").publish("all")
+    return Releases(folder / "releases")
+
+
+@pytest.fixture(scope="module")
+def retriever(releases: Releases) -> Retriever:
+    return load_release(releases, "all")
+
+
+def answers_of(retriever: Retriever, animal: Animal) -> list[list[str]]:
+    """Answers to each row's user with the row's item as history, and without that item."""
+    queries = [
+        Query(
+            features={"user_id": animal.id(user), "history": [animal.id(item)]}, exclude=[animal.id(item)], k=5,
+            bias_removal=0.0,
+        )
+        for user, item in zip(USERS, ITEMS, strict=True)
+    ]  # fmt: skip
+    return [[label["id"] for label in result["labels"]] for result in retriever.retrieve(queries).results]
+
+
+@pytest.mark.parametrize("form", ["Parquet", "CSV", "JSON lines"])
+def test_a_batch_reads_as_training(tmp_path: Path, retriever: Retriever, form: str) -> None:
+    for name, animal in (TYPED if form == "Parquet" else OF_JSON).items():
+        path = tmp_path / {"Parquet": "a.parquet", "CSV": "a.csv", "JSON lines": "a.jsonl"}[form]
+        items = values(animal.items)
+        lists: Any = [[item] for item in items]
+        if isinstance(animal.items, pa.Array) and not pa.types.is_dictionary(animal.items.type):
+            lists = pa.array(lists, pa.list_(animal.items.type))
+        users = pa.array(animal.users) if isinstance(animal.users, list) else animal.users
+        if form == "Parquet":
+            pq.write_table(pa.table({"user_id": users, "history": lists, "without": lists}), path)
+        else:
+            rows = zip(values(users), [[item] for item in items], strict=True)
+            if form == "CSV":
+                text = [f'{user},"{str(given).replace(chr(34), chr(39))}","{given}"' for user, given in rows]
+                path.write_text("\n".join(["user_id,history,without", *text]) + "\n")
+            else:
+                text = [json.dumps({"user_id": user, "history": given, "without": given}) for user, given in rows]
+                path.write_text("\n".join(text) + "\n")
+        options = TableOptions({"k": 5, "bias_removal": 0.0}, exclude="without", keep=[])
+        found = [
+            [label["id"] for label in result["labels"]]
+            for _, retrieval in answers_to(retriever, path, options, lambda _: None)
+            for result in retrieval.results
+        ]
+        assert found == answers_of(retriever, animal), name
+
+
+def posted(animal: Animal) -> Iterator[tuple[Any, Any]]:
+    """Users and items of an animal as JSON has them."""
+    for user, item, _ in cells(animal):
+        yield json.loads(json.dumps([user, item], default=str))
+
+
+@pytest.mark.process
+def test_requests_and_feedback_are_read_as_training(tmp_path: Path, releases: Releases, retriever: Retriever) -> None:
+    with (
+        server(releases.root, tmp_path / "log", events=tmp_path / "events") as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        running.wait_until_ready(90)
+        for name, animal in OF_JSON.items():
+            queries = [
+                {"features": {"user_id": user, "history": [item]}, "exclude": [item], "k": 5, "bias_removal": 0}
+                for user, item in posted(animal)
+            ]
+            answer = http.post("/v1/retrieve", json={"queries": queries})
+            assert answer.status_code == 200, f"{name}: {answer.text}"
+            found = [[label["id"] for label in result["labels"]] for result in answer.json()["results"]]
+            assert found == answers_of(retriever, animal), name
+            events = [
+                {"features": {"user_id": user, "history": [item]}, "labels": [item], "event": name}
+                for user, item in posted(animal)
+            ]
+            answer = http.post("/v1/feedback", json={"events": events})
+            assert answer.status_code == 200, f"{name}: {answer.text}"
+
+    window = (0.0, datetime.now(UTC).timestamp() + 60)
+    export(releases.root, tmp_path / "events", tmp_path / "all.parquet", window=window, label_id="item_id")
+    exported = pq.read_table(tmp_path / "all.parquet")
+    for name, animal in OF_JSON.items():
+        rows = exported.filter(pc.equal(exported["event"], name))
+        pq.write_table(rows.select(["user_id", "item_id", "time"]), tmp_path / "a.parquet")
+        data = {"train": tmp_path / "a.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
+        pairs = pairs_of(load_dataset(DataConfig.model_validate(data), seed=0))
+        expected = {(animal.id(user), animal.id(item)) for user, item in zip(USERS, ITEMS, strict=True)}
+        assert {(user, item) for user, item, _ in pairs} == expected, f"export of {name}"
+        read = read_pairs(tmp_path / "a.parquet", LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
+        found = zip(read["id"].to_pylist(), read["label"].to_pylist(), strict=True)
+        assert {*found} == expected, f"a refresh by the export of {name}"
