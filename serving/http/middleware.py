@@ -19,7 +19,7 @@ from longtail.serving.http.requests import RequestRoute
 from longtail.serving.http.responses import error_response, serving_error
 from longtail.serving.http.tracing import Tracing
 from longtail.serving.logs import current
-from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
+from longtail.serving.monitoring.prometheus import REFUSED_ROUTE, UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
 audit = logging.getLogger("longtail.serving.audit")
@@ -89,7 +89,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status, method = perf_counter(), 0, scope["method"]
+        started, status, method, unrouted = perf_counter(), 0, scope["method"], UNKNOWN_ROUTE
         headers = dict([*scope["headers"]][::-1])  # reversed, so that the first of equal names counts
         own, sent_id = new_id(), headers.get(b"x-request-id", b"").decode("latin-1")
         id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
@@ -122,7 +122,7 @@ class RequestMiddleware:
                 message = "expected no Transfer-Encoding but chunked, received another one"
                 app = error_response(id_, HTTPStatus.BAD_REQUEST, "malformed_request", message)
             elif (error := self._keys.refusal(scope, headers)) is not None:
-                app = serving_error(id_, error)
+                app, unrouted = serving_error(id_, error), REFUSED_ROUTE
             await app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or _CLIENT_CLOSED_REQUEST
@@ -136,7 +136,7 @@ class RequestMiddleware:
         finally:
             status, seconds = status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started
             found = scope.get("route")
-            route = found.path if isinstance(found, RequestRoute) else UNKNOWN_ROUTE
+            route = found.path if isinstance(found, RequestRoute) else unrouted
             self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
             if self._tracing is not None:
                 self._tracing.record(method, route, status, seconds, headers, id_)

@@ -9,7 +9,7 @@ from random import random
 
 from longtail.extras import pip_install
 from longtail.serving.errors import StateError
-from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
+from longtail.serving.monitoring.prometheus import REFUSED_ROUTE, UNKNOWN_ROUTE
 
 _UNTRACED = {"/livez", "/readyz", "/metrics"}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
@@ -17,6 +17,8 @@ _SERVER_ERROR = 500
 _CALLER, _STATE = b"traceparent", b"tracestate"
 _VALID = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
+
+_UNROUTED = UNKNOWN_ROUTE, REFUSED_ROUTE
 
 
 class Tracing:
@@ -58,7 +60,7 @@ class Tracing:
         """Create the span of a request that has just ended.
 
         Args:
-            route: pattern of the request's path, or UNKNOWN_ROUTE.
+            route: pattern of the request's path, UNKNOWN_ROUTE or REFUSED_ROUTE.
         """
         caller = _VALID.fullmatch(headers.get(_CALLER, b""))  # an invalid trace counts as none [W3C]
         sampled = random() < self._share if caller is None else int(caller[1], 16) & _SAMPLED
@@ -74,10 +76,10 @@ class Tracing:
             "http.response.status_code": status,
             "longtail.request_id": request_id,
         }
-        if route != UNKNOWN_ROUTE:
+        if route not in _UNROUTED:
             attributes["http.route"] = route
         span = self._tracer.start_span(
-            method if route == UNKNOWN_ROUTE else f"{method} {route}",
+            method if route in _UNROUTED else f"{method} {route}",
             context,
             self._kind,
             attributes,

@@ -38,7 +38,8 @@ from longtail.serving.settings import NO_VALUE, OTHER_VALUE
 # The `_created` series would be half of all lines, and no dashboard or alert uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-UNKNOWN_ROUTE = "unmatched"
+UNKNOWN_ROUTE, REFUSED_ROUTE = "unmatched", "refused"
+"""Routes of requests to no path of the service, and of those whose key is wrong or missing."""
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable that names the directory of the mapped files; prometheus_client reads it when imported."""
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
@@ -150,7 +151,7 @@ class Metrics(Collector):
         # Looked up in advance, because these are counted with every request.
         self._of_route = {
             route: ([requests.labels(route, status) for status in _STATUS_CLASSES], seconds.labels(route))
-            for route in (*routes, UNKNOWN_ROUTE)
+            for route in (*routes, UNKNOWN_ROUTE, REFUSED_ROUTE)
         }
         self._previews = [previews.labels(status) for status in _STATUS_CLASSES]
         self._of_stage = {stage: stages.labels(stage) for stage in _STAGES}

@@ -14,8 +14,8 @@ from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
 EXTRAS = {
-    "serving": ("serve", "index", "postgres", "remote", "milvus", "kafka"),
-    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus", "kafka"),
+    "serving": ("serve", "index", "postgres", "remote", "milvus", "kafka", "otel"),
+    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus", "kafka", "otel"),
     "trainer": ("train", "index", "postgres", "remote", "milvus"),
 }
 NOT_SERVED = {"serving-gpu": {"jax", "xgboost"}}  # xgboost is for other platforms than that image

@@ -133,6 +133,17 @@ def test_only_an_admin_key_may_change_things(client: httpx.Client, method: str, 
         assert client.request(method, path, json=body, headers=headers).status_code in (200, 409)
 
 
+def test_refused_requests_are_counted_apart(client: httpx.Client) -> None:
+    def counted(route: str) -> float:
+        metrics = client.get("/metrics", headers=header(ASKING)).text
+        return float(metrics.split(f'longtail_requests_total{{route="{route}",status="4xx"}} ')[1].split()[0])
+
+    before = counted("refused"), counted("/v1/retrieve")
+    for key in ("guess-1", "guess-2"):
+        assert client.post("/v1/retrieve", json={}, headers=header(key)).status_code == 401
+    assert (counted("refused"), counted("/v1/retrieve")) == (before[0] + 2, before[1])
+
+
 def test_who_may_not_is_told_before_what_is_sent_is_read(client: httpx.Client) -> None:
     assert client.post("/v1/labels", content=b"\xff" * 30_000).status_code == 401
     assert client.post("/v1/labels", content=b"\xff" * 30_000, headers=header(ASKING)).status_code == 403
