@@ -121,6 +121,8 @@ class Service:
         self._now = ForwardClock(events.newest)
         self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
         self.draining = False
+        self.surplus_connections = 0
+        """Connections to give up, so that their clients connect to workers that hold fewer."""
         self.release_problem: str | None = None
         """Why the release that CURRENT names is not served; None: the published release is served."""
         self.experiment: Experiment | None = None
@@ -280,6 +282,13 @@ class Service:
         """Report not ready on /readyz, so that new requests go elsewhere; requests are still answered."""
         self.draining = True
         self.monitoring.seat.set_ready(False)
+
+    def closes_connection(self) -> bool:
+        """Return whether an answer closes its connection, which counts as given up."""
+        if self.surplus_connections:
+            self.surplus_connections -= 1
+            return True
+        return self.draining
 
     async def retrieve(
         self,

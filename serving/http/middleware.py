@@ -65,7 +65,8 @@ class RequestMiddleware:
     with two, with another Transfer-Encoding than chunked, or with more than 100 headers are refused. An unhandled
     exception is logged in full, and the client gets a 500 without details. Every answer forbids caching, framing and
     sniffing, and all content unless it is a page with its own policy. While the service drains, every answer closes its
-    connection. Answers are compressed for clients that accept gzip. HEAD is answered like GET, without the body.
+    connection, and so do some of a worker that holds more connections than its share. Answers are compressed for
+    clients that accept gzip. HEAD is answered like GET, without the body.
 
     Args:
         service: its monitoring counts every request; its settings decide whether all requests are logged, or failures
@@ -105,7 +106,7 @@ class RequestMiddleware:
                 sent = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
                 if NO_CONTENT[0] not in dict(sent):
                     sent.append(NO_CONTENT)
-                if self._service.draining:
+                if self._service.closes_connection():
                     sent.append((b"connection", b"close"))
             await send(message)
 

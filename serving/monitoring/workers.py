@@ -1,14 +1,18 @@
-"""Share the state of a service's processes: which of them serve, and how often each was restarted."""
+"""Share the state of a service's processes: which of them serve, their restarts and their connections."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, MutableSequence
 from enum import IntEnum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_RESTARTS, _STATE, _CELLS = 0, 1, 2
+_RESTARTS, _STATE, _CONNECTIONS, _CELLS = 0, 1, 2, 3
+_UNEVEN_SHARE, _UNEVEN_CONNECTIONS = 0.5, 2
+"""Differences to a fair share of the connections, relative and absolute, that are more than chance makes of new ones:
+closing connections for less would never end."""
 
 
 class WorkerState(IntEnum):
@@ -48,6 +52,8 @@ class Workers(Collector):
     def become(self, worker: int, state: WorkerState) -> None:
         """Set the state of a worker."""
         self._cells[_CELLS * worker + _STATE] = state
+        if state is WorkerState.down:
+            self.set_connections(worker, 0)
 
     def state(self, worker: int) -> WorkerState:
         """Get the state of a worker."""
@@ -56,6 +62,26 @@ class Workers(Collector):
     def restarts(self, worker: int) -> int:
         """Get the number of times a worker's process was replaced."""
         return self._cells[_CELLS * worker + _RESTARTS]
+
+    def set_connections(self, worker: int, connections: int) -> None:
+        """Set the number of connections that a worker holds."""
+        self._cells[_CELLS * worker + _CONNECTIONS] = connections
+
+    def connections(self, worker: int) -> int:
+        """Get the number of connections that a worker holds."""
+        return self._cells[_CELLS * worker + _CONNECTIONS]
+
+    def surplus(self, worker: int) -> int:
+        """Count a worker's connections above a fair share; 0 if it serves nothing, or all hold about a share."""
+        serving = [other for other in range(self.workers) if self.state(other) is WorkerState.ready]
+        held = {other: self.connections(other) for other in serving}
+        if worker not in held:
+            return 0
+        share = sum(held.values()) / len(held)
+        uneven = max(share - min(held.values()), max(held.values()) - share)
+        if uneven <= _UNEVEN_SHARE * share or uneven < _UNEVEN_CONNECTIONS:
+            return 0
+        return max(0, math.ceil(held[worker] - share))
 
     @property
     def ready(self) -> int:
@@ -76,10 +102,12 @@ class Workers(Collector):
         restarts = CounterMetricFamily(
             "longtail_worker_restarts", "Processes of a worker that ended and were replaced.", labels=["worker"]
         )
+        connections = GaugeMetricFamily("longtail_worker_connections", "Open connections.", labels=["worker"])
         for worker in range(self.workers):
             ready.add_metric([str(worker)], float(self.state(worker) is WorkerState.ready))
             restarts.add_metric([str(worker)], self.restarts(worker))
-        yield from (ready, restarts)
+            connections.add_metric([str(worker)], self.connections(worker))
+        yield from (ready, restarts, connections)
 
 
 class Seat(Collector):

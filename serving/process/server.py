@@ -33,6 +33,8 @@ _YOUNG_OBJECTS = 20_000
 """New objects between two runs of the garbage collector: with Python's default of 700 it would examine the running
 requests, which leave no cycles, again and again."""
 
+_TICKS_A_SECOND = 10
+"""Calls of `on_tick` by uvicorn."""
 _FIRST_REQUEST_SECONDS = 1.0
 """Time that a stop waits for the first request of new connections."""
 
@@ -65,6 +67,17 @@ class Server(uvicorn.Server):
             self.force_exit = True
         else:
             self._leave()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Say how many connections this worker holds, and each second have those above its share given up.
+
+        After a worker's death the others hold its clients' connections, and its successor none.
+        """
+        seat = self._service.monitoring.seat
+        seat.workers.set_connections(seat.worker, len(self.server_state.connections))
+        if counter % _TICKS_A_SECOND == 0:
+            self._service.surplus_connections = seat.workers.surplus(seat.worker)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, and wait for the first requests of new connections.

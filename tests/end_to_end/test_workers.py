@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -317,3 +318,54 @@ def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(re
         assert process.terminate() == 0
         until(lambda: gone(ids), "all processes of the service to end")
         assert "Traceback" not in (tmp_path / "state/server.log").read_text()
+
+
+def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_path: Path) -> None:
+    clients, stop, both_serve = 12, threading.Event(), threading.Event()
+    lost_before, lost_after, closed = [0] * clients, [0] * clients, [0] * clients
+
+    def keep_asking(client: int) -> None:
+        """Ask on one connection; count requests without an answer, and answers that close it."""
+        limits = httpx.Limits(max_connections=1)
+        with httpx.Client(base_url=process.url, transport=httpx.HTTPTransport(limits=limits), timeout=60) as http:
+            while not stop.wait(0.005):
+                try:
+                    answer = http.post("/v1/retrieve", json={"queries": [{"features": FEATURES, "k": 3}]})
+                except httpx.TransportError:
+                    (lost_after if both_serve.is_set() else lost_before)[client] += 1
+                else:
+                    assert answer.status_code == 200
+                    closed[client] += answer.headers.get("connection") == "close"
+
+    def held() -> list[float]:
+        with httpx.Client(base_url=process.url, timeout=60) as http:
+            figures = samples(http)
+        return [figures[f"longtail_worker_connections worker={worker}"] for worker in (0, 1)]
+
+    def spread_and_at_rest() -> bool:
+        """Whether each worker holds a quarter of the connections, and closes none for two of its looks at them."""
+        before = sum(closed)
+        time.sleep(2)
+        return min(held()) >= clients / 4 and sum(closed) == before
+
+    with several_workers(releases, tmp_path / "state") as process:
+        process.wait_until_ready()
+        with ThreadPoolExecutor(clients) as pool:
+            try:
+                asking = [pool.submit(keep_asking, client) for client in range(clients)]
+                until(lambda: sum(held()) >= clients, "every client to be connected")
+                os.kill(workers_of(process)[0], signal.SIGKILL)
+                until(lambda: min(held()) == 0, "the worker's death to be seen")
+                until(
+                    lambda: httpx.get(f"{process.url}/readyz").json()["workers"]["ready"] == 2,
+                    "two workers to serve",
+                    90,
+                )
+                both_serve.set()
+                until(lambda: spread_and_at_rest() and sum(closed) > 0, "a quarter at each worker, for good")
+            finally:
+                stop.set()
+            for client in asking:
+                client.result()
+    assert max(lost_before) <= 1, "under way at the kill"
+    assert sum(lost_after) == 0
