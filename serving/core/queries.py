@@ -24,6 +24,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
+from longtail.serving.monitoring.records import RESTRICTIONS, Restriction
 from longtail.serving.settings import MOST_QUERIES
 
 MAX_IDS = 10_000
@@ -224,7 +225,15 @@ class SearchOptions(RequestModel):
     @property
     def restricted(self) -> bool:
         """Whether the client restricts the eligible labels, so that the answer does not represent the release."""
-        return self.buckets is not None or self.allow is not None or bool(self.filter)
+        return bool(self.restrictions)
+
+    @property
+    def restrictions(self) -> tuple[Restriction, ...]:
+        """Return the options by which the client restricts the eligible labels."""
+        if self.buckets is None and self.allow is None and not self.filter:
+            return ()
+        used = {"buckets": self.buckets is not None, "allow": self.allow is not None, "filter": bool(self.filter)}
+        return tuple(name for name in RESTRICTIONS if used[name])
 
     @property
     def depth(self) -> int:
@@ -576,7 +585,7 @@ class ResolvedQuery:
     explore: Mapping[int, int] = field(default_factory=dict)
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
-    restricted: bool = False
+    restrictions: tuple[Restriction, ...] = ()
 
     @classmethod
     def from_options(
@@ -630,7 +639,7 @@ class ResolvedQuery:
             explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix) if apart else None,
-            restricted=options.restricted,
+            restrictions=options.restrictions,
         )
 
     def like(self, row: int, *, alone: bool) -> ResolvedQuery:

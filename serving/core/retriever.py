@@ -290,7 +290,7 @@ class Retriever:
 
     def _judged_at(self, query: Query, resolved: ResolvedQuery) -> float:
         others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
-        if resolved.restricted or resolved.explore or resolved.diversity is not None or others:
+        if resolved.restrictions or resolved.explore or resolved.diversity is not None or others:
             return math.nan
         return self.judged_at(
             resolved.bias_removal, resolved.popularity, resolved.cooccurrence, resolved.priors.tolist()
@@ -638,7 +638,7 @@ class Retriever:
             results.append(result)
         # From here on for counting: labels that were embedded again count by their rows in the release.
         rows_N, buckets_N, counts_N = self.catalogue.recorded(rows_N)
-        restricted = [query.restricted for query in resolved]
+        restrictions_B = [query.restrictions for query in resolved]
         return Retrieval(
             release=self.name,
             results=results,
@@ -653,7 +653,7 @@ class Retriever:
             buckets_N=buckets_N,
             counts_N=counts_N,
             arms_B=arms_B if any(arms_B) else None,
-            restricted_B=np.array(restricted) if any(restricted) else None,
+            restrictions_B=restrictions_B if any(restrictions_B) else None,
             propensities_N=propensities_N if explored_B else None,
             explored=slots_of(explored_B.values()) if explored_B else {},
             unknown={

@@ -11,6 +11,7 @@ const SIGNALS = {
   errors: "Errors",
   evaluation: "Release",
   unknown_ids: "Ids",
+  restricted: "Filters",
   shed: "Load",
   organic_recall: "Recall",
   feedback_recall: "Recall",

@@ -37,7 +37,7 @@ from longtail.bundle.forecast import ForecastSettings
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import DECILES, OfflineFigures, OfflineRecall, Promises
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import ID_KINDS, SOURCES, AnsweredBatch, ChosenLabels
+from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES, AnsweredBatch, ChosenLabels
 from longtail.serving.monitoring.report import make_report, report_metrics
 from longtail.serving.monitoring.ring import DIALS, KINDS, SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
 from longtail.serving.monitoring.verdict import Signal, judge
@@ -160,6 +160,9 @@ class LiveFigures:
             if judged.deciles is not None:
                 counts["judged_scores"] += judged.deciles
                 counts["promised"] += judged.promised
+            if (restrictions_B := answered.restrictions_B) is not None:
+                of_option = [sum(name in names for names in restrictions_B) for name in RESTRICTIONS]
+                counts["restricted"] += [sum(map(bool, restrictions_B)), *of_option]
             for dial, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
                 counts[name] += weights_B.sum(dtype=np.float64)
                 count_dials(counts["dials"][dial], weights_B)

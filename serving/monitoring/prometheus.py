@@ -213,8 +213,8 @@ class Metrics(Collector):
         """
         self._queries.inc(len(batch.ends_B))
         restricted = np.zeros_like(exposures)
-        if batch.restricted_B is not None:
-            restricted_N = np.repeat(batch.restricted_B, np.diff(batch.ends_B, prepend=0))
+        if batch.restrictions_B is not None:
+            restricted_N = np.repeat(list(map(bool, batch.restrictions_B)), np.diff(batch.ends_B, prepend=0))
             restricted = np.bincount(batch.buckets_N[restricted_N], minlength=len(BUCKET_NAMES))
         counts = [(self._of_bucket[0], exposures - restricted), (self._of_bucket[1], restricted)]
         if deciles is not None:

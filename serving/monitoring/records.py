@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from longtail.bundle.arrays import Bools, Float32, Int8, Int64
+from longtail.bundle.arrays import Float32, Int8, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,11 @@ class ArmAnswer:
 IdKind = Literal["query", "history", "feedback"]
 """Where ids stood that the release should know: a query's features, its history, and the labels of feedback."""
 ID_KINDS: tuple[IdKind, ...] = get_args(IdKind)
+
+
+Restriction = Literal["buckets", "allow", "filter"]
+"""Option of a query by which a client restricts the eligible labels."""
+RESTRICTIONS: tuple[Restriction, ...] = get_args(Restriction)
 
 
 class NamedIds(NamedTuple):
@@ -53,8 +58,7 @@ class AnsweredBatch:
             in it, even if embedded again; L and above are labels added since.
         ends_B: position after each query's last label, ascending.
         explored: number of randomly drawn labels, by bucket.
-        restricted_B: whether the client restricted the eligible labels (`buckets`, `allow`, `filter`), bool [B]; None:
-            no query is restricted.
+        restrictions_B: options by which the client restricted the eligible labels; None: no query is restricted.
         judged_at_B: λ whose promise holds for the answer, float32 [B]; NaN: the release promises nothing for it.
         ids: what the queries named, by the kinds of `ID_KINDS`.
     """
@@ -71,7 +75,7 @@ class AnsweredBatch:
     counts_N: Int64
     explored: Mapping[int, int] = field(default_factory=dict)
     arms_B: Sequence[ArmAnswer | None] | None = None
-    restricted_B: Bools | None = None
+    restrictions_B: Sequence[Sequence[Restriction]] | None = None
     ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)
 
 

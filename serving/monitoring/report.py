@@ -20,7 +20,7 @@ from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
 from longtail.serving.monitoring.intervals import binomial_interval
-from longtail.serving.monitoring.records import ID_KINDS, SOURCES
+from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES
 from longtail.serving.monitoring.ring import DIALS, KINDS, MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
 from longtail.serving.monitoring.verdict import SIGNALS
 
@@ -100,6 +100,7 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
         "queries": int(queries),
         **{name: _ratio(counts[name], queries) for name in DIALS},
         "dials": dict(zip(DIALS, map(dial_json, counts["dials"]), strict=True)),
+        "restricted": dict(zip(("queries", *RESTRICTIONS), counts["restricted"].astype(int).tolist(), strict=True)),
         "exposures": {
             name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": covered}
             for name, count, covered in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)

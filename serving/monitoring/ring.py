@@ -26,7 +26,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Float32, Int8, Int32, Int64
 from longtail.bundle.exposure import Counts, coverage, coverage_by_bucket, gini
 from longtail.serving.monitoring.baseline import ALL, DECILES
-from longtail.serving.monitoring.records import ID_KINDS, SOURCES
+from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ COUNTS = np.dtype(
         ("judged_exposures", "f8", (len(BUCKET_NAMES),)),
         ("judged_scores", "f8", (DECILES,)),
         ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # promised exposures and deciles of the same λ and depths
+        ("restricted", "f8", (1 + len(RESTRICTIONS),)),  # queries that the client restricted: all, and by option
         ("dials", "f8", (len(DIALS), DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
         ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # chosen labels that the answer held

@@ -28,12 +28,13 @@ from typing import Any, Literal, get_args
 from longtail.bundle import BUCKET_NAMES
 from longtail.serving.monitoring.baseline import ALL
 from longtail.serving.monitoring.intervals import binomial_interval
-from longtail.serving.monitoring.records import ID_KINDS, IdKind
+from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, IdKind
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
     "label_log", "refused_release", "engine", "experiments", "records", "clock", "errors", "shed", "evaluation",
-    "unknown_ids", "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh", "stale_release",
+    "unknown_ids", "restricted", "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh",
+    "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -68,6 +69,7 @@ _LOOK_AT: dict[Signal, str] = {
     "evaluation": "what changed after the evaluation: the counts, log p_n and embeddings of the release do not belong "
     "together; build and publish again, or roll back",
     "unknown_ids": _SPELLING,
+    "restricted": "the clients that send buckets, allow or filter: what these leave out is in no answer of theirs",
     "organic_recall": "the features that clients send with organic feedback, and the age of the training data",
     "feedback_recall": "how clients show the answers, and which answer_id they send back",
     "share_drift": "the features that queries send, and what was retrained or rebuilt: λ, the priors and k of each "
@@ -112,6 +114,7 @@ def judge(
     findings += _counted(windows["5m"]["requests"], day, age_days)
     findings += _unlike_evaluation(report["baseline"])
     findings += _unknown_ids(report)
+    findings += _restricted(windows["1h"], day)
     if sentence := _nothing_to_judge(report):
         findings.append(Finding("share_drift", "unknown", sentence))
     hour, of_day = (dict(_judged(report, name, windows[name])) for name in ("1h", "24h"))
@@ -121,9 +124,13 @@ def judge(
             findings.append(of_both)
     findings.sort(
         key=lambda finding: (
-            -SEVERITIES.index(finding.severity), -(finding.enough or 0), SIGNALS.index(finding.signal), -_gap(finding),
+            -SEVERITIES.index(finding.severity),
+            finding.signal != "restricted",  # why there are too few answers to judge
+            -(finding.enough or 0),
+            SIGNALS.index(finding.signal),
+            -_gap(finding),
         )
-    )  # fmt: skip
+    )
     explained = [_with_look_at(finding, findings) for finding in findings]
     queries, judged = day["queries"], day["judged"]["queries"]
     counted = f"{queries:,} queries" if judged == queries else f"{judged:,} of {queries:,} queries have a promise"
@@ -229,6 +236,28 @@ def _unknown_of(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mappi
     return Finding(
         "unknown_ids", severity, sentence, None, window, share, usual if before["senders"] else None, low, high
     )
+
+
+def _restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge the share of queries that clients restrict, of an hour against the rest of the day, and most."""
+    queries, restricted = hour["queries"], hour["restricted"]
+    if not restricted["queries"]:
+        return
+    share, queries_before = restricted["queries"] / queries, day["queries"] - queries
+    usual = (day["restricted"]["queries"] - restricted["queries"]) / queries_before if queries_before else None
+    low, high = binomial_interval(share, queries, _SURE)
+    severity: Severity = "unknown" if low > _MOST else "steady"
+    if usual is not None and share - usual >= _LARGE_JUMP:
+        before = (usual, *binomial_interval(usual, queries_before, _SURE))
+        severity = "watch" if _differ((share, low, high), before) else severity
+    if severity != "steady":
+        by_option = ", ".join(f"by {name} {restricted[name]:,}" for name in RESTRICTIONS if restricted[name])
+        compared = "" if usual is None else f"; {_percent(usual)} in the rest of the day"
+        sentence = (
+            f"{restricted['queries']:,} of {queries:,} queries in {_WORDS['1h']} are restricted, so that nothing is "
+            f"promised for their answers: {by_option}{compared}."
+        )
+        yield Finding("restricted", severity, sentence, None, "1h", share, usual, low, high)
 
 
 def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:

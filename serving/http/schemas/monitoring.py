@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
 from longtail.serving.http.requests import Body, at_most, check_lengths, check_recorded
-from longtail.serving.monitoring.records import IdKind, Source
+from longtail.serving.monitoring.records import IdKind, Restriction, Source
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import MOST_QUERIES, Settings
 
@@ -161,6 +161,9 @@ class Window(BaseModel):
     popularity_weight: float | None = Field(description="Mean μ, which requests call `popularity`.")
     cooccurrence: float | None = Field(description="Mean ω.")
     dials: DialsAsked
+    restricted: dict[Restriction | Literal["queries"], int] = Field(
+        description="Queries with `buckets`, `allow` or `filter` (`queries`), and by each of these."
+    )
     exposures: dict[BucketName, Share]
     coverage: float
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")

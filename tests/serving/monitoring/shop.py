@@ -18,7 +18,7 @@ from longtail.serving.monitoring import (
     NamedIds,
     Promises,
 )
-from longtail.serving.monitoring.records import IdKind, Source
+from longtail.serving.monitoring.records import IdKind, Restriction, Source
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -58,7 +58,7 @@ def answered(
     bias_removal: float = 0.5,
     popularity: float = 0.0,
     score: float = 0.5,
-    restricted: bool = False,
+    restrictions: Sequence[Restriction] = (),
     cooccurrence: float = 0.0,
     judged_at: float = 0.0,
     ids: Mapping[IdKind, NamedIds] | None = None,
@@ -71,13 +71,13 @@ def answered(
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
         popularity_B=np.full(len(lists), popularity, np.float32),
         cooccurrence_B=np.full(len(lists), cooccurrence, np.float32),
-        judged_at_B=np.full(len(lists), np.nan if restricted else judged_at, np.float32),
+        judged_at_B=np.full(len(lists), np.nan if restrictions else judged_at, np.float32),
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
         buckets_N=np.where(known, BUCKETS[rows % 12], 3).astype(np.int8),
         counts_N=np.where(known, COUNTS[rows % 12], 0),
-        restricted_B=np.full(len(lists), restricted),
+        restrictions_B=[restrictions] * len(lists),
         ids=ids or {},
     )
 

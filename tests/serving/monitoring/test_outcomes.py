@@ -74,7 +74,7 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
 
 
 def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
-    monitoring.count_answers(answered([[0, 1, 4]], restricted=True), {})
+    monitoring.count_answers(answered([[0, 1, 4]], restrictions=["buckets"]), {})
     counted = series(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0

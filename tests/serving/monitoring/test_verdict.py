@@ -18,6 +18,8 @@ from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, ch
 PROMISED = {"head": 0.93, "torso": 0.065, "tail": 0.005, "new": 0.0}
 NO_IDS = {kind: {"senders": 0, "ids": 0, "unknown": 0, "share": None} for kind in ("query", "history", "feedback")}
 
+NOT_RESTRICTED = {"queries": 0, "buckets": 0, "allow": 0, "filter": 0}
+
 
 def baseline(shares: Mapping[str, float] = PROMISED, queries: int = 1000) -> dict[str, Any]:
     shares_of = tuple(shares.values())
@@ -43,11 +45,12 @@ def window(
     ids: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """Twenty labels a query, none restricted."""
+    """Twenty labels a query."""
     labels = 20 * queries
     counts = np.array([round(labels * share) for share in shares.values()])
     return {
         "queries": queries,
+        "restricted": NOT_RESTRICTED,
         "exposures": {name: {"count": round(labels * of)} for name, of in shares.items()},
         "judged": {
             "queries": queries,
@@ -241,7 +244,7 @@ def live_verdict(live: LiveFigures, clock: Clock) -> dict[str, Any]:
 
 def test_restricted_answers_are_not_judged(live: LiveFigures, clock: Clock) -> None:
     """One request with `"buckets": ["torso", "tail"]` once said "Act: Head gets 0.0 %"."""
-    live.count_answers(answered([[4, 5, 8, 9]] * 2000, bias_removal=0.0, restricted=True))
+    live.count_answers(answered([[4, 5, 8, 9]] * 2000, bias_removal=0.0, restrictions=["buckets"]))
     said = live_verdict(live, clock)
     assert (said["severity"], findings(said)) == ("unknown", {})
     live.count_answers(answered([[0, 1, 4, 8]] * 2000, bias_removal=0.0, score=0.5))
@@ -306,8 +309,42 @@ def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
     assert said["findings"][1]["look_at"].startswith("the unknown ids first")
 
 
+def restricted(queries: int, **by_option: int) -> dict[str, int]:
+    return NOT_RESTRICTED | {"queries": queries} | by_option
+
+
+@pytest.mark.parametrize(
+    ("of_hour", "of_day", "severity"),
+    [
+        (0, 0, None),
+        (100, 900, None),  # 5 % of the hour, 5 % of the rest
+        (260, 1860, None),  # from 10 % to 13 %: fewer than 10 points
+        (600, 2200, "watch"),  # from 10 % to 30 %
+        (1400, 3000, "watch"),  # from 10 % to 70 %
+        (1400, 12600, "unknown"),  # always 70 %
+        (600, 5400, None),  # always 30 %
+    ],
+)
+def test_restrictions_that_are_most_or_jump(of_hour: int, of_day: int, severity: str | None) -> None:
+    hour, day = (
+        window(queries, restricted=restricted(count, filter=count))
+        for queries, count in ((2000, of_hour), (18_000, of_day))
+    )
+    found = findings(judge(evidence(hour, day)), "unknown", "watch", "act")
+    assert found.get(("restricted", None), {"severity": None})["severity"] == severity
+
+
+def test_a_filter_that_hides_the_tail_is_the_headline(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 1, 4, 8]] * 600))
+    live.count_answers(answered([[0, 1, 4, 5]] * 1380, restrictions=["buckets"]))
+    live.count_answers(answered([[0, 1, 4, 5]] * 20, restrictions=["buckets", "filter"]))
+    said = live_verdict(live, clock)
+    sentence = "1,400 of 2,000 queries in the last hour are restricted, so that nothing is promised for their answers"
+    assert findings(said, "unknown")["restricted", None]["sentence"] == f"{sentence}: by buckets 1,400, by filter 20."
+
+
 def test_traffic_without_any_promise_says_why(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[4, 5, 8, 9]] * 2000, restricted=True))
+    live.count_answers(answered([[4, 5, 8, 9]] * 2000, judged_at=np.nan))
     said = live_verdict(live, clock)
     assert said["headline"].startswith("None of the 2,000 queries of this release in the last 24 hours has a promise")
 

@@ -56,9 +56,10 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
 
 def test_restricted_answers_are_shown_and_not_judged(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 4]], score=2.5))
-    live.count_answers(answered([[8, 9, 10]], restricted=True))
+    live.count_answers(answered([[8, 9, 10]], restrictions=["buckets"]))
     figures = window(live, "5m", clock)
     assert (figures["queries"], figures["exposures"]["tail"]["count"]) == (2, 3)
+    assert figures["restricted"] == {"queries": 1, "buckets": 1, "allow": 0, "filter": 0}
     assert {name: of for name, of in figures["judged"].items() if name != "recall"} == {
         "queries": 1, "labels": 2, "shares": {"head": 0.5, "torso": 0.5, "tail": 0.0, "new": 0.0},
         "promised": {"head": 0.5, "torso": 0.25, "tail": 0.25, "new": 0.0},
