@@ -26,6 +26,7 @@ from longtail.serving.batch import TableOptions, answer
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
+from longtail.serving.events.objects import download_events, upload_events
 from longtail.serving.export import export, read_window
 from longtail.serving.http.openapi import openapi_document
 from longtail.serving.off_policy import off_policy as estimate_off_policy
@@ -51,9 +52,12 @@ ReleasesArgument = Annotated[
     str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
 ]
 EventsOption = Annotated[
-    Path | None,
-    typer.Option(envvar="LONGTAIL_EVENTS", metavar="DIR", help="Folder of events (default: RELEASES/.state/events)."),
-]
+    str | None,
+    typer.Option(
+        envvar="LONGTAIL_EVENTS", metavar="EVENTS",
+        help="Folder of events, or the URL that upload-events fills (default: RELEASES/.state/events).",
+    ),
+]  # fmt: skip
 StateOption = Annotated[
     str | None,
     typer.Option(
@@ -184,6 +188,15 @@ def export_feedback(
         print(line)
 
 
+@app.command("upload-events", epilog="Example: longtail-serve upload-events .state/events s3://bucket/events")
+def upload_finished_events(
+    events: Annotated[Path, typer.Argument(help="Folder of events; its service may run meanwhile.")],
+    url: Annotated[str, typer.Argument(help="URL that gets them; several services may share it.")],
+) -> None:
+    """Copy finished files of events to an object store."""
+    print(f"uploaded: {upload_events(events, url):,} files")
+
+
 @app.command(epilog="Example: longtail-serve experiments releases --since 7d")
 def experiments(
     releases: ReleasesArgument,
@@ -312,14 +325,14 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _events_of(releases: str, state: str | None, events: Path | None) -> Path:
+def _events_of(releases: str, state: str | None, events: str | None) -> Path:
     """Return the folder of events from the options, or the default of a service of these releases."""
-    if events is not None and str(events).startswith("kafka:"):  # the URL may hold a password, so it is not shown
+    if events is not None and events.startswith("kafka:"):  # the URL may hold a password, so it is not shown
         raise typer.BadParameter(
             "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
         )
     if events is not None:
-        return events
+        return download_events(events) if is_url(events) else local_path(events)
     place = _place_of(state)
     if isinstance(place, Path):
         return place / "events"

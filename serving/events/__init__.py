@@ -3,6 +3,7 @@
     schema.py    the one schema of all events, and events as JSON
     folder.py    a folder: segments of JSON lines, rotated to Parquet
     kafka.py     a topic of Kafka
+    objects.py   copies of finished files in an object store
     reader.py    events of a folder, as a table of DuckDB
     clock.py     the times of events, which never run back
 

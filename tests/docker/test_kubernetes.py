@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from longtail.index import Releases, build
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
 from longtail.trainer.config import load_recipe
+from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
+from tests.s3 import S3Server
+from tests.serving.process import children, until
 
 KUSTOMIZATION: dict[str, Any] = yaml.safe_load((DOCKER / "kustomization.yaml").read_text())
 RESOURCES = [
@@ -33,6 +43,11 @@ def pods() -> list[dict[str, Any]]:
 
 def containers() -> list[dict[str, Any]]:
     return [each for pod in pods() for each in (*pod.get("initContainers", []), *pod["containers"])]
+
+
+def container_named(name: str) -> dict[str, Any]:
+    (container,) = (each for each in containers() if each["name"] == name)
+    return container
 
 
 @pytest.mark.parametrize("name", [path for path in KUSTOMIZATION["resources"] if "monitoring" not in path])
@@ -57,7 +72,10 @@ def test_what_pods_mount_and_read_is_there() -> None:
     (secret,) = KUSTOMIZATION["secretGenerator"]
     keys = {Path(path).name for path in secret["files"]}
     read = {
-        each["value"] for container in containers() for each in container["env"] if "secrets" in each.get("value", "")
+        each["value"]
+        for container in containers()
+        for each in container.get("env", [])
+        if "secrets" in each.get("value", "")
     }
     assert {Path(path).name for path in read} <= keys
     assert of_kind("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in keys
@@ -65,7 +83,7 @@ def test_what_pods_mount_and_read_is_there() -> None:
 
 def test_settings_exist() -> None:
     literals = [each.partition("=")[0] for each in KUSTOMIZATION["configMapGenerator"][0]["literals"]]
-    given = [each["name"] for container in containers() for each in container["env"]] + literals
+    given = [each["name"] for container in containers() for each in container.get("env", [])] + literals
     fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
     assert {name for name in given if name.startswith("LONGTAIL_")} <= fields
 
@@ -98,15 +116,80 @@ def test_the_autoscaler_reads_what_every_cluster_has() -> None:
 
 
 def test_a_retried_pod_uploads_under_a_name_of_its_own() -> None:
-    (train,) = next(pod["initContainers"] for pod in pods() if "initContainers" in pod)
+    train = container_named("train")
     (pod,) = [each for each in train["env"] if each["name"] == "POD"]
     assert pod["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert '"$BUNDLES/$POD"' in train["args"][0]
 
 
+RECIPE = DOCKER / "kubernetes/recipe.toml"
+
+
 def test_the_recipe_is_one() -> None:
-    recipe = load_recipe(DOCKER / "kubernetes/recipe.toml", [])
-    assert recipe.data.train == "s3://longtail/log/"
+    log = dict(each.split("=", 1) for each in KUSTOMIZATION["configMapGenerator"][0]["literals"])["LOG"]
+    assert load_recipe(RECIPE, []).data.train == log
+
+
+def started(name: str, folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    """The script of a container, whose /state and /work are folders below another."""
+    (script,) = container_named(name)["args"]
+    for mounted in ("/state/", "/work/"):
+        script = script.replace(mounted, f"{folder}{mounted}")
+        (folder / mounted.strip("/")).mkdir(exist_ok=True, parents=True)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(["sh", "-c", script], env=os.environ | environment | {"PATH": path})
+
+
+def organic(key: str) -> bytes:
+    fields = {
+        "features": '{"user_id":"u1"}',
+        "labels": ["item-1"],
+        "event": "click",
+        "weight": 1,
+        "time": time.time() - 90,
+    }
+    return event_json(kind="organic", idempotency_key=key, positions=[None], propensities=[1.0], buckets=[0], **fields)
+
+
+def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) -> None:
+    environment = {"EVENTS": s3.url(), "RELEASES": str(tmp_path / "releases"), "LOG": "s3://shop/log/", "POD": "p"}
+
+    def exported() -> list[str] | None:
+        assert started("feedback", tmp_path, **environment).wait(60) == 0
+        file = tmp_path / "work/feedback.parquet"
+        return sorted(pq.read_table(file)["idempotency_key"].to_pylist()) if file.exists() else None
+
+    for pod, keys in (("pod-0", ["a", "sent twice"]), ("pod-1", ["b", "sent twice"])):
+        sidecar = started("events", tmp_path / pod, **environment)
+        until(lambda sidecar=sidecar: children(sidecar.pid), "the sidecar to wait")  # type: ignore[misc]
+        # The service ends before its sidecar, and finishes its last file.
+        events = FolderEvents(tmp_path / pod / "state/local/events", days=7, most_bytes=1 << 20)
+        events.append(list(map(organic, keys))).result(10)
+        events.close()
+        sidecar.terminate()
+        assert sidecar.wait(60) == 0
+    assert exported() is None, "no release yet"
+    make_bundle().write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="first", spec="flat")
+    assert exported() is None, "none published yet"
+    Releases(tmp_path / "releases").publish("first")
+    assert exported() == ["a", "b", "sent twice"]
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_training_reads_the_log_and_what_was_exported(tmp_path: Path, feedback: bool) -> None:
+    (tmp_path / "longtail-train").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
+    (tmp_path / "longtail-train").chmod(0o700)
+    (tmp_path / "work").mkdir()
+    expected = ["s3://shop/log/"]
+    if feedback:
+        expected.append(f"{tmp_path}/work/feedback.parquet")
+        Path(expected[1]).touch()
+    assert started("train", tmp_path, LOG=expected[0], BUNDLES="s3://shop/bundles", POD="p").wait(60) == 0
+    fit, _, option, override, *_, upload, _, target = (tmp_path / "arguments").read_text().splitlines()
+    assert (fit, option, upload, target) == ("fit", "--set", "upload", "s3://shop/bundles/p")
+    trained = load_recipe(RECIPE, [override]).data.train
+    assert list(map(str, trained)) == expected
 
 
 @pytest.fixture

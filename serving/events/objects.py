@@ -1,0 +1,36 @@
+"""Copy finished files of events to an object store and back, so that training reads the events of all replicas."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from longtail.bundle.objects import ObjectStore
+from longtail.bundle.remote import copies_of, downloading
+from longtail.bundle.store import replace_file
+from longtail.serving.events.folder import FINISHED
+
+
+def upload_events(folder: Path, url: str) -> int:
+    """Upload the Parquet files of a folder that a store lacks; returns their number, raises StorageError."""
+    store = ObjectStore(url)
+    names = {path.name for path in folder.glob(f"*{FINISHED}")} - store.list().keys()
+    for name in sorted(names):
+        with suppress(FileNotFoundError):  # the service has deleted it meanwhile, being too old
+            store.upload(folder / name, name)
+    return len(names)
+
+
+def download_events(url: str) -> Path:
+    """Return a folder with copies of a store's Parquet files; raises StorageError, or OSError for a full disk."""
+    store = ObjectStore(url)
+    folder = copies_of(store.url) / "events"
+    with downloading(folder):
+        names = {name for name in store.list() if name.endswith(FINISHED) and Path(name).name == name}
+        copied = {path.name for path in folder.glob(f"*{FINISHED}")}
+        for name in copied - names:
+            (folder / name).unlink()
+        for name in sorted(names - copied):
+            if content := store.read(name):
+                replace_file(folder / name, content)
+    return folder

@@ -1,0 +1,61 @@
+"""Copies of event files in an object store: each file once, and a download equal to the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from longtail.bundle.objects import ObjectStore
+from longtail.serving import cli
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.objects import download_events, upload_events
+from longtail.serving.events.reader import events_of
+from longtail.serving.events.schema import event_json
+from tests.s3 import S3Server
+
+
+def keep(folder: Path, *keys: str) -> None:
+    """Store events by their keys, in one more file."""
+    events = FolderEvents(folder, days=7, most_bytes=1 << 20)
+    events.append([event_json(kind="organic", time=1e9, labels=["x"], idempotency_key=key) for key in keys]).result(10)
+    events.close()
+
+
+def keys_in(folder: Path) -> list[str]:
+    with events_of(folder) as connection:
+        return sorted(key for (key,) in connection.execute("SELECT idempotency_key FROM events").fetchall())
+
+
+def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> None:
+    url, (one, other) = s3.url(), (tmp_path / name for name in ("one", "other"))
+    assert upload_events(one, url) == 0, "no folder yet"
+    keep(one, "a", "b")
+    keep(other, "c")
+    (other / "unfinished.jsonl").write_bytes(event_json(kind="organic", time=1e9, labels=["x"]) + b"\n")
+    assert (upload_events(one, url), upload_events(other, f"{url}/")) == (1, 1)
+    assert keys_in(download_events(url)) == ["a", "b", "c"]
+    keep(one, "d")
+    s3.seen.clear()
+    assert upload_events(one, url) == 1
+    assert sum(method == "PUT" for method, _ in s3.seen) == 1
+    s3.seen.clear()
+    assert keys_in(download_events(url)) == ["a", "b", "c", "d"]
+    assert sum(path.endswith(".parquet") for _, path in s3.seen) == 1
+
+
+def test_what_a_store_has_deleted_is_in_no_download(s3: S3Server, tmp_path: Path) -> None:
+    url = s3.url()
+    keep(tmp_path / "one", "a")
+    upload_events(tmp_path / "one", url)
+    assert keys_in(download_events(url)) == ["a"]
+    store = ObjectStore(url)
+    store.delete(store.list())
+    assert keys_in(download_events(url)) == []
+
+
+def test_a_store_that_does_not_answer_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "one", "a")
+    with s3.failing(lambda _method, _path: "fail"), pytest.raises(SystemExit):
+        cli.main(["upload-events", str(tmp_path / "one"), s3.url()])
+    assert "expected a store that answers" in capsys.readouterr().err
