@@ -128,6 +128,7 @@ def judge(
             finding.signal != "restricted",  # why there are too few answers to judge
             -(finding.enough or 0),
             SIGNALS.index(finding.signal),
+            finding.observed is not None,  # what is broken now, before what was counted
             -_gap(finding),
         )
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -78,3 +80,22 @@ def test_build_tool_is_the_one_of_pyproject() -> None:
 def test_service_has_no_training_framework(image: str) -> None:
     names = {canonicalize_name(pin.name) for pin, _, _ in pins(image)}
     assert not names & {"tensorflow", "tensorflow-cpu", "keras", "jax", "jaxlib", "torch", "matplotlib"}
+
+
+@pytest.mark.parametrize("unaudited", [None, "serving-gpu"])
+def test_an_audit_fails_where_pins_could_not_be_audited(tmp_path: Path, unaudited: str | None) -> None:
+    (audit := tmp_path / "bin/pip-audit").parent.mkdir()
+    # pip-audit fails for what it could not look up only if it is strict.
+    audit.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n'
+        f'case "$*" in *--strict*requirements-{unaudited}.txt) exit 1 ;; esac\n'
+    )
+    audit.chmod(0o700)
+    (tmp_path / ".installed").touch()
+    result = subprocess.run(
+        ["make", "audit", f"TOOLS_VENV={tmp_path}"], cwd=DOCKER.parent, capture_output=True, check=False
+    )
+    audited = re.findall(r"--strict .*requirements-(.+)\.txt", (tmp_path / "said").read_text())
+    assert (result.returncode == 0, audited) == (
+        (False, ["serving", "serving-gpu"]) if unaudited else (True, ["serving", "serving-gpu", "trainer"])
+    )

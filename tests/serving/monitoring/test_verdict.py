@@ -180,6 +180,16 @@ def test_what_is_broken_comes_before_what_has_drifted() -> None:
     assert worst_first == sorted(worst_first)
 
 
+def test_feedback_that_cannot_be_kept_comes_before_the_events_that_were_not() -> None:
+    troubles = {"records": "Feedback cannot be kept, and is answered 503."}
+    said = judge(evidence(window(dropped=232), troubles=troubles))
+    assert said["headline"].startswith(
+        "Feedback cannot be kept, and is answered 503. Look at the disk, database or broker"
+    )
+    assert [found["signal"] for found in said["findings"]] == ["records", "records"]
+    assert said["findings"][1]["sentence"].startswith("232 events of the last 24 hours were not kept")
+
+
 def test_healthy_traffic_raises_no_alarm_and_drift_does() -> None:
     """200 services whose every answer leans its own way (a Dirichlet's), at 40 to 4,000 queries."""
     rng, shares = np.random.default_rng(3), np.array([0.6, 0.3, 0.1])
