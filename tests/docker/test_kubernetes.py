@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from packaging.version import Version
 
 from longtail.index import Releases, build
 from longtail.serving.events.folder import FolderEvents
@@ -100,6 +101,23 @@ def test_pods_are_hardened() -> None:
         assert security["allowPrivilegeEscalation"] is False
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert "memory" in container["resources"]["limits"]
+
+
+def test_pods_take_connections_to_the_ports_of_services_alone() -> None:
+    policies = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: each["spec"]
+        for each in RESOURCES
+        if each["kind"] == "NetworkPolicy"
+    }
+    assert {tuple(policy["policyTypes"]) for policy in policies.values()} == {("Ingress",)}
+    templates = (
+        of_kind("StatefulSet")["spec"]["template"],
+        of_kind("CronJob")["spec"]["jobTemplate"]["spec"]["template"],
+    )
+    assert {each["metadata"]["labels"]["app.kubernetes.io/name"] for each in templates} == policies.keys()
+    targets = {port["targetPort"] for each in RESOURCES if each["kind"] == "Service" for port in each["spec"]["ports"]}
+    assert policies["longtail"]["ingress"] == [{"ports": [{"port": target} for target in targets]}]
+    assert "ingress" not in policies["longtail-training"]
 
 
 def test_a_pod_has_time_to_end() -> None:
@@ -255,7 +273,12 @@ def test_replicas_have_state_of_their_own() -> None:
     fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
     assert {name for name in replicas[0]["environment"] if name.startswith("LONGTAIL_")} <= fields
     balancer = (DOCKER / "nginx.conf").read_text()
-    assert all(f"server serving-{name}:8000" in balancer for name in "ab")
+    # `resolve` needs shared memory, a resolver, and nginx 1.27.3.
+    assert all(f"server serving-{name}:8000 resolve " in balancer for name in "ab")
+    assert re.search(r"resolver 127\.0\.0\.11 .*upstream replicas \{\s+zone ", balancer, re.DOTALL)
+    version = re.match(r"nginx:([\d.]+)", REPLICAS["services"]["balancer"]["image"])
+    assert version is not None
+    assert Version(version[1]) >= Version("1.27.3")
 
 
 def test_compose_reads_the_replicas() -> None:
