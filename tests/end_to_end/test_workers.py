@@ -354,15 +354,16 @@ def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_pat
             try:
                 asking = [pool.submit(keep_asking, client) for client in range(clients)]
                 until(lambda: sum(held()) >= clients, "every client to be connected")
-                os.kill(workers_of(process)[0], signal.SIGKILL)
-                until(lambda: min(held()) == 0, "the worker's death to be seen")
+                before = workers_of(process)
+                os.kill(before[0], signal.SIGKILL)
+                until(lambda: len(set(workers_of(process)) - set(before)) == 1, "another in its place", 90)
                 until(
                     lambda: httpx.get(f"{process.url}/readyz").json()["workers"]["ready"] == 2,
                     "two workers to serve",
                     90,
                 )
                 both_serve.set()
-                until(lambda: spread_and_at_rest() and sum(closed) > 0, "a quarter at each worker, for good")
+                until(lambda: spread_and_at_rest() and sum(closed) > 0, "a quarter at each worker, for good", 60)
             finally:
                 stop.set()
             for client in asking:
