@@ -88,6 +88,18 @@ def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> 
         assert line in metrics.splitlines()
 
 
+def test_restricted_queries_are_counted_by_option(client: httpx.Client) -> None:
+    (query,) = QUERY["queries"]
+    restrictions: list[dict[str, object]] = [
+        {"filter": {}}, {"exclude": ["a"]}, {"buckets": ["head"]},
+        {"filter": {"title": {"exists": True}}}, {"buckets": ["tail"], "allow": ["a"]},
+    ]  # fmt: skip
+    body = {"queries": [query | restriction for restriction in restrictions]}
+    assert client.post("/v1/retrieve", json=body).status_code == 200
+    window = client.get("/v1/monitoring").json()["windows"]["5m"]
+    assert (window["queries"], window["restricted"]) == (5, {"queries": 3, "buckets": 2, "allow": 1, "filter": 1})
+
+
 @pytest.mark.parametrize("sent", ["", "a b", "x" * 129, 'x"y', "ü".encode("latin-1")])
 def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None:
     response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": sent})
