@@ -55,9 +55,21 @@ class Cost:
     extra: int = 0
 
     @property
+    def turn(self) -> int:
+        """Estimate the time that the search of the labels takes, in labels."""
+        return self.labels + self.extra
+
+    @property
     def work(self) -> int:
         """Estimate the time that the request takes, in labels."""
-        return _LABELS_A_QUERY * self.queries + self.labels + self.extra
+        return _LABELS_A_QUERY * self.queries + self.turn
+
+    def add(self, more: Cost, times: int = 1) -> None:
+        """Add another cost; −1 times to take it off."""
+        self.queries += times * more.queries
+        self.labels += times * more.labels
+        self.bytes += times * more.bytes
+        self.extra += times * more.extra
 
 
 @dataclass(eq=False, slots=True)
@@ -145,7 +157,9 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         pieces = deque(zip(range(len(works)), works, costs, strict=True))
         job = _Job[Work, Result](key, pieces, [None] * len(works), loop.create_future(), perf_counter())
-        cost = Cost(*(sum(of) for of in zip(*((each.queries, each.labels, each.bytes) for each in costs), strict=True)))
+        cost = Cost()
+        for piece_cost in costs:
+            cost.add(piece_cost)
         with self._changed:
             waiting_client = self._clients.get(client) or self._joined(client)
             # An empty queue takes any request, so that one larger than the limits is answered too.
@@ -267,7 +281,7 @@ class SearchQueue(Generic[Work, Result]):
                 position, work, cost = job.pieces[0]
                 fits = (
                     queries + cost.queries <= self._max_batch
-                    and labels + cost.labels + cost.extra <= LABELS_PER_QUERY * self._max_batch
+                    and labels + cost.turn <= LABELS_PER_QUERY * self._max_batch
                 )
                 if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
@@ -275,7 +289,7 @@ class SearchQueue(Generic[Work, Result]):
                 client.start, client.order = start + cost.work, next(self._order)
                 job.pieces.popleft()
                 batch.append((job, position, work))
-                queries, labels, key = queries + cost.queries, labels + cost.labels + cost.extra, job.key
+                queries, labels, key = queries + cost.queries, labels + cost.turn, job.key
                 self._count(client, cost, -1)
                 if not job.pieces:
                     client.jobs.popleft()
@@ -290,9 +304,7 @@ class SearchQueue(Generic[Work, Result]):
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
         """Add a job's cost to the waiting costs, or subtract it with `times=-1`."""
         for waiting in (client.cost, self._waiting):
-            waiting.queries += times * cost.queries
-            waiting.labels += times * cost.labels
-            waiting.bytes += times * cost.bytes
+            waiting.add(cost, times)
 
 
 def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:

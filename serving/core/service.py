@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from random import random
@@ -385,14 +385,15 @@ class Service:
                 Cost(1, each.depth, min(each.k, catalogue.labels) * catalogue.mean_bytes(each.display), each.extra)
                 for each in search.options
             ]
+        if len(costs) == 1:
+            return [(search, costs[0])]
         sums, starts = list[Cost](), list[int]()
-        for place, (_, labels, bytes_, extra) in enumerate(map(astuple, costs)):
+        for position, cost in enumerate(costs):
             last = sums[-1] if sums else Cost(most)
-            if last.queries == most or last.labels + last.extra + labels + extra > LABELS_PER_QUERY * most:
-                starts.append(place)
+            if last.queries == most or last.turn + cost.turn > LABELS_PER_QUERY * most:
+                starts.append(position)
                 sums.append(last := Cost())
-            last.queries += 1
-            last.labels, last.bytes, last.extra = last.labels + labels, last.bytes + bytes_, last.extra + extra
+            last.add(cost)
         if len(sums) == 1:
             return [(search, sums[0])]
         ends = [*starts[1:], len(costs)]
