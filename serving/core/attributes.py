@@ -44,8 +44,8 @@ _ENTRIES = 32
 """Most list entries per label of such a column, on average."""
 _LONGEST_NAME = 100
 _KEPT_BYTES, _MOST_KEPT = 1 << 25, 1_024
-_BLOCK = 1 << 10
-"""Rows of an overlay whose columns are read together; a change reads the columns of the last, partial block again."""
+_BLOCK = 1 << 12
+"""Rows of an overlay whose columns are read together, a multiple of 8; a change reads the last, partial block again."""
 _COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
 }  # fmt: skip
@@ -63,7 +63,6 @@ _WANTED: dict[FilterKind, str] = {
     "date": "a date or time in ISO 8601",
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_Masks = Callable[[tuple[Condition, ...]], Bools]
 
 
 def operators(kind: FilterKind) -> list[str]:
@@ -200,6 +199,33 @@ class Attributes:
             self._read = {}
 
 
+class _Block:
+    """The attributes of some rows of an overlay, and the labels that passed recent filters, as bits."""
+
+    def __init__(
+        self, kinds: Mapping[str, FilterKind], table: pa.Table, display: Sequence[Mapping[str, JsonValue]]
+    ) -> None:
+        columns = DisplayColumns(table)
+
+        def column(name: str) -> pa.ChunkedArray:
+            return pa.chunked_array([columns.column(name, [shown[name] for shown in display])])
+
+        self._attributes = attributes = Attributes(kinds, len(display), column)
+        self.bits = lru_cache(_most_kept(len(display)))(
+            lambda conditions: np.packbits(attributes.mask(conditions), bitorder="little")
+        )
+
+    def forget(self) -> None:
+        """Drop the columns read so far and the cached sets."""
+        self._attributes.forget()
+        self.bits.cache_clear()
+
+
+def _most_kept(labels: int) -> int:
+    """Return how many sets of labels are cached."""
+    return min(_MOST_KEPT, max(16, _KEPT_BYTES // (labels // 4 + 1)))
+
+
 def unfilterable(name: str, known: list[str], field: str) -> InvalidRequestError:
     """Return the error of a column that labels cannot be filtered by."""
     hint = did_you_mean(name, known) or "; data.display of the recipe and longtail-index build --filterable choose them"
@@ -228,10 +254,9 @@ class LabelAttributes:
                 self.kinds[name] = kind
         self._display = display
         self._of_labels = Attributes(self.kinds, len(display), display.column)
-        kept = min(_MOST_KEPT, max(16, _KEPT_BYTES // (len(display) // 4 + 1)))
-        self._selected = lru_cache(kept)(self._select)
+        self._selected = lru_cache(_most_kept(len(display)))(self._select)
         self._rows: OverlayRows | None = None
-        self._full_blocks: tuple[_Masks, ...] = ()
+        self._full_blocks: tuple[_Block, ...] = ()
         self._of_overlay: Callable[[tuple[Condition, ...]], Selection] | None = None
 
     def with_overlay(self, rows: OverlayRows) -> LabelAttributes:
@@ -243,25 +268,17 @@ class LabelAttributes:
         continued = self._rows is not None and rows.origin is self._rows.origin
         full = list(self._full_blocks) if continued else []
         for begin in range(len(full) * _BLOCK, len(rows) - _BLOCK + 1, _BLOCK):
-            full.append(self._masks(rows.added.display[begin : begin + _BLOCK]))
+            full.append(_Block(self.kinds, self._display, rows.added.display[begin : begin + _BLOCK]))
         rest = rows.added.display[len(full) * _BLOCK :]
-        blocks = [*full, self._masks(rest)] if len(rest) else full
-        attributes._rows, attributes._full_blocks, attributes._of_overlay = rows, tuple(full), None
-        if len(rows):
-            attributes._of_overlay = lru_cache(_MOST_KEPT)(
-                lambda conditions: Selection(np.concatenate([masks(conditions) for masks in blocks]))
-            )
-        return attributes
+        blocks = [*full, _Block(self.kinds, self._display, rest)] if len(rest) else full
 
-    def _masks(self, display: Sequence[Mapping[str, JsonValue]]) -> _Masks:
-        """Return a cached function from conditions to the mask of labels with some display columns."""
-        columns = DisplayColumns(self._display)
-        attributes = Attributes(
-            self.kinds,
-            len(display),
-            lambda name: pa.chunked_array([columns.column(name, [shown[name] for shown in display])]),
-        )
-        return lru_cache(_MOST_KEPT)(attributes.mask)
+        def select(conditions: tuple[Condition, ...]) -> Selection:
+            bits = np.concatenate([block.bits(conditions) for block in blocks])
+            return Selection(np.unpackbits(bits, count=len(rows), bitorder="little").view(np.bool_))
+
+        attributes._rows, attributes._full_blocks = rows, tuple(full)
+        attributes._of_overlay = lru_cache(_most_kept(len(rows)))(select) if len(rows) else None
+        return attributes
 
     def select(self, filter_: Mapping[str, JsonValue], where: str) -> tuple[Selection, Selection | None]:
         """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
@@ -290,6 +307,10 @@ class LabelAttributes:
         """Drop the columns read so far and the cached sets."""
         self._of_labels.forget()
         self._selected.cache_clear()
+        for block in self._full_blocks:
+            block.forget()
+        if self._of_overlay is not None:
+            self._of_overlay.cache_clear()  # type: ignore[attr-defined]
 
     def read(self, filter_: Mapping[str, JsonValue], where: str) -> list[Condition]:
         """Get the conditions of a filter in a canonical order."""

@@ -143,13 +143,21 @@ class SearchQueue(Generic[Work, Result]):
             thread.start()
 
     async def submit(
-        self, key: Hashable, works: Sequence[Work], costs: Sequence[Cost], client: str = ""
+        self,
+        key: Hashable,
+        works: Sequence[Work],
+        costs: Sequence[Cost],
+        client: str = "",
+        *,
+        begun: float | None = None,
     ) -> list[Result]:
         """Queue the works of a request, and return their results; works of a cancelled or failed request are dropped.
 
         Args:
             key: only works with equal keys share a batch.
             client: name of the client, for its share of the queue.
+            begun: `perf_counter()` at the begin of a request that goes on: it is not refused, and has the rest of its
+                time. None: the request begins.
 
         Raises:
             QueueFullError, TimedOutError: the queue is full, or there is no result in time.
@@ -164,10 +172,14 @@ class SearchQueue(Generic[Work, Result]):
             waiting_client = self._clients.get(client) or self._joined(client)
             # An empty queue takes any request, so that one larger than the limits is answered too.
             held, waiting, limit = waiting_client.cost, self._waiting, self._limit
-            if waiting.queries and (
-                held.queries + cost.queries > limit.queries - waiting.queries
-                or held.labels + cost.labels > limit.labels - waiting.labels
-                or held.bytes + cost.bytes > limit.bytes - waiting.bytes
+            if (
+                waiting.queries
+                and begun is None
+                and (
+                    held.queries + cost.queries > limit.queries - waiting.queries
+                    or held.labels + cost.labels > limit.labels - waiting.labels
+                    or held.bytes + cost.bytes > limit.bytes - waiting.bytes
+                )
             ):
                 raise self._full(held, cost)
             self._clients[client] = waiting_client
@@ -177,7 +189,8 @@ class SearchQueue(Generic[Work, Result]):
         if not self._unannounced:
             loop.call_soon(self._announce)
         self._unannounced += 1
-        late = loop.call_later(self._timeout, self._time_out, job)
+        left = self._timeout if begun is None else begun + self._timeout - perf_counter()
+        late = loop.call_later(left, self._time_out, job)
         try:
             return await job.future
         finally:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -94,6 +95,8 @@ class Search:
         in_request: positions of `options` in the client's request; None: 0, 1, ….
         step: the explanation to go on with, in place of `options`; its result is whether that has ended.
         explanations: filled by the search, unfinished explanations of its results.
+        counts: filled by the search, functions that count its answers once the whole request has succeeded; None: the
+            search counts them itself.
     """
 
     retriever: Retriever
@@ -105,6 +108,11 @@ class Search:
     in_request: Sequence[int] | None = None
     step: Iterator[None] | None = None
     explanations: list[Iterator[None]] = field(default_factory=list)
+    counts: list[Callable[[], None]] | None = None
+
+    def of_arm(self, retriever: Retriever, options: Sequence[SearchOptions], positions: Sequence[int]) -> Search:
+        """Return the search of some queries by the release and the settings of their arm."""
+        return replace(self, retriever=retriever, options=options, in_request=positions, explanations=[])
 
 
 class Service:
@@ -321,30 +329,36 @@ class Service:
         if experiment is None:
             return await self.search(search), retriever.name
         in_arms, answering = list[QueryInArm](), list[Retriever]()
-        for place, query in enumerate(queries):
-            own = f"{place}:{name}"
-            given, of_arm = experiment.assign(query, own, unit=unit, arm=arm, pinned=release is not None)
-            in_arms.append(given)
+        for position, query in enumerate(queries):
+            query_name = f"{position}:{name}"
+            in_arm, of_arm = experiment.assign(query, query_name, unit=unit, arm=arm, pinned=release is not None)
+            in_arms.append(in_arm)
             try:
                 answering.append(retriever if of_arm is None else self.retriever(of_arm))
             except UnknownReleaseError:  # the arm's release was unloaded just now
                 answering.append(retriever)
-                in_arms[-1] = query.in_arm(replace(given.arm, counted=False), {})
-        places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
+                in_arms[-1] = query.in_arm(replace(in_arm.arm, counted=False), {})
+        positions_of = defaultdict[Retriever, list[int]](list)
+        for position, answers in enumerate(answering):
+            positions_of[answers].append(position)
 
-        async def answer(each: Retriever, places: list[int]) -> tuple[str, list[Any]]:
-            group = replace(search, retriever=each, options=[in_arms[place] for place in places], in_request=places)
+        async def answer(of_arms: Retriever, positions: list[int]) -> tuple[str, list[Any]]:
             try:
-                return each.name, await self.search(group)
+                in_group = [in_arms[position] for position in positions]
+                return of_arms.name, await self.search(search.of_arm(of_arms, in_group, positions))
             except InvalidRequestError:
                 # An arm must not make a request fail. If the request itself is wrong, this attempt raises its error.
-                plain = [queries[place].in_arm(replace(in_arms[place].arm, counted=False), {}) for place in places]
-                return retriever.name, await self.search(replace(group, retriever=retriever, options=plain))
+                plain = [
+                    queries[position].in_arm(replace(in_arms[position].arm, counted=False), {})
+                    for position in positions
+                ]
+                return retriever.name, await self.search(search.of_arm(retriever, plain, positions))
 
-        found = await asyncio.gather(*(answer(each, places) for each, places in places_of.items()))
-        of_place = dict(zip(chain(*places_of.values()), chain(*(results for _, results in found)), strict=True))
-        names = {name for name, _ in found}
-        return [of_place[place] for place in range(len(in_arms))], names.pop() if len(names) == 1 else retriever.name
+        groups = await asyncio.gather(*(answer(*group) for group in positions_of.items()))
+        results = dict(zip(chain(*positions_of.values()), chain(*(results for _, results in groups)), strict=True))
+        names = {name for name, _ in groups}
+        in_order = [results[position] for position in range(len(results))]
+        return in_order, names.pop() if len(names) == 1 else retriever.name
 
     async def search(self, search: Search) -> list[Any]:
         """Queue one request and return its results for a JSON answer, or its vectors, float32 [D].
@@ -353,18 +367,24 @@ class Service:
             QueueFullError, TimedOutError: the service is too busy.
             InvalidRequestError: the answer would be too long, or the release cannot answer the request.
         """
-        limit = self.settings.max_answer_bytes
+        limit, begun = self.settings.max_answer_bytes, perf_counter()
         pieces = self._pieces(search)
         costs = [cost for _, cost in pieces]
         if (size := sum([cost.bytes for cost in costs])) > limit:
             raise _too_long(search, limit, size)
-        alike = search.retriever, type(search.embed or search.options[0]), search.preview
+        alike: Hashable = search.retriever, type(search.embed or search.options[0]), search.preview
+        counts: list[Callable[[], None]] | None = None
+        if len(pieces) > 1 or any(isinstance(query, Query) and query.explain for query in search.options):
+            # Such a request may still fail, so its answers are counted at its end, apart from others.
+            counts = []
+            alike, pieces = (alike, id(counts)), [(replace(piece, counts=counts), cost) for piece, cost in pieces]
         try:
             results = await self.queue.submit(alike, [piece for piece, _ in pieces], costs, client.get())
-            for step in search.explanations:
+            counting = [(count() for count in counts)] if counts else []
+            for step in (*search.explanations, *counting):
                 ended, going_on = False, [Search(search.retriever, step=step)]
                 while not ended:
-                    ((ended,),) = await self.queue.submit(id(step), going_on, [_STEP], client.get())
+                    ((ended,),) = await self.queue.submit(id(step), going_on, [_STEP], client.get(), begun=begun)
         except (QueueFullError, TimedOutError) as error:
             await self._count_refused(error)
             raise
@@ -407,7 +427,7 @@ class Service:
             # Trying each search alone would fail as well, after the same wait. The server's message is only for the
             # operator, so clients get another.
             refused = EngineError("the server that holds the index does not answer now", seconds=error.seconds)
-            counts = (len(each.options) if each.embed is None else each.embed.count for each in searches)
+            counts = (len(search.options) or 1 if search.embed is None else search.embed.count for search in searches)
             self.monitoring.metrics.unanswered.inc(sum(counts))
             return [refused] * len(searches)
         except Exception as error:
@@ -442,15 +462,13 @@ class Service:
             retriever.retrieve(queries, draws, explain_later=True) if queries else retriever.similar(similar, draws)
         )
         if not searches[0].preview:
-            self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
-            self.monitoring.count_answers(retrieval, retrieval.unknown)
-            if queries and settings.groups:
-                self.monitoring.metrics.count_groups([query.features for query in queries], retrieval)
-            wanted = [search.answer_ids for search in searches for _ in search.options]
+            wanted, lines = [search.answer_ids for search in searches for _ in search.options], list[bytes]()
             if any(wanted) or settings.answer_share or retrieval.arms_B:
-                self._name_answers(asked, wanted, retrieval)
-            if queries and self.mirror.staged is not None:
-                self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
+                lines = self._name_answers(asked, wanted, retrieval)
+            if (counts := searches[0].counts) is None:
+                self._count_answers(retriever, queries, retrieval, waited, lines)
+            else:
+                counts.append(partial(self._count_answers, retriever, queries, retrieval, waited, lines))
         # As JSON, in this thread: a long answer would hold up the event loop.
         results = iter(
             [
@@ -468,13 +486,31 @@ class Service:
             )
         return answers
 
+    def _count_answers(
+        self,
+        retriever: Retriever,
+        queries: Sequence[Query],
+        retrieval: Retrieval,
+        waited: Sequence[float],
+        lines: Sequence[bytes],
+    ) -> None:
+        """Count the answers of a batch, record a share of them as events, and send a share to the staged release."""
+        self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)
+        self.monitoring.count_answers(retrieval, retrieval.unknown)
+        if queries and self.settings.groups:
+            self.monitoring.metrics.count_groups([query.features for query in queries], retrieval)
+        if lines:
+            self.monitoring.count_dropped(self._events.offer(lines))
+        if queries and self.mirror.staged is not None:
+            self.mirror.offer(retriever, queries, retrieval, self.settings.mirror_share)
+
     def _name_answers(
         self,
         asked: Sequence[SearchOptions],
         wanted: Sequence[bool],
         retrieval: Retrieval,
-    ) -> None:
-        """Add an `answer_id` to the wanting results, and offer a share of answers as events."""
+    ) -> list[bytes]:
+        """Add an `answer_id` to the wanting results; returns events of a share of the answers."""
         key, release, now = self.keys.signing, retrieval.release.encode(), self._now()
         share, lines = self.settings.answer_share, []
         for place, (query, result, start, end) in enumerate(
@@ -506,8 +542,7 @@ class Service:
                     options=recorded_options(query, self.settings, self._lottery.candidates), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
-        if lines:
-            self.monitoring.count_dropped(self._events.offer(lines))
+        return lines
 
     async def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes durably, and apply them to every later answer of this worker.

@@ -45,6 +45,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         """Last bytes received, in which an offer may have begun."""
         self._head_bytes = 0
         """Bytes since the last end of a head or part of a body."""
+        self._head_complete = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer of the first head."""
@@ -72,9 +73,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field, unless there are too many already."""
+        """Take a field of a head or trailer, unless a head has too many already."""
         super().on_header(name, value)
-        if len(self.headers) > MOST_HEADERS:
+        if len(self.headers) > MOST_HEADERS and not self._head_complete:
             self._refuse_size(f"{MOST_HEADERS} headers")
             raise HttpParserError  # ends the parsing of these bytes
 
@@ -88,9 +89,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             if len(self.url) + fields > _MOST_HEAD_BYTES:
                 self._refuse_size(f"{_MOST_HEAD_BYTES} bytes of head")
                 raise HttpParserError  # ends the parsing of these bytes
-        self._head_bytes = 0
+        self._head_bytes, self._head_complete = 0, True
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_begin(self) -> None:
+        """Begin to read a request."""
+        self._head_complete = False
+        super().on_message_begin()
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""

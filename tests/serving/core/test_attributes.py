@@ -157,7 +157,7 @@ def changed(retriever: Retriever) -> Retriever:
     return retriever.with_changes(records[:30]).with_changes(records[30:])
 
 
-@pytest.mark.parametrize(("spec", "block"), [("flat", 1024), ("flat", 4), ("ivf_flat", 3)])
+@pytest.mark.parametrize(("spec", "block"), [("flat", 1024), ("flat", 8), ("ivf_flat", 16)])
 def test_answers_are_the_best_that_pass(
     spec: str, block: int, releases: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,138 @@
+"""Requests of several pieces or steps count when all of it has succeeded, within the time of one request."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from longtail.serving import create_app
+from longtail.serving.core import explanation
+from longtail.serving.errors import QueueFullError
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+
+TWO_RELEASES = """
+[experiments.week]
+unit = "user"
+[experiments.week.arms.control]
+share = 0.5
+[experiments.week.arms.tail]
+share = 0.5
+release = "plane-2"
+"""
+CONFLICTING = """
+[experiments.week]
+unit = "user"
+[experiments.week.arms.control]
+share = 0.0
+[experiments.week.arms.tail]
+share = 1.0
+explore = {tail = 1}
+"""
+QUERY = {"features": {"user": "east"}}
+
+
+def events_of(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The events that the service offers from now on."""
+    lines: list[bytes] = []
+    sink = app.state.service._events
+    offer = sink.offer
+    monkeypatch.setattr(sink, "offer", lambda more: (lines.extend(more), offer(more))[1])
+    return lines
+
+
+def queries_of(client: Any) -> float:
+    (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith("longtail_queries_total ")]
+    return float(line.split()[1])
+
+
+def test_a_request_that_fails_in_its_last_piece_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(plane_settings(tmp_path, max_queries=256, answer_share=1.0), retriever=plane_retriever())
+    with client_of(app) as client:
+        lines = events_of(app, monkeypatch)
+        wrong = [QUERY] * 199 + [QUERY | {"filter": {"nocolumn": 1}}]
+        answer = client.post("/v1/retrieve", json={"queries": wrong})
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, "queries.199.filter.nocolumn")
+        assert (queries_of(client), lines) == (0, [])
+        assert client.post("/v1/retrieve", json={"queries": [QUERY] * 200}).status_code == 200
+        assert (queries_of(client), len(lines)) == (200, 200)
+
+
+@pytest.mark.parametrize("queries", [63, 199])
+def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
+    queries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(plane_settings(tmp_path, max_queries=256), retriever=plane_retriever())
+    with client_of(app) as client:
+        (tmp_path / "experiments.toml").write_text(CONFLICTING)
+        app.state.follower.experiments.check()
+        lines = events_of(app, monkeypatch)
+        body = {"queries": [QUERY] * queries + [QUERY | {"k": 2, "mmr": 0.5}]}
+        answer = client.post("/v1/retrieve", json=body)
+        assert answer.status_code == 200, answer.text
+        assert not any(result["counted"] for result in answer.json()["results"])
+        assert lines == []
+        if queries > 64:  # below, one batch counts when it is answered
+            assert queries_of(client) == queries + 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_explanations_of_two_arms_are_made_once_each(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(plane_settings(tmp_path, search_threads=threads), retriever=plane_retriever())
+    service, searches, search = app.state.service, list[int](), explanation._Lists.search
+    monkeypatch.setattr(
+        explanation._Lists, "search", lambda lists, dials: (searches.append(1), search(lists, dials))[1]
+    )
+    with client_of(app) as client:
+        service.serve(plane_retriever("plane-2", ""))
+        service.serve(plane_retriever("plane-1", ""))
+        (tmp_path / "experiments.toml").write_text(TWO_RELEASES)
+        app.state.follower.experiments.check()
+        body = {"queries": [{"features": {"user": user}, "explain": user == "a"} for user in "abcde"]}
+        for _ in range(20):
+            answer = client.post("/v1/retrieve", json=body)
+            assert answer.status_code == 200, answer.text
+            assert [["explanation" in label for label in result["labels"]] for result in answer.json()["results"]] == [
+                [query["explain"]] * len(result["labels"])
+                for query, result in zip(body["queries"], answer.json()["results"], strict=True)
+            ]
+        assert queries_of(client) == 20 * 5
+    assert len(searches) % 20 == 0
+
+
+def test_the_steps_of_an_explanation_have_the_time_of_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that take 1.2 s each: the search is in time, the explanation is not, and nothing is counted."""
+    app = create_app(plane_settings(tmp_path, request_seconds=1.0, answer_share=1.0), retriever=plane_retriever())
+    search = explanation._Lists.search
+    monkeypatch.setattr(explanation._Lists, "search", lambda lists, dials: (time.sleep(1.2), search(lists, dials))[1])
+    with client_of(app) as client:
+        lines = events_of(app, monkeypatch)
+        answer = client.post("/v1/retrieve", json={"queries": [QUERY | {"k": 3, "explain": True}]})
+        if answer.status_code == 200:
+            pytest.fail("an explanation of several steps was in time")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "timeout")
+        assert (queries_of(client), lines) == (0, [])
+
+
+def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever())
+    queue = app.state.service.queue
+    monkeypatch.setattr(queue, "_full", lambda *_: QueueFullError("full"))
+    search = explanation._Lists.search
+
+    def fill(lists: Any, dials: Any) -> Any:
+        queue._waiting.queries = queue._limit.queries
+        return search(lists, dials)
+
+    monkeypatch.setattr(explanation._Lists, "search", fill)
+    with client_of(app) as client:
+        assert client.post("/v1/retrieve", json={"queries": [QUERY | {"explain": True}]}).status_code == 200
+        assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 429
