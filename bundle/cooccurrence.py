@@ -517,7 +517,7 @@ def _following(
     """Sum what follows each label within some steps, float32 [L, L], once for each query, label and follower.
 
     Args:
-        later_P: followers that count, as far as a query's other followers did not count for more; None for all.
+        later_P: followers that count, as far as they are nearer than a query's other followers; None for all.
     """
     from scipy.sparse import csr_matrix
 
@@ -525,14 +525,16 @@ def _following(
     number_P, root_P = _numbers(pairs.queries), np.sqrt(_weights_of(pairs))
     for rows in _whole_queries(number_P, min(_KEYS, max(2**62 // labels**2, 1))):
         query_n, label_n, root_n = number_P[rows] - number_P[rows.start], pairs.labels[rows], root_P[rows]
-        keys, values, laters = list[Int64](), list[Float32](), list[Bools]()
+        keys, values, decays, counted = list[Int64](), list[Float32](), list[Float32](), list[Float32]()
         for step in range(1, settings.steps + 1):
             within = query_n[step:] == query_n[:-step]
             earlier_T, follower_T = label_n[:-step][within], label_n[step:][within]
             keys.append((query_n[step:][within] * labels + earlier_T) * labels + follower_T)
             decay = np.float32(settings.step_decay ** (step - 1))
             values.append(root_n[:-step][within] * root_n[step:][within] * decay)
-            laters.append(np.ones(len(values[-1]), np.bool_) if later_P is None else later_P[rows][step:][within])
+            if later_P is not None:
+                decays.append(np.full(len(earlier_T), decay))
+                counted.append(np.where(later_P[rows][step:][within], np.float32(0), decay))
         key_T, value_T = np.concatenate(keys), np.concatenate(values)
         order_T = np.argsort(key_T)
         key_T, value_T = key_T[order_T], value_T[order_T]
@@ -540,8 +542,11 @@ def _following(
         if not len(firsts_g):
             continue
         value_g = np.maximum.reduceat(value_T, firsts_g)
-        if later_P is not None:  # what earlier followers have counted already is taken off
-            value_g -= np.maximum.reduceat(np.where(np.concatenate(laters)[order_T], np.float32(0), value_T), firsts_g)
+        if later_P is not None:  # only steps are compared, because earlier followers are without their weights
+            counted_g, decay_g = (
+                np.maximum.reduceat(np.concatenate(parts)[order_T], firsts_g) for parts in (counted, decays)
+            )
+            value_g *= 1 - counted_g / np.maximum(decay_g, np.finfo(np.float32).tiny)
         cells = np.divmod(key_T[firsts_g] % labels**2, labels)
         sums_LL = sums_LL + csr_matrix((value_g, cells), (labels, labels), dtype=np.float32)
     sums_LL.eliminate_zeros()

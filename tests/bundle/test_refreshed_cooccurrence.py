@@ -115,6 +115,29 @@ def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(ki
     assert often.degrees_L.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
+def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weights(kind: str) -> None:
+    of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
+    bought = LogPairs(np.zeros(3, int), np.array([C, D, C]), np.full(3, 9, np.float32))
+    once, remembered = made(first, of).refreshed(bought, pa.array(["y"]), known(first, NAMES[:1]), None)
+    often = once
+    for _ in range(5):
+        often, remembered = often.refreshed(bought, pa.array(["y"]), remembered, None)
+
+    np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
+    assert often.degrees_L.tolist() == [1, 1, 9, 9]
+
+
+def test_a_nearer_follower_counts_as_much_more_as_it_is_nearer() -> None:
+    first, of = log((X, A), (X, B)), settings("next", steps=2, step_decay=0.5)
+    # d is the second after a, and bought directly after a: 1/2 + 9 · (1 − 1/2), with weights in a root.
+    before, remembered = made(first, of).refreshed(log((0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+    assert dense(before)[A, D] == 0.5
+    bought = LogPairs(np.array([0, 0]), np.array([A, D]), np.array([9, 9], np.float32))
+    after, _ = before.refreshed(bought, pa.array(["x"]), remembered, None)
+    assert dense(after)[A, D] == 0.5 + 9 * 0.5
+
+
 def test_weights_and_the_scale_count() -> None:
     first = log((X, A), (X, B))
     before = made(first, settings("cosine")).scaled(8)
