@@ -163,7 +163,8 @@ class Cooccurrence:
             ids_Q: strings; null for a query that no later log can name.
             remembered: the last labels of queries before; None where the bundle has none.
             until: time of the last pair, in seconds since 1970; None keeps the present one.
-            earlier: pairs of these queries that W counts already, for queries without remembered labels; sorted alike.
+            earlier: pairs of these queries that W counts already, sorted alike; of queries without remembered labels,
+                and of those with at least as many as are remembered of a query.
             most: last later pairs of a query that count.
         """
         settings, labels = self.settings, len(self.rows_LN)
@@ -566,14 +567,17 @@ def _whole_queries(number_P: Int64, size: int) -> Iterator[slice]:
 
 
 def _after_remembered(earlier_QR: Int32, earlier: LogPairs | None, pairs: LogPairs) -> tuple[LogPairs, Bools]:
-    """Put every query's remembered or earlier labels before its pairs; returns both, and which are of the pairs."""
+    """Put each query's remembered or earlier labels before its pairs; returns both, and which are of the pairs."""
     query_n, place_n = np.nonzero(earlier_QR != NO_ENTRY)
     labels_n = earlier_QR[query_n, place_n]
     if earlier is not None:
         earlier = _last_of_each(earlier, MOST)
-        unknown_n = ~(earlier_QR != NO_ENTRY).any(axis=1)[earlier.queries]
-        query_n = np.concatenate([query_n, earlier.queries[unknown_n]])
-        labels_n = np.concatenate([labels_n, earlier.labels[unknown_n]])
+        # A query with fewer than R choices is remembered whole; of another, as many earlier ones say more.
+        remembered_Q, entries = (earlier_QR != NO_ENTRY).sum(axis=1), earlier_QR.shape[1]
+        instead_Q = (remembered_Q == 0) | (np.bincount(earlier.queries, minlength=len(earlier_QR)) >= entries)
+        remembered_n, earlier_n = ~instead_Q[query_n], instead_Q[earlier.queries]
+        query_n = np.concatenate([query_n[remembered_n], earlier.queries[earlier_n]])
+        labels_n = np.concatenate([labels_n[remembered_n], earlier.labels[earlier_n]])
     queries_P = np.concatenate([query_n, pairs.queries])
     order_P = np.argsort(queries_P, kind="stable")
     labels_P = np.concatenate([labels_n, pairs.labels])

@@ -116,6 +116,30 @@ def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(ki
 
 
 @pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
+def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refreshes(kind: str) -> None:
+    of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
+    cycle = [(0, A), (0, B), (0, C), (0, D)]
+    once, remembered = made(first, of).refreshed(log(*cycle, *cycle), pa.array(["y"]), known(first, NAMES[:1]), None)
+    often = once
+    for times in range(2, 6):
+        often, remembered = often.refreshed(log(*cycle), pa.array(["y"]), remembered, None, earlier=log(*cycle * times))
+
+    np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
+    assert often.degrees_L.tolist() == [2, 2, 1, 1]
+    assert remembered is not None
+    assert remembered.history("y").tolist() == [B, C, D]
+
+
+def test_fewer_earlier_pairs_than_remembered_labels_do_not_replace_them() -> None:
+    first = log((X, A), (X, B))
+    before = made(first, settings("cosine"))
+    after, now = before.refreshed(log((0, C)), pa.array(["x"]), known(first, NAMES[:1]), None, earlier=log((0, B)))
+    np.testing.assert_allclose(dense(after)[C], [1, 1, 0, 0])
+    assert now is not None
+    assert now.history("x").tolist() == [A, B, C]
+
+
+@pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
 def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weights(kind: str) -> None:
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     bought = LogPairs(np.zeros(3, int), np.array([C, D, C]), np.full(3, 9, np.float32))
