@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -522,34 +523,39 @@ def _following(
     """
     from scipy.sparse import csr_matrix
 
-    sums_LL = csr_matrix((labels, labels), dtype=np.float32)
+    parts_LL = [csr_matrix((labels, labels), dtype=np.float32)]
     number_P, root_P = _numbers(pairs.queries), np.sqrt(_weights_of(pairs))
-    for rows in _whole_queries(number_P, min(_KEYS, max(2**62 // labels**2, 1))):
+    for rows in _whole_queries(number_P, _KEYS):
         query_n, label_n, root_n = number_P[rows] - number_P[rows.start], pairs.labels[rows], root_P[rows]
-        keys, values, decays, counted = list[Int64](), list[Float32](), list[Float32](), list[Float32]()
+        keys, followers = list[Int64](), list[npt.NDArray[np.integer]]()
+        values, decays, counted = list[Float32](), list[Float32](), list[Float32]()
         for step in range(1, settings.steps + 1):
             within = query_n[step:] == query_n[:-step]
-            earlier_T, follower_T = label_n[:-step][within], label_n[step:][within]
-            keys.append((query_n[step:][within] * labels + earlier_T) * labels + follower_T)
+            keys.append(query_n[step:][within] * labels + label_n[:-step][within])
+            followers.append(label_n[step:][within])
             decay = np.float32(settings.step_decay ** (step - 1))
             values.append(root_n[:-step][within] * root_n[step:][within] * decay)
             if later_P is not None:
-                decays.append(np.full(len(earlier_T), decay))
+                decays.append(np.full(len(keys[-1]), decay))
                 counted.append(np.where(later_P[rows][step:][within], np.float32(0), decay))
-        key_T, value_T = np.concatenate(keys), np.concatenate(values)
-        order_T = np.argsort(key_T)
-        key_T, value_T = key_T[order_T], value_T[order_T]
-        firsts_g = np.flatnonzero(np.diff(key_T, prepend=-1))
-        if not len(firsts_g):
+        key_T, follower_T, value_T = (np.concatenate(column) for column in (keys, followers, values))
+        if not len(key_T):
             continue
+        order_T = np.lexsort((follower_T, key_T))
+        key_T, follower_T, value_T = key_T[order_T], follower_T[order_T], value_T[order_T]
+        firsts_g = np.flatnonzero(np.diff(key_T, prepend=-1) | np.diff(follower_T, prepend=-1))
         value_g = np.maximum.reduceat(value_T, firsts_g)
         if later_P is not None:  # only steps are compared, because earlier followers are without their weights
             counted_g, decay_g = (
                 np.maximum.reduceat(np.concatenate(parts)[order_T], firsts_g) for parts in (counted, decays)
             )
             value_g *= 1 - counted_g / np.maximum(decay_g, np.finfo(np.float32).tiny)
-        cells = np.divmod(key_T[firsts_g] % labels**2, labels)
-        sums_LL = sums_LL + csr_matrix((value_g, cells), (labels, labels), dtype=np.float32)
+        cells = key_T[firsts_g] % labels, follower_T[firsts_g]
+        parts_LL.append(csr_matrix((value_g, cells), (labels, labels), dtype=np.float32))
+        # Only parts of a like size are added, so that no entry is copied for every later part.
+        while len(parts_LL) > 1 and parts_LL[-2].nnz <= 2 * parts_LL[-1].nnz:
+            parts_LL[-2:] = [parts_LL[-2] + parts_LL[-1]]
+    sums_LL = reduce(add, reversed(parts_LL))
     sums_LL.eliminate_zeros()
     return sums_LL
 

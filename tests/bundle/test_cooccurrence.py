@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle import Bundle, BundleInvariantError, Vocabulary
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, cooccurrences, remember
@@ -131,6 +132,23 @@ def test_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     (parts,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
     np.testing.assert_array_equal(whole.rows_LN, parts.rows_LN)
     np.testing.assert_allclose(whole.weights_LN, parts.weights_LN, rtol=1e-6)
+
+
+def test_what_follows_is_summed_without_copying_all_of_it_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = list[int]()
+
+    def counted(one: csr_matrix, other: csr_matrix) -> csr_matrix:
+        added.append(one.nnz + other.nnz)
+        return add(one, other)
+
+    add = csr_matrix.__add__
+    monkeypatch.setattr(csr_matrix, "__add__", counted)
+    monkeypatch.setattr("longtail.bundle.cooccurrence._KEYS", 16)
+    # 512 queries chose 2 labels that no other query did: in 64 blocks of 8 queries, 512 entries.
+    pairs = LogPairs(np.repeat(np.arange(512), 2), np.arange(1024))
+    (made,) = cooccurrences(pairs, 1024, [settings(kind="next")])
+    assert made.matrix().nnz == 512
+    assert sum(added) <= 512 * (6 + 1)  # one copy for each doubling
 
 
 def bundle_with_term() -> Bundle:
