@@ -91,7 +91,8 @@ def refresh(settings: Settings) -> str:
         StoreError, ServingError, BundleError, OSError: label changes or events cannot be read, or a release cannot be
             written.
     """
-    releases, until = Releases(settings.releases), time.time() - _UNDER_WAY_SECONDS
+    # Times of events are microseconds, so the next refresh begins with the one after `until`.
+    releases, until = Releases(settings.releases), round(time.time() - _UNDER_WAY_SECONDS, 6)
     current = releases.current()
     if current is None:
         raise LongtailIndexError(f"{releases}: expected a published release, found none")
@@ -106,7 +107,8 @@ def refresh(settings: Settings) -> str:
         query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
         query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
         with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
-            given = {"since": begin, "after": after, "until": until, "ignored": columns.ignored}
+            end = round(until + 1e-6, 6)  # `until` itself counts
+            given = {"since": begin, "after": after, "until": end, "ignored": columns.ignored}
             return connection.sql(query, params=given).to_arrow_table()
 
     building.refresh(

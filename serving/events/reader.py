@@ -17,7 +17,7 @@ ONCE = """
 SELECT * FROM events WHERE time >= to_timestamp($since - 48 * 3600) AND time < to_timestamp($until)
 QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY client, idempotency_key ORDER BY time) = 1
 """
-"""Query for the events up to `until`, one for each idempotency key of a client.
+"""Query for the events before `until`, one for each idempotency key of a client.
 
 The query starts 48 hours before `since`, the time during which an answer accepts feedback. So an event that was sent
 again later counts in one window only.

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import numpy as np
@@ -144,6 +145,38 @@ def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path)
         refresh(settings)
     assert Releases(folder / "releases").names() == names
     assert not [path for path in (folder / "releases").iterdir() if path.name.endswith(".bundle")]
+
+
+def test_an_event_at_the_end_of_a_refresh_counts_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "releases", tmp_path / "releases")
+    there, end = Releases(tmp_path / "releases"), int(time.time()) - 60
+    there.publish(first(folder))
+    lines = [
+        event_json(
+            kind="organic", time=end + micros / 1e6, labels=["i8"], event="click", features=f'{{"user": "{user}"}}'
+        )
+        for user, micros in (("u1", 122), ("u2", 123), ("u3", 124))
+    ]
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "of-an-end.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    settings = Settings(releases=there.root, state=tmp_path, record_features=True)
+    rows, counts = there.open(first(folder)).bundle.labels.row_of, list[float]()
+    before = there.open(first(folder)).bundle.forecast
+    for now in (end + 5 + 123e-6, end + 8.0):
+        clock = SimpleNamespace(
+            time=lambda now=now: now, gmtime=lambda now=now: time.gmtime(now), strftime=time.strftime
+        )
+        monkeypatch.setattr("longtail.serving.refresh.time", clock)
+        after = there.open(refresh(settings)).bundle.forecast
+        assert before is not None
+        assert after is not None
+        kept = 0.5 ** ((after.settings.until - before.settings.until) / before.settings.half_lives[0])
+        counts.append(after.sums[rows["i8"], 0] - before.sums[rows["i8"], 0] * kept)
+        before = after
+
+    assert counts == pytest.approx([2, 1], rel=1e-3)
 
 
 def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tmp_path: Path) -> None:
