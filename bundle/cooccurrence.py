@@ -154,10 +154,10 @@ class Cooccurrence:
     ) -> tuple[Cooccurrence, Remembered | None]:
         """Add the pairs of a later log to W, and to the last labels of its queries; `scale` stays.
 
-        A later pair counts with the remembered labels of its query and with the query's other later pairs. So W is that
-        of the whole log, but for four things: neighbours beyond N have lost their sums; pairs of a query before the
-        remembered ones do not count; earlier pairs of `walk` keep their 1/n_x while n_x grows; remembered pairs weigh
-        1 in n_x and C.
+        A later pair counts with the remembered or earlier labels of its query and with the query's other later pairs.
+        So W is that of the whole log, but for five things: neighbours beyond N have lost their sums; pairs of a query
+        before the remembered or earlier ones do not count; earlier pairs of `walk` keep their 1/n_x while n_x grows;
+        remembered and earlier pairs weigh 1 in n_x and C; every refresh counts up to `most` later pairs of a query.
 
         Args:
             pairs: sorted by query, then time; a query is its position in `ids_Q`.
@@ -166,7 +166,7 @@ class Cooccurrence:
             until: time of the last pair, in seconds since 1970; None keeps the present one.
             earlier: pairs of these queries that W counts already, sorted alike; of queries without remembered labels,
                 and of those with at least as many as are remembered of a query.
-            most: last later pairs of a query that count.
+            most: last later pairs of a query that count in this refresh.
         """
         settings, labels = self.settings, len(self.rows_LN)
         rows_Q = np.zeros(len(ids_Q), np.int32) if remembered is None else remembered.queries.encode(ids_Q)
@@ -578,7 +578,7 @@ def _after_remembered(earlier_QR: Int32, earlier: LogPairs | None, pairs: LogPai
     labels_n = earlier_QR[query_n, place_n]
     if earlier is not None:
         earlier = _last_of_each(earlier, MOST)
-        # A query with fewer than R choices is remembered whole; of another, as many earlier ones say more.
+        # R earlier pairs reach back at least as far as R remembered labels; fewer labels are all that a query chose.
         remembered_Q, entries = (earlier_QR != NO_ENTRY).sum(axis=1), earlier_QR.shape[1]
         instead_Q = (remembered_Q == 0) | (np.bincount(earlier.queries, minlength=len(earlier_QR)) >= entries)
         remembered_n, earlier_n = ~instead_Q[query_n], instead_Q[earlier.queries]

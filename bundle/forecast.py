@@ -60,7 +60,7 @@ class ForecastSettings(LogColumns):
     horizon: float = Field(gt=0)
     """Length of the forecast period in seconds."""
     pairs: float = Field(gt=0)
-    """Number of pairs in a horizon of the log with which the forecast was fitted."""
+    """Number of pairs in a horizon of the log, repeats by a query discounted, with which the forecast was fitted."""
     until: float
     """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)

@@ -57,7 +57,7 @@ _MEASURED = (
 _MOST_NATS, _NOTABLE_SHARE = 4.0, 0.1
 """A label's share of choices that grows 55 times, to more than a tenth, is a flood rather than taste."""
 _REPEATS = 7 * 86_400.0
-"""Seconds before the last refresh in which a query's earlier pairs are read: as long as a service keeps events."""
+"""Seconds before the last refresh in which earlier pairs are read; a service keeps events for 7 days by default."""
 
 
 def build(
