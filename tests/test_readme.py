@@ -156,7 +156,7 @@ def test_own_logs_by_the_commands_to_the_letter(tmp_path: Path) -> None:
     assert len(lines) == 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
 def test_own_logs_by_hand_and_without_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
