@@ -24,7 +24,6 @@ import typer
 
 from benchmarks.index_recall import synthetic_bundle
 from benchmarks.paired_rate import cpu_seconds
-from longtail.bundle.store import replace_file
 from longtail.index import IndexSpec, Releases, build
 from tests.serving.process import ServerProcess, server
 
@@ -59,7 +58,7 @@ def main(
             _show(f"{requests:,} requests", process)
             for swap in range(1, swaps + 1):
                 name = "AB"[swap % 2]
-                replace_file(releases / "CURRENT", f"{name}\n".encode())
+                Releases(releases).publish(name)
                 _wait_until_served(client, name)
                 client.post("/v1/retrieve", json=_request(rng, labels)).raise_for_status()
                 if swap in (1, swaps):
@@ -77,7 +76,7 @@ def twin_releases(directory: Path, *, labels: int, dim: int, columns: int, spec:
     root = directory / f"twins-{spec.replace(',', '-')}-{labels}x{dim}x{columns}"
     releases = Releases(root / "releases")
     if releases.current() is not None:
-        replace_file(root / "releases" / "CURRENT", b"A\n")
+        releases.publish("A")
         return root / "releases"
     plain = synthetic_bundle(labels, dim=dim)
     display = pa.table(

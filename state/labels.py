@@ -26,6 +26,13 @@ from longtail.state.place import Place, Postgres, read_place
 from longtail.state.tables import VERSION, label_changes, label_store
 
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
+_STORE = select(
+    label_store.c.version,
+    label_store.c.generation,
+    select(func.max(label_changes.c.number)).scalar_subquery().label("last"),
+    select(func.max(label_changes.c.at)).scalar_subquery().label("newest"),
+)
+"""The store with the number of its last change, and the date of its newest, in one statement."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = timedelta(microseconds=1)
 _DELETED_AT_ONCE, _WRITTEN_AT_ONCE = 500, 1000
@@ -83,10 +90,9 @@ class LabelStore:
             engine = self._backend.engine(make=True)
             assert engine is not None
             with writing(engine, "labels") as connection:
-                self._check(connection)
+                store = self._check(connection)
                 if after is not None:
-                    newest = connection.scalar(select(func.max(label_changes.c.at)))
-                    after = after if newest is None else max(after, _EPOCH + newest * _STEP)
+                    after = after if store.newest is None else max(after, _EPOCH + store.newest * _STEP)
                     if min(record.at for record in records) <= after:
                         rows = _rows_of(_dated_after(after, records))
                 for start in range(0, len(rows), _WRITTEN_AT_ONCE):  # keeps each statement below the timeout
@@ -108,14 +114,13 @@ class LabelStore:
                 return LabelRead([], position, False)
             self._position = None  # after a failure the next call reads again, even without new changes
             with reading(engine) as connection:
-                generation = self._check(connection)
-                last = connection.scalar(select(func.max(label_changes.c.number))) or 0
-                before = position
-                if before is not None and (before.generation != generation or before.number > last):
+                store = self._check(connection)
+                last, before = store.last or 0, position
+                if before is not None and (before.generation != store.generation or before.number > last):
                     before = None
                 rows = list(_pages(connection, before.number if before else 0))
             records = [self._record(*row) for row in rows]
-            self._position = LabelPosition(generation, last)
+            self._position = LabelPosition(str(store.generation), last)
             return LabelRead(records, self._position, before != position)
 
     def compact(self) -> None:
@@ -143,17 +148,17 @@ class LabelStore:
             self._backend.close()
             self._lock.release()
 
-    def _check(self, connection: Connection) -> str:
-        """Check the version of the store, and return its generation; raises StoreError."""
-        found = connection.execute(select(label_store.c.version, label_store.c.generation)).one_or_none()
-        if found is None:
+    def _check(self, connection: Connection) -> Any:
+        """Check the version of the store, and return `_STORE`; raises StoreError."""
+        store = connection.execute(_STORE).one_or_none()
+        if store is None:
             raise StoreError(f"{self._place}: expected label changes, found tables without a name of their own")
-        if found.version != VERSION:
+        if store.version != VERSION:
             raise StoreError(
-                f"{self._place}: expected version {VERSION}, found {found.version}: use the Longtail that made it, or "
+                f"{self._place}: expected version {VERSION}, found {store.version}: use the Longtail that made it, or "
                 "another place"
             )
-        return str(found.generation)
+        return store
 
     def _record(self, number: int, content: str) -> LabelRecord:
         try:
@@ -193,9 +198,11 @@ def _dated_after(latest: datetime, records: Sequence[LabelRecord]) -> list[Label
 
 def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
     """Yield numbers and records after a number, read by pages so that no statement exceeds the timeout."""
-    while page := connection.execute(_CHANGES.where(label_changes.c.number > number).limit(_READ_AT_ONCE)).all():
+    page: Sequence[Any] = [None] * _READ_AT_ONCE
+    while len(page) == _READ_AT_ONCE:
+        page = connection.execute(_CHANGES.where(label_changes.c.number > number).limit(_READ_AT_ONCE)).all()
         yield from ((row.number, row.record) for row in page)
-        number = page[-1].number
+        number = page[-1].number if page else number
 
 
 def read_label_changes(source: str | Place) -> LabelChanges:
