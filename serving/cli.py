@@ -176,6 +176,13 @@ def export_feedback(
     since: SinceOption = None,
     until: UntilOption = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
+    query_id: Annotated[
+        str | None,
+        typer.Option(
+            help="Feature that is the query id, data.query_id of a recipe: choices without one are left out, as "
+            "training refuses them."
+        ),
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also choices without features.")] = False,
     state: StateOption = None,
     events: EventsOption = None,
@@ -183,8 +190,9 @@ def export_feedback(
     """Write the service's feedback as training data. The service may run meanwhile."""
     window = read_window(since, until, time())
     for line in export(
-        releases, _events_of(releases, state, events), out, window=window, label_id=label_id, everything=all_
-    ):
+        releases, _events_of(releases, state, events), out,
+        window=window, label_id=label_id, query_id=query_id, everything=all_,
+    ):  # fmt: skip
         print(line)
 
 

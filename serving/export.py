@@ -2,8 +2,9 @@
 
 The columns, in order:
 
-- every query feature of the release, by its name; ids are text, like in the bundle;
-- features that the release does not read, such as a query id, as text;
+- the query id, where its column is named, and every query feature of the release, by its name; ids are text, like in
+  the bundle;
+- features that the release does not read, as text;
 - the label id;
 - the columns of `_OWN`. `position` starts at 0 and is null if the label was not in the answer; `impressions` are the
   labels of the answer, null unless the answer was recorded.
@@ -115,6 +116,7 @@ def export(
     *,
     window: tuple[float, float],
     label_id: str = "label_id",
+    query_id: str | None = None,
     everything: bool = False,
 ) -> list[str]:
     """Write feedback as a Parquet file, which is complete or absent.
@@ -124,6 +126,7 @@ def export(
         out: path of the file; an existing file is replaced.
         window: start (included) and end (excluded) of the events' times, in seconds since 1970.
         label_id: name of the column of label ids.
+        query_id: name of the feature that is the query id: choices without one are left out, as training refuses them.
         everything: also export choices without features.
 
     Returns:
@@ -138,6 +141,11 @@ def export(
         raise ExportError(
             f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
         )
+    if query_id is not None and (query_id.casefold() in (*_OWN, label_id.casefold()) or not _NAME.fullmatch(query_id)):
+        raise ExportError(
+            f"--query-id: expected a name of letters, digits and _ that is none of {', '.join((label_id, *_OWN))}, "
+            f"received {describe(query_id)}"
+        )
     features = query_features(releases)
     since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -147,18 +155,24 @@ def export(
             repeats = connection.execute(_REPEATS, {"since": since, "until": until}).fetchone() or (0,)
             later = connection.execute(_LATER, {"until": until, "now": time.time()}).fetchone() or (0, 0)
             kept = "TRUE" if everything else "features IS NOT NULL"
-            left_out = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
+            # Training refuses a whole log for one row without an id.
+            has_ids = "label <> ''"
+            if query_id is not None:
+                has_ids += f" AND coalesce({id_of(_member(query_id))}, '') <> ''"
+            left_out = connection.execute(
+                f"SELECT count(*) FILTER (NOT ({kept})), count(*) FILTER (({kept}) AND NOT ({has_ids})) FROM chosen"
+            ).fetchone() or (0, 0)
             sent = connection.execute(
                 "SELECT name FROM (SELECT unnest(json_keys(features)) AS name FROM chosen) "
                 "GROUP BY name ORDER BY count(*) DESC, name"
             ).fetchall()
-            values, no_columns = _columns(features, [name for (name,) in sent], label_id)
+            values, no_columns = _columns(features, [name for (name,) in sent], label_id, query_id)
             columns = [f'{value} AS "{column}"' for column, value in values.items()]
             columns += [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
             target = str(working).replace("'", "''")
             connection.execute(
-                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE {kept} ORDER BY time, answer, label, event) "
-                f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE ({kept}) AND {has_ids} "
+                f"ORDER BY time, answer, label, event) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
             )
         rows = pq.read_metadata(working).num_rows
         working.replace(out)
@@ -168,6 +182,9 @@ def export(
     if left_out[0]:
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
         said.append(f"left out: {left_out[0]:,} labels {why}")
+    if left_out[1]:
+        what = "label is empty" if query_id is None else f"label is empty, or whose query has no {query_id}"
+        said.append(f"left out: {left_out[1]:,} labels whose {what}: training refuses rows without an id")
     if repeats[0]:
         said.append(f"left out: {repeats[0]:,} labels sent again: by an idempotency key, or by answer, label and event")
     if later[0]:
@@ -186,7 +203,9 @@ def export(
     return [*said, f"written: {out}"]
 
 
-def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str) -> tuple[dict[str, str], list[str]]:
+def _columns(
+    features: Mapping[str, Feature], sent: Sequence[str], label_id: str, query_id: str | None
+) -> tuple[dict[str, str], list[str]]:
     """Return the SQL of each feature's column, and the features that cannot be columns.
 
     Args:
@@ -194,8 +213,13 @@ def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str
     """
     reserved = {name.casefold() for name in (*_OWN, label_id)}
     values, taken, left_out = dict[str, str](), set(reserved), list[str]()
+    if query_id is not None:
+        values[query_id] = id_of(_member(query_id))
+        taken.add(query_id.casefold())
     others = [name for name in sent if name not in features]
     for name in [*features, *others]:
+        if name == query_id:
+            continue
         column = f"feature_{name}" if name.casefold() in reserved else name
         # SQL does not distinguish names that differ only in case.
         fits = _NAME.fullmatch(name) is not None and len(values) < len(features) + _MOST_OTHERS
@@ -218,7 +242,7 @@ def query_features(releases: str | Path) -> dict[str, Feature]:
 
 def value_of(feature: Feature) -> str:
     """Return the SQL that extracts a feature from JSON, in the type that the trainer reads."""
-    value, text = f"json_extract(features, '$.{feature.name}')", f"features ->> '$.{feature.name}'"
+    value, text = _member(feature.name), f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
         return f"TRY_CAST({value} AS DOUBLE)"
     if feature.kind == "vector":
@@ -241,6 +265,10 @@ def id_of(value: str) -> str:
     """Return the SQL that converts a JSON value to an id; a whole float becomes an integer."""
     text = f"{value} ->> '$'"
     return rf"CASE json_type({value}) WHEN 'DOUBLE' THEN regexp_replace({text}, '\.0+$', '') ELSE {text} END"
+
+
+def _member(name: str) -> str:
+    return f"json_extract(features, '$.{name}')"
 
 
 def _ids(values: str) -> str:

@@ -49,7 +49,7 @@ _UNDER_WAY_SECONDS = 5
 _CHOSEN = f"""
 WITH once AS ({ONCE}),
 chosen AS (
-    SELECT {{id}} AS id, features, answer, client, unnest(labels) AS label, time, event
+    SELECT nullif({{id}}, '') AS id, features, answer, client, unnest(labels) AS label, time, event
     FROM once
     WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
         AND NOT list_contains($ignored, coalesce(event, ''))

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord
-from longtail.serving.core.queries import MAX_IDS, LabelId, Query, RequestModel, SearchOptions, features_json
+from longtail.serving.core.queries import MAX_IDS, ChosenId, LabelId, Query, RequestModel, SearchOptions, features_json
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.events.schema import event_json
@@ -31,7 +31,7 @@ _OF_ORGANIC = ("bias_removal", "popularity", "cooccurrence", "exclude", "exclude
 class Event(RequestModel):
     """A user's choice: from an answer (`answer_id`), or without one (`features` alone)."""
 
-    labels: list[LabelId] = Field(
+    labels: list[ChosenId] = Field(
         min_length=1, max_length=MAX_IDS, description="The labels chosen, whether they were answered or not."
     )
     answer_id: str | None = Field(

@@ -80,19 +80,27 @@ def _whole(value: float) -> int:
     return int(value)
 
 
+_WHOLE = (
+    core_schema.int_schema(strict=True),
+    core_schema.no_info_after_validator_function(_whole, core_schema.float_schema(strict=True, allow_inf_nan=False)),
+)
 LabelId = Annotated[
     str | int,
     _OneError(
-        "id_type",
-        "Input should be an id (a string or a whole number)",
-        core_schema.str_schema(strict=True),
-        core_schema.int_schema(strict=True),
-        core_schema.no_info_after_validator_function(
-            _whole, core_schema.float_schema(strict=True, allow_inf_nan=False)
-        ),
+        "id_type", "Input should be an id (a string or a whole number)", core_schema.str_schema(strict=True), *_WHOLE
     ),
 ]
 """A label's id; `1`, `1.0` and `"1"` are the same label."""
+ChosenId = Annotated[
+    str | int,
+    _OneError(
+        "id_type",
+        "Input should be an id (a string that is not empty, or a whole number)",
+        core_schema.str_schema(strict=True, min_length=1),
+        *_WHOLE,
+    ),
+]
+"""The id of a label that was chosen: training refuses an empty one."""
 _Display = Annotated[
     bool | list[str],
     _OneError(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -18,8 +19,10 @@ from packaging.version import Version
 
 from longtail.index import Releases, build
 from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.objects import upload_events
 from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
+from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
@@ -158,15 +161,14 @@ def started(name: str, folder: Path, **environment: str) -> subprocess.Popen[byt
     return subprocess.Popen(["sh", "-c", script], env=os.environ | environment | {"PATH": path})
 
 
-def organic(key: str) -> bytes:
-    fields = {
-        "features": '{"user_id":"u1"}',
-        "labels": ["item-1"],
-        "event": "click",
-        "weight": 1,
-        "time": time.time() - 90,
-    }
+def organic(key: str, features: str = '{"user_id":"u1"}', label: str = "item-1") -> bytes:
+    fields = {"features": features, "labels": [label], "event": "click", "weight": 1, "time": time.time() - 90}
     return event_json(kind="organic", idempotency_key=key, positions=[None], propensities=[1.0], buckets=[0], **fields)
+
+
+def built(folder: Path) -> None:
+    make_bundle().write(folder / "bundle")
+    build(folder / "bundle", folder / "releases", name="first", spec="flat")
 
 
 def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) -> None:
@@ -187,11 +189,39 @@ def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) ->
         sidecar.terminate()
         assert sidecar.wait(60) == 0
     assert exported() is None, "no release yet"
-    make_bundle().write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", name="first", spec="flat")
+    built(tmp_path)
     assert exported() is None, "none published yet"
     Releases(tmp_path / "releases").publish("first")
     assert exported() == ["a", "b", "sent twice"]
+
+
+@pytest.mark.parametrize("known", [0, 60])
+def test_no_event_that_the_service_takes_stops_training(
+    s3: S3Server, tmp_path: Path, known: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    built(tmp_path)
+    Releases(tmp_path / "releases").publish("first")
+    unknown = [organic(each, each) for each in ('{"history":["3"]}', '{"user_id":""}', '{"user_id":null}')]
+    unknown.append(organic("empty label", label=""))
+    events = FolderEvents(tmp_path / "events", days=7, most_bytes=1 << 20)
+    events.append([organic(str(n), f'{{"user_id":"u{n}"}}') for n in range(known)] + unknown).result(10)
+    events.close()
+    environment = {"EVENTS": s3.url(), "RELEASES": str(tmp_path / "releases"), "LOG": str(tmp_path / "log.parquet")}
+    upload_events(tmp_path / "events", environment["EVENTS"])
+    now, rows = time.time(), range(600)
+    columns = {"user_id": [f"u{n % 60}" for n in rows], "product_id": [f"item-{n % 41}" for n in rows]}
+    times = pa.array([int(1e6 * (now - 3600 * (700 - n))) for n in rows], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table(columns | {"time": times}), tmp_path / "log.parquet")
+
+    assert started("feedback", tmp_path, **environment).wait(60) == 0
+    assert "left out: 4 labels whose label is empty, or whose query has no user_id" in capfd.readouterr().out
+    (tmp_path / "longtail-train").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
+    (tmp_path / "longtail-train").chmod(0o700)
+    assert started("train", tmp_path, **environment, BUNDLES="s3://shop/bundles", POD="p").wait(60) == 0
+    override = next(each for each in (tmp_path / "arguments").read_text().splitlines() if each.startswith("data.train"))
+    found = check(load_recipe(RECIPE, [override]))
+    assert found.problems == []
+    assert sum(split["pairs"] for split in found.splits.values()) == 600 + known
 
 
 @pytest.mark.parametrize("feedback", [False, True])

@@ -186,6 +186,7 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
     clicks = [({"seen": ["i3"] + [RARE] * click}, RARE) for click in range(300)]  # the history grows with each click
     clicks += [({"user": "u1", "seen": [f"i{click % 40}"]}, "i8") for click in range(300)]
     clicks += [({"user": f"u{user}", "seen": ["i9"]}, "i9") for user in range(30)]
+    clicks += [({"user": "", "seen": [f"i{visitor + 11}"]}, "i10") for visitor in range(20)]  # an empty id is none
     lines = [
         event_json(kind="organic", time=now - 600 + click, labels=[label], event="click", features=json.dumps(features))
         for click, (features, label) in enumerate(clicks)
@@ -198,10 +199,10 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
     assert before is not None
     assert after is not None
     kept = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
-    rows = [there.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9")]
+    rows = [there.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9", "i10")]
     added = (after.sums[:, :5] - before.sums[:, :5] * kept)[rows]
     assert (added[:2] <= 1).all()
-    np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5], rtol=0.02)
+    np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5, [20] * 5], rtol=0.02)
 
 
 @pytest.mark.process

@@ -237,6 +237,38 @@ def test_columns_are_those_of_the_published_release(tmp_path: Path) -> None:
         exported(tmp_path, label_id="weight")
 
 
+def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) -> None:
+    keep(
+        releases,
+        choice(["x", ""], {"user": "u1", "session": 7.0}, answer="a"),
+        choice(["y", "z"], {"user": "u1"}, answer="b"),
+        choice(["y"], {"user": "u1", "session": ""}, answer="c"),
+        choice(["v"], answer="d"),
+    )
+    refused = "training refuses rows without an id"
+    features = "left out: 1 labels whose query's features are not known: send `features` with feedback"
+    rows, said = exported(releases)
+    assert [row["label_id"] for row in rows] == ["x", "y", "z", "y"]
+    assert said[1].startswith(features)
+    assert said[2] == f"left out: 1 labels whose label is empty: {refused}"
+    rows, said = exported(releases, query_id="session")
+    assert [(row["session"], row["user"], row["label_id"]) for row in rows] == [("7", "u1", "x")]
+    assert said[1].startswith(features)
+    assert said[2] == f"left out: 4 labels whose label is empty, or whose query has no session: {refused}"
+    _, said = exported(releases, query_id="session", everything=True)
+    assert said[:2] == [
+        "1 labels chosen", f"left out: 5 labels whose label is empty, or whose query has no session: {refused}"
+    ]  # fmt: skip
+    # The column is there also where nobody sends the id, and once where the release reads it.
+    assert exported(releases, query_id="account")[0] == []
+    assert pq.read_schema(releases / "out.parquet").field("account").type == TEXT
+    assert len(exported(releases, query_id="user")[0]) == 4
+    assert pq.read_schema(releases / "out.parquet").names.count("user") == 1
+    for name in ("weight", "label_id", "session id"):
+        with pytest.raises(ExportError, match="--query-id: expected a name of letters, digits and _ that is none of"):
+            exported(releases, query_id=name)
+
+
 def test_times_that_are_none() -> None:
     assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9 - 60)
     assert read_window("1970-01-02", "1970-01-02T02:00:00+01:00", 1e9) == (86_400, 86_400 + 3600)

@@ -100,6 +100,16 @@ def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path
     assert [row["weight"] for row in kept(tmp_path, "organic")] == [1e6]
 
 
+def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) -> None:
+    event = {"features": {"user": "east"}, "labels": ["a", ""]}
+    said = say(client, event, status=422)
+    refused(said, 422, "invalid_request", "events.0.labels.1")
+    assert "an id (a string that is not empty, or a whole number)" in said.text
+    say(client, {"answer_id": ids_of(client)[0], "labels": [""]}, status=422)
+    say(client, {**event, "labels": ["a"], "exclude": [""]})
+    assert [row["labels"] for row in kept(tmp_path, "organic")] == [["a"]]
+
+
 def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
     told = []
     for _ in range(8):
