@@ -27,7 +27,7 @@ from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
 from longtail.serving.events.objects import download_events, upload_events
-from longtail.serving.export import export, read_window
+from longtail.serving.export import export, minutes_under_way, read_window
 from longtail.serving.http.openapi import openapi_document
 from longtail.serving.off_policy import off_policy as estimate_off_policy
 from longtail.serving.off_policy import report_lines as lines_of_off_policy
@@ -45,7 +45,11 @@ SinceOption = Annotated[
 ]
 UntilOption = Annotated[
     str | None,
-    typer.Option(metavar="WHEN", help="End of the window, exclusive, in the same forms (default: a minute ago)."),
+    typer.Option(
+        metavar="WHEN",
+        help="End of the window, exclusive, in the same forms (default: a minute ago; of a URL 30 minutes, as events "
+        "are uploaded late).",
+    ),
 ]
 
 ReleasesArgument = Annotated[
@@ -188,7 +192,7 @@ def export_feedback(
     events: EventsOption = None,
 ) -> None:
     """Write the service's feedback as training data. The service may run meanwhile."""
-    window = read_window(since, until, time())
+    window = read_window(since, until, time(), events)
     for line in export(
         releases, _events_of(releases, state, events), out,
         window=window, label_id=label_id, query_id=query_id, everything=all_,
@@ -223,11 +227,13 @@ def experiments(
     if experiment is None:
         print("no experiment runs")
         return
-    report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time()))
+    report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time(), events))
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
         print(line)
     if until is None and not json_:
-        print("left out: the last minute, whose events may be under way (--until 0m takes all)")
+        minutes = minutes_under_way(events)
+        last = "minute" if minutes == 1 else f"{minutes} minutes"
+        print(f"left out: the last {last}, whose events may be under way (--until 0m takes all)")
 
 
 @app.command(epilog="Example: longtail-serve off-policy releases --at 0.5 --out report.html")
@@ -260,7 +266,7 @@ def off_policy(
             "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
         )
     report = estimate_off_policy(
-        releases, _events_of(releases, state, events), read_window(since, until, time()), at or (),
+        releases, _events_of(releases, state, events), read_window(since, until, time(), events), at or (),
         release=release, state=_place_of(state), event=event, unit=unit,
     )  # fmt: skip
     if out is not None:

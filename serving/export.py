@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from longtail.bundle import Feature
 from longtail.bundle.errors import describe
 from longtail.bundle.integrity import read_manifest
+from longtail.bundle.objects import is_url
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.errors import ServingError
@@ -78,8 +79,10 @@ _LATER = """
 SELECT count(*), count(*) FILTER (time > to_timestamp($now)) FROM events
 WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)
 """
-_UNDER_WAY_SECONDS = 60
+_UNDER_WAY_MINUTES = 1
 """Age after which every event is certainly on disk."""
+_UPLOADED_MINUTES = 30
+"""Age after which events are in a URL: 10 minutes for a segment, 10 until the next upload, and as many to spare."""
 _MOST_OTHERS = 100
 """Most columns of features that the release does not read."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -90,22 +93,31 @@ class ExportError(ServingError):
     """Feedback that cannot be exported: a column has two meanings, or a time is malformed."""
 
 
-def read_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
+def minutes_under_way(events: str | None) -> int:
+    """Return the age in minutes after which events are in their place: a folder, or a URL that is uploaded to."""
+    return _UPLOADED_MINUTES if events is not None and is_url(events) else _UNDER_WAY_MINUTES
+
+
+def read_window(since: str | None, until: str | None, now: float, events: str | None = None) -> tuple[float, float]:
     """Parse a time window into start and end, in seconds since 1970.
 
     Args:
-        since, until: ISO 8601, UTC by default, or an age such as `7d`. None: from the beginning, and until a minute
-            ago, because later events may not be on disk yet.
+        since, until: ISO 8601, UTC by default, or an age such as `7d`. None: from the beginning, and until
+            `minutes_under_way` ago, because later events may not be in their place yet.
+        events: folder or URL of the events; None for the folder of a service.
 
     Raises:
         ExportError: a time has neither form.
     """
+    under_way = minutes_under_way(events)
     begin, end = (
         default if text is None else _seconds(option, text, now)
-        for option, text, default in (("--since", since, 0.0), ("--until", until, now - _UNDER_WAY_SECONDS))
+        for option, text, default in (("--since", since, 0.0), ("--until", until, now - 60 * under_way))
     )
     if begin >= end:
-        raise ExportError(f"--since: expected a time before --until, received {since!r} and {until or '1m'!r}")
+        raise ExportError(
+            f"--since: expected a time before --until, received {since!r} and {until or f'{under_way}m'!r}"
+        )
     return begin, end
 
 

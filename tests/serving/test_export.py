@@ -271,6 +271,11 @@ def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) 
 
 def test_times_that_are_none() -> None:
     assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9 - 60)
+    assert read_window("7d", None, 1e9, "events") == (1e9 - 7 * 86_400, 1e9 - 60)
+    assert read_window("7d", None, 1e9, "s3://shop/events") == (1e9 - 7 * 86_400, 1e9 - 30 * 60)
+    assert read_window("7d", "5m", 1e9, "s3://shop/events") == (1e9 - 7 * 86_400, 1e9 - 5 * 60)
+    with pytest.raises(ExportError, match="received '20m' and '30m'"):
+        read_window("20m", None, 1e9, "s3://shop/events")
     assert read_window("1970-01-02", "1970-01-02T02:00:00+01:00", 1e9) == (86_400, 86_400 + 3600)
     with pytest.raises(ExportError, match="--since: expected ISO 8601, or an age"):
         read_window("last week", None, 1e9)
