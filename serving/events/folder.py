@@ -279,7 +279,7 @@ def finish_segment(path: Path) -> None:
         if damaged:
             aside = path.with_suffix(DAMAGED)
             logger.error("%s: %d lines are no events; they are kept in %s", path, damaged.count(b"\n"), aside.name)
-            replace_file(aside, damaged)
+            replace_file(aside, damaged, mode=0o600)
         if table.num_rows:
             working = path.with_name(f".{path.stem}.tmp")
             try:

@@ -22,9 +22,13 @@ def upload_events(folder: Path, url: str) -> int:
 
 
 def download_events(url: str) -> Path:
-    """Return a folder with copies of a store's Parquet files; raises StorageError, or OSError for a full disk."""
+    """Return a folder with copies of a store's Parquet files, which only its owner may read.
+
+    Raises StorageError, or OSError for a full disk.
+    """
     store = ObjectStore(url)
     folder = copies_of(store.url) / "events"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the service's: events hold what users chose
     with downloading(folder):
         names = {name for name in store.list() if name.endswith(FINISHED) and Path(name).name == name}
         copied = {path.name for path in folder.glob(f"*{FINISHED}")}
@@ -32,5 +36,5 @@ def download_events(url: str) -> Path:
             (folder / name).unlink()
         for name in sorted(names - copied):
             if content := store.read(name):
-                replace_file(folder / name, content)
+                replace_file(folder / name, content, mode=0o600)
     return folder

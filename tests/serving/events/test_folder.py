@@ -199,8 +199,10 @@ def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
     events = opened(tmp_path)
     events.append([line("a")]).result(10)
     events.close()
-    (path,) = tmp_path.glob("*.parquet")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "s.jsonl").write_bytes(line("a") + b"\n[1]\n")
+    finish_segment(tmp_path / "s.jsonl")
+    paths = [*tmp_path.glob("*.parquet"), *tmp_path.glob("*.damaged")]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600] * 3
 
 
 def test_times_never_run_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
