@@ -206,6 +206,11 @@ def upload_finished_events(
     url: Annotated[str, typer.Argument(help="URL that gets them; several services may share it.")],
 ) -> None:
     """Copy finished files of events to an object store."""
+    if not events.is_dir():  # a sidecar may be earlier than its service, which makes the folder
+        print(
+            f"longtail-serve: {events}: expected a folder of events, found none (yet): nothing is uploaded",
+            file=sys.stderr,
+        )
     print(f"uploaded: {upload_events(events, url):,} files")
 
 

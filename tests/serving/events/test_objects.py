@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,19 @@ def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> 
     assert sum(path.endswith(".parquet") for _, path in s3.seen) == 1
 
 
+def test_a_download_is_for_its_owner_alone(s3: S3Server, tmp_path: Path) -> None:
+    url = s3.url()
+    keep(tmp_path / "one", "a")
+    upload_events(tmp_path / "one", url)
+    before = os.umask(0o022)
+    try:
+        folder = download_events(url)
+    finally:
+        os.umask(before)
+    (file,) = folder.glob("*.parquet")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, file)] == [0o700, 0o600]
+
+
 def test_what_a_store_has_deleted_is_in_no_download(s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     keep(tmp_path / "one", "a")
@@ -52,6 +67,21 @@ def test_what_a_store_has_deleted_is_in_no_download(s3: S3Server, tmp_path: Path
     store = ObjectStore(url)
     store.delete(store.list())
     assert keys_in(download_events(url)) == []
+
+
+def test_a_folder_that_is_not_there_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keep(tmp_path / "events", "a")
+    url = s3.url()
+    for name, uploaded, warning in (
+        ("evnets", 0, f"longtail-serve: {tmp_path}/evnets: expected a folder of events, found none (yet): nothing is"),
+        ("events", 1, ""),
+    ):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(["upload-events", str(tmp_path / name), url])
+        said = capsys.readouterr()
+        assert said.out == f"uploaded: {uploaded} files\n"
+        assert said.err.startswith(warning)
+        assert bool(said.err) == bool(warning)
 
 
 def test_a_store_that_does_not_answer_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
