@@ -193,7 +193,8 @@ class Settings(BaseSettings):
     """Destination of feedback and other events: a folder, or kafka://HOST:PORT/TOPIC; by default `events` in the state
     directory."""
     events_days: float = Field(default=7.0, gt=0)
-    """Age at which a folder deletes events."""
+    """Age at which a folder deletes events. The latest silence of more than a day counts from half a day after the next
+    event, because a clock that jumps ahead looks the same: while no events come, it deletes none."""
     events_bytes: int = Field(default=10 << 30, ge=1)
     """Largest size of the events in a folder; the oldest are deleted first."""
     answer_share: float = Field(default=0.0, ge=0, le=1)

@@ -42,7 +42,9 @@ _MOST_BYTES = 64 << 20
 _PATIENCE_SECONDS = 10.0
 _TICK_SECONDS = 1.0
 _LONGEST_SILENCE = 86_400.0
-"""Most seconds by which a time without events ages the files before it."""
+"""Seconds without events after which the clock may have jumped ahead."""
+_TRUSTED_AFTER = 43_200.0
+"""Seconds with events after a silence from which the silence ages the files before it."""
 _Waiting = tuple[bytes, int, Future[None] | None]
 """Lines, their number, and the future of the caller that waits for them."""
 
@@ -54,7 +56,8 @@ class FolderEvents:
 
     Args:
         folder: created if missing, accessible to its owner alone.
-        days: age at which Parquet files are deleted; of a time without events, one day counts at most.
+        days: age at which Parquet files are deleted. The latest silence of more than a day does not count before half a
+            day after the next event.
         most_bytes: largest size of all Parquet files together; the oldest are deleted first.
 
     Raises:
@@ -187,14 +190,18 @@ class FolderEvents:
                 logger.error("%s cannot be tidied up: %s: %s", path, type(error).__name__, error)
 
     def _delete_old(self, folder: Path) -> None:
-        kept, age, later = 0, 0.0, self._clock()
+        kept, age, later, doubted = 0, 0.0, self._clock(), False
         files = list[tuple[float, int, Path]]()
         for path in folder.glob(f"*{FINISHED}"):
             with suppress(FileNotFoundError):  # another worker deleted it first
                 files.append(((found := path.stat()).st_mtime, found.st_size, path))
         for written, size, path in sorted(files, reverse=True):
-            # A clock that jumps ahead looks like days without events, and what is deleted is lost.
-            age, later = age + min(max(later - written, 0.0), _LONGEST_SILENCE), written
+            silence, later = max(later - written, 0.0), min(later, written)  # not by files that are ahead of the clock
+            # A clock that jumps ahead looks like the latest silence, and what is deleted is lost.
+            if silence > _LONGEST_SILENCE and age < _TRUSTED_AFTER and not doubted:
+                doubted = True
+            else:
+                age += silence
             kept += size
             if age > 86_400 * self._days or kept > self._most_bytes:
                 with suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,38 @@ def test_the_oldest_files_go_by_age_and_bytes(tmp_path: Path) -> None:
     assert kept_since(tmp_path) == NOW - 86_400 * 2
 
 
+def aged(folder: Path, *days: float) -> None:
+    for age in days:
+        path = folder / f"{age:05.1f}.parquet"
+        path.write_bytes(b"x")
+        os.utime(path, (NOW - 86_400 * age,) * 2)
+
+
+def left(folder: Path) -> list[float]:
+    return sorted(float(path.stem) for path in folder.glob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("ages", "after", "expected"),
+    [
+        (range(0, 300, 30), 0, [0, 30]),  # the last 30 days may be a clock that has jumped ahead
+        (range(0, 300, 30), 0.5, [0]),
+        (range(0, 300, 30), 20, [0]),  # as may the last 20
+        (range(10), 0, range(8)),
+        (range(10), 0.5, range(7)),
+        (range(8), 8, range(8)),
+        ([0, 0.5, *range(8, 12)], 0, [0, 0.5]),
+        ([0, 0.5, 2, 4, 6, 8], 0, [0, 0.5, 2, 4, 6]),
+    ],
+)
+def test_rare_events_go_at_their_age_too(
+    tmp_path: Path, ages: Sequence[float], after: float, expected: Sequence[float]
+) -> None:
+    aged(tmp_path, *ages)
+    opened(tmp_path, days=7.0, clock=lambda: NOW + 86_400 * after).close()
+    assert left(tmp_path) == list(expected)
+
+
 def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(bytes(100))
@@ -322,7 +355,7 @@ def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
     (tmp_path / "c.jsonl").write_bytes(line("c") + b"\n")
     old = tmp_path / "0.parquet"
     old.write_bytes(b"")
-    os.utime(old, (1, 1))
+    os.utime(old, (time.time() - 64_800,) * 2)
     write = pq.write_table
 
     def fail_once(table: Any, working: Path, **options: Any) -> None:
@@ -332,7 +365,7 @@ def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
         write(table, working, **options)
 
     monkeypatch.setattr(module.pq, "write_table", fail_once)
-    opened(tmp_path).close()
+    opened(tmp_path, days=0.5).close()
     assert not old.exists()
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".deleted") == [
         ".deleted", "a.damaged", "b.jsonl", "c.parquet",
