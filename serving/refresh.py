@@ -69,6 +69,7 @@ its own history holds already is a repeated one: the history grows with every ch
 @contextmanager
 def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
     """Refresh the served release every `settings.refresh` inside the block."""
+    _tell(settings, None)  # what a service said that was stopped, also where this one does not refresh
     if settings.refresh is None:
         yield
         return
@@ -126,7 +127,6 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
     """Refresh after every interval, each time in a new process, until an event is set; waits longer after failures."""
     assert settings.refresh is not None
     failures, before, problem = 0, time.time(), None
-    _tell(settings, None)
     while not stopped.wait(settings.refresh * min(2**failures, _MOST_INTERVALS)):
         told = problem
         if _is_held(settings):

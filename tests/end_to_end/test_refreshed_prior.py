@@ -231,6 +231,17 @@ def test_a_refresh_whose_process_dies_is_tried_again_ever_later(folder: Path, tm
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize("interval", [None, 3600.0])
+def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Path, interval: float | None) -> None:
+    settings = Settings(releases=tmp_path / "releases", state=tmp_path / "state", refresh=interval)
+    with refreshing(settings, "info"):
+        assert not settings.refresh_problem.exists(), "no state yet"
+    settings.refresh_problem.parent.mkdir(exist_ok=True)
+    settings.refresh_problem.write_text("Forecast and co-occurrence have not been refreshed since 2026-11-01.")
+    with refreshing(settings, "info"):
+        assert not settings.refresh_problem.exists()
+
+
 def _says(file: Path, expected: str) -> bool:
     return file.exists() and re.search(expected, file.read_text()) is not None
 
