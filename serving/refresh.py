@@ -44,6 +44,8 @@ _NOT_REFRESHED = "release not refreshed, and the one before serves on"
 _HELD = "Forecast and co-occurrence are not refreshed after a rollback, until `longtail-index publish`."
 _MOST_INTERVALS = 8
 """Intervals between two attempts after which the wait, doubled by each failure in a row, grows no more."""
+_LONGEST_FAILURE = 10_000
+"""Most characters of a failure, which a pipe of 64 KiB holds: it is read when the process has ended."""
 _UNDER_WAY_SECONDS = 5
 """Age after which every accepted event is on disk."""
 _CHOSEN = f"""
@@ -201,4 +203,4 @@ def _refresh_once(settings: Settings, log_level: str, sender: Connection) -> Non
     except Exception as error:
         logger.exception(_NOT_REFRESHED)
         failure = f"{type(error).__name__}: {error}"
-    sender.send(failure)
+    sender.send(failure[:_LONGEST_FAILURE])

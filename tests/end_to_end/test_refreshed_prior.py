@@ -26,6 +26,7 @@ from longtail.index import Releases, build
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.index.release.building import refresh as refresh_release
 from longtail.serving import Settings
+from longtail.serving import refresh as module
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml
@@ -240,6 +241,20 @@ def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Pat
     settings.refresh_problem.write_text("Forecast and co-occurrence have not been refreshed since 2026-11-01.")
     with refreshing(settings, "info"):
         assert not settings.refresh_problem.exists()
+
+
+def test_a_long_failure_does_not_fill_the_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    os.set_blocking(sender.fileno(), False)  # a full pipe is an error then, where the process would wait for ever
+
+    def fail(_: Settings) -> str:
+        raise OSError(5, 200_000 * "é")
+
+    monkeypatch.setattr(module, "refresh", fail)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(module.logs, "configure", lambda _: None)
+    module._refresh_once(Settings(releases=tmp_path, state=tmp_path), "info", sender)
+    assert receiver.recv().startswith("[Errno 5] ééé")
 
 
 def _says(file: Path, expected: str) -> bool:
