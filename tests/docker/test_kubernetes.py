@@ -106,6 +106,16 @@ def test_pods_are_hardened() -> None:
         assert "memory" in container["resources"]["limits"]
 
 
+@pytest.mark.parametrize("name", ["serving", "feedback", "train", "index"])
+def test_a_container_runs_where_it_may_write_what_does_not_fit_in_memory(name: str) -> None:
+    container = container_named(name)
+    image, _, _ = container["image"].partition(":")
+    dockerfile = (DOCKER / f"{image.removeprefix('longtail-')}.Dockerfile").read_text()
+    of_image = re.findall(r"(?m)^WORKDIR (.*)$", dockerfile)[-1]
+    mounts = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    assert container.get("workingDir", of_image) in mounts
+
+
 def test_pods_take_connections_to_the_ports_of_services_alone() -> None:
     policies = {
         each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: each["spec"]
