@@ -1,8 +1,8 @@
 """Refresh the served forecast of popularity and co-occurrence from the service's own events.
 
-A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is in the log and
-the verdict, and the next attempt follows an interval later, after failures in a row up to eight; the present release
-stays in service. After a rollback nothing is refreshed until somebody publishes.
+A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and shown
+in the verdict. The next attempt waits 2 intervals, then 4, then 8. The present release stays in service. After a
+rollback nothing is refreshed until somebody publishes.
 """
 
 from __future__ import annotations
