@@ -143,7 +143,7 @@ def test_the_demo_ends_with_the_next_commands_of_this_page() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_own_logs_by_the_commands_to_the_letter(tmp_path: Path) -> None:
     """Every block but the recipe by hand and what does without commands, in a clone."""
     without_commands = OWN_LOGS.split("\nWithout the commands:\n")[0]
