@@ -165,7 +165,7 @@ def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
     if process.is_alive():
         process.terminate()
     process.join()
-    with receiver, suppress(EOFError):
+    with receiver, suppress(EOFError, OSError):  # OSError: the process ended in the middle of what it sent
         return receiver.recv() or None
     return None if stopped.is_set() else f"its process ended with {process.exitcode}"
 
@@ -198,9 +198,10 @@ def _refresh_once(settings: Settings, log_level: str, sender: Connection) -> Non
         logger.info("release refreshed: %s", refresh(settings))
     except NothingNewError as error:
         logger.info("release not refreshed: %s", error)
-    except (LongtailIndexError, BundleError, ServingError, StoreError, OSError) as error:
+    except LongtailIndexError as error:
         failure = str(error)
-    except Exception as error:
-        logger.exception(_NOT_REFRESHED)
-        failure = f"{type(error).__name__}: {error}"
+    except Exception as error:  # its text may name a database or a folder, which clients need not know
+        expected = isinstance(error, BundleError | ServingError | StoreError | OSError)
+        logger.error("%s: %s", _NOT_REFRESHED, error, exc_info=not expected)
+        failure = f"{type(error).__name__}, of which the service's own log says more"
     sender.send(failure[:_LONGEST_FAILURE])

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Releases, build
+from longtail.index import LongtailIndexError, Releases, build
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.index.release.building import refresh as refresh_release
 from longtail.serving import Settings
@@ -243,18 +243,29 @@ def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Pat
         assert not settings.refresh_problem.exists()
 
 
-def test_a_long_failure_does_not_fill_the_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (LongtailIndexError(200_000 * "é"), 10_000 * "é"),
+        (OSError(5, "/var/secret"), "OSError, of which the service's own log says more"),
+        (TypeError("postgresql://user:password@host"), "TypeError, of which the service's own log says more"),
+    ],
+    ids=["long", "a file", "unexpected"],
+)
+def test_a_failure_neither_fills_the_pipe_nor_tells_clients_of_files(
+    error: Exception, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     os.set_blocking(sender.fileno(), False)  # a full pipe is an error then, where the process would wait for ever
 
     def fail(_: Settings) -> str:
-        raise OSError(5, 200_000 * "é")
+        raise error
 
     monkeypatch.setattr(module, "refresh", fail)
     monkeypatch.setattr(module.signal, "signal", lambda *_: None)
     monkeypatch.setattr(module.logs, "configure", lambda _: None)
     module._refresh_once(Settings(releases=tmp_path, state=tmp_path), "info", sender)
-    assert receiver.recv().startswith("[Errno 5] ééé")
+    assert receiver.recv() == expected
 
 
 def _says(file: Path, expected: str) -> bool:

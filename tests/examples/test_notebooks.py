@@ -62,11 +62,8 @@ def data(tmp_path: Path) -> Path:
     return folder.parent
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=() if path.stem == "movielens" else pytest.mark.nightly) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_runs(path: Path, data: Path, tmp_path: Path) -> None:
     notebook = read(path)
     notebook.cells.insert(0, nbformat.v4.new_code_cell(STRICT))
