@@ -54,7 +54,7 @@ def main(
     labels: int = 20_000,
     seconds: Annotated[float, typer.Option(help="Length of each round.")] = 3.0,
     attackers: Annotated[int, typer.Option(help="Connections that attack at once.")] = 2,
-    random_shapes: Annotated[int, typer.Option("--random", help="Random shapes beside the worst ones.")] = 5,
+    random_shapes: Annotated[int, typer.Option("--random", help="Random shapes, in addition to the worst ones.")] = 5,
     only: Annotated[str, typer.Option(help="Attacks whose name has this word.")] = "",
     dir: Annotated[Path, typer.Option(help="Where the release is kept.")] = _KEPT,
 ) -> None:

@@ -83,9 +83,9 @@ class Sender:
         events = [
             {
                 "answer_id": answer_id, "labels": [id_], "features": _QUERY["features"],
-                "idempotency_key": f"{self._name}-{self.events + place}",
+                "idempotency_key": f"{self._name}-{self.events + number}",
             }
-            for place, (answer_id, id_) in enumerate(self._choices[:_EVENTS_A_REQUEST])
+            for number, (answer_id, id_) in enumerate(self._choices[:_EVENTS_A_REQUEST])
         ]  # fmt: skip
         self.send("POST", "/v1/feedback", {"events": events})
         self.events += len(events)
@@ -261,7 +261,7 @@ def stops(stops: int = 10, burners: int = 2, port: int = 0) -> None:
             burner.wait()
     print(f"{stops} stops with {burners} busy processes, {min(seconds):.1f} to {max(seconds):.1f} s: {dict(answered)}")
     print(f"lost on connections of the gateway: {len(lost)}", *lost, sep="\n")
-    print(f"connections made after the signal, whatever the service said: {dict(fresh)}")
+    print(f"connections made after the signal, and what became of them: {dict(fresh)}")
     assert not lost
 
 

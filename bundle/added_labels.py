@@ -7,12 +7,11 @@ Legend: `L` labels of the bundle, `M` added labels, `B` some of them, `D` dimens
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from pydantic import JsonValue
@@ -63,15 +62,6 @@ class AddedLabels:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-
-def joined(column: Any, more: Any) -> Any:
-    """Concatenate a column [L] or [L, P], or several by name, with [M] or [M, P]; None if the bundle lacks it."""
-    if isinstance(column, Mapping):
-        return {name: joined(part, more[name]) for name, part in column.items()}
-    if isinstance(column, list) or column is None or more is None:
-        return None if column is None or more is None else column + more
-    return np.concatenate([column, more])
 
 
 class LabelAdder:

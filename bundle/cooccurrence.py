@@ -164,8 +164,8 @@ class Cooccurrence:
             ids_Q: strings; null for a query that no later log can name.
             remembered: the last labels of queries before; None where the bundle has none.
             until: time of the last pair, in seconds since 1970; None keeps the present one.
-            earlier: pairs of these queries that W counts already, sorted alike; of queries without remembered labels,
-                and of those with at least as many as are remembered of a query.
+            earlier: pairs of these queries that W counts already, sorted alike; only queries without
+                remembered labels, and queries with R earlier pairs or more, use them instead of remembered labels.
             most: last later pairs of a query that count in this refresh.
         """
         settings, labels = self.settings, len(self.rows_LN)

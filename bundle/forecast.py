@@ -202,14 +202,14 @@ class Forecast:
         """
         known_M, settings = rows_M >= 0, self.settings
         more: dict[str, list[Any]] = {SINCE: self._since_of(values_M, now_M).tolist()}
-        more |= {name: [id_text(each.get(name)) for each in values_M] for name in settings.attributes}
-        more |= {name: [_number(each.get(name)) for each in values_M] for name in settings.numbers}
+        more |= {name: [id_text(values.get(name)) for values in values_M] for name in settings.attributes}
+        more |= {name: [_number(values.get(name)) for values in values_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
         # A label of the catalogue keeps the columns that a change does not set.
-        for place in map(int, np.flatnonzero(known_M)):
+        for position in map(int, np.flatnonzero(known_M)):
             for name in self.about.column_names:
-                if not any(each in values_M[place] for each in names.get(name, (name,))):
-                    more.setdefault(name, [None] * len(values_M))[place] = self.about[name][rows_M[place]].as_py()
+                if not any(column in values_M[position] for column in names.get(name, (name,))):
+                    more.setdefault(name, [None] * len(values_M))[position] = self.about[name][rows_M[position]].as_py()
         columns = {}
         for name in self.about.column_names:
             coded = name in self.settings.attributes
@@ -319,7 +319,7 @@ class Forecast:
     def _since_of(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
         names = [name for name in (self.settings.since, self.settings.since_feature) if name]
-        dates = [next((each[name] for name in names if each.get(name) is not None), None) for each in values_M]
+        dates = [next((values[name] for name in names if values.get(name) is not None), None) for values in values_M]
         return np.array([_seconds(date, now) for date, now in zip(dates, now_M, strict=True)], np.float64)
 
     @cached_property

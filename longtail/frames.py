@@ -24,7 +24,7 @@ def is_frame(source: Source) -> bool:
 
 
 def library_of(source: object) -> str:
-    """Return the name of the library that defines an object's type, such as `pandas`."""
+    """Return the library of an object's type, such as `pandas`."""
     package = type(source).__module__.partition(".")[0]
     return "duckdb" if package == "_duckdb" else package
 

@@ -152,11 +152,11 @@ def answer(
             retriever = _loaded(found, name, options)
             _agree(out, manifest)
             retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
-            for done, each in enumerate(missing, 1):
+            for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
-                _write(retriever, each, table, table_options, options, out)
-                rate = each.rows / (perf_counter() - started)
-                say(f"{each.name}, {done:,} of {len(missing):,}: {each.rows:,} queries, {rate:,.0f} a second")
+                _write(retriever, file_slice, table, table_options, options, out)
+                rate, rows = file_slice.rows / (perf_counter() - started), f"{file_slice.rows:,} queries"
+                say(f"{file_slice.name}, {number:,} of {len(missing):,}: {rows}, {rate:,.0f} a second")
     except DataError as error:
         raise BatchError(str(error)) from error
 

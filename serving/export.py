@@ -82,7 +82,7 @@ WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)
 _UNDER_WAY_MINUTES = 1
 """Age after which every event is certainly on disk."""
 _UPLOADED_MINUTES = 30
-"""Age after which events are in a URL: 10 minutes for a segment, 10 until the next upload, and as many to spare."""
+"""Age after which events are in a URL: 10 minutes in a segment, 10 until the next upload, and 10 in reserve."""
 _MOST_OTHERS = 100
 """Most columns of features that the release does not read."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from longtail.bundle import Buckets, Bundle, Labels
-from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
+from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.cooccurrence import taken_histories
 from longtail.bundle.display import DisplayColumns
@@ -139,7 +139,10 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
 
 def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets) -> Labels:
     """Append the added labels to the label table, and take the rows `places`."""
-    bias, log_popularity = joined(labels.bias, added.bias), joined(labels.log_popularity, added.log_popularity)
+    bias, log_popularity = (
+        None if column is None or more is None else np.concatenate([column, more])
+        for column, more in ((labels.bias, added.bias), (labels.log_popularity, added.log_popularity))
+    )
     columns = DisplayColumns(labels.display)
     display = {}
     for name in labels.display.column_names:

@@ -203,10 +203,8 @@ class _Block:
     """The attributes of some rows of an overlay, and the labels that passed recent filters, as bits."""
 
     def __init__(
-        self, kinds: Mapping[str, FilterKind], table: pa.Table, display: Sequence[Mapping[str, JsonValue]]
+        self, kinds: Mapping[str, FilterKind], columns: DisplayColumns, display: Sequence[Mapping[str, JsonValue]]
     ) -> None:
-        columns = DisplayColumns(table)
-
         def column(name: str) -> pa.ChunkedArray:
             return pa.chunked_array([columns.column(name, [shown[name] for shown in display])])
 
@@ -252,7 +250,7 @@ class LabelAttributes:
             kind = filter_kind(display.schema.field(name).type)
             if kind is not None and (name in declared if declared is not None else _bounded(kind, display[name])):
                 self.kinds[name] = kind
-        self._display = display
+        self._display, self._columns = display, DisplayColumns(display)
         self._of_labels = Attributes(self.kinds, len(display), display.column)
         self._selected = lru_cache(_most_kept(len(display)))(self._select)
         self._rows: OverlayRows | None = None
@@ -268,9 +266,9 @@ class LabelAttributes:
         continued = self._rows is not None and rows.origin is self._rows.origin
         full = list(self._full_blocks) if continued else []
         for begin in range(len(full) * _BLOCK, len(rows) - _BLOCK + 1, _BLOCK):
-            full.append(_Block(self.kinds, self._display, rows.added.display[begin : begin + _BLOCK]))
+            full.append(_Block(self.kinds, self._columns, rows.added.display[begin : begin + _BLOCK]))
         rest = rows.added.display[len(full) * _BLOCK :]
-        blocks = [*full, _Block(self.kinds, self._display, rest)] if len(rest) else full
+        blocks = [*full, _Block(self.kinds, self._columns, rest)] if len(rest) else full
 
         def select(conditions: tuple[Condition, ...]) -> Selection:
             bits = np.concatenate([block.bits(conditions) for block in blocks])

@@ -143,15 +143,7 @@ class Catalogue:
             shown[place] = value
         for place in np.flatnonzero(rows_N >= first).tolist():
             shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
-        # NaN != NaN, so the comparison drops NaN.
-        return [
-            list(dict.fromkeys([one for one in value if one is not None and one == one]))
-            if isinstance(value, list)
-            else [value]
-            if value is not None and value == value
-            else []
-            for value in shown
-        ]
+        return [_distinct_entries(value) for value in shown]
 
     def buckets(self, rows_N: Int64) -> Int8:
         """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""
@@ -273,3 +265,11 @@ class Catalogue:
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _distinct_entries(value: Any) -> list[Any]:
+    """Return the distinct entries of a list, or the value in a list, without null and NaN."""
+    # NaN != NaN, so the comparison drops NaN.
+    if isinstance(value, list):
+        return list(dict.fromkeys([entry for entry in value if entry is not None and entry == entry]))
+    return [value] if value is not None and value == value else []

@@ -1,4 +1,4 @@
-"""Hold the rows of overlays in arrays that grow at their end, so that a change of one label costs one label.
+"""Append rows of changed labels to arrays that later overlays share.
 
 A label that changes again gets a new row, and its earlier row is retired. No row is written twice, so an overlay of a
 running request keeps its rows while later overlays append to the same arrays.
@@ -70,11 +70,11 @@ class OverlayRows:
     @classmethod
     def of(cls, added: AddedLabels, augmented_ME: Float32) -> OverlayRows:
         """Create rows that are all in use."""
-        return cls._first(_Arrays(_columns_of(added, augmented_ME), len(added)), np.ones(len(added), np.bool_))
+        return cls._all_of(_Arrays(_columns_of(added, augmented_ME), len(added)), np.ones(len(added), np.bool_))
 
     @classmethod
-    def _first(cls, arrays: _Arrays, in_use_M: Bools) -> OverlayRows:
-        """Create the rows that arrays hold up to their present length."""
+    def _all_of(cls, arrays: _Arrays, in_use_M: Bools) -> OverlayRows:
+        """Create views of all rows that arrays hold now."""
         columns = {name: column[: arrays.length] for name, column in arrays.columns.items()}
         augmented_ME = columns.pop(_AUGMENTED)
         added: Any = {field.name: columns.get(field.name) for field in fields(AddedLabels)}
@@ -99,10 +99,10 @@ class OverlayRows:
         if len(self) != arrays.length:  # another overlay continued these rows
             arrays = self._copy(np.arange(len(self)))
         arrays.append(columns)
-        rows = OverlayRows._first(arrays, in_use_M)
+        rows = OverlayRows._all_of(arrays, in_use_M)
         if len(rows) - count <= max(_MOST_RETIRED, count // 4):
             return rows
-        return OverlayRows._first(rows._copy(np.flatnonzero(in_use_M)), np.ones(count, np.bool_))
+        return OverlayRows._all_of(rows._copy(np.flatnonzero(in_use_M)), np.ones(count, np.bool_))
 
     def _copy(self, rows_B: Int64) -> _Arrays:
         """Copy some rows to arrays of their own."""

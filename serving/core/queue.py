@@ -2,9 +2,9 @@
 
 An idle service searches at once. While a search runs, the next requests gather until the window has passed or a batch
 is full: the busier the service, the larger its batches and the less each query costs. The queue serves the client with
-the least work so far [start-time fair queueing, Goyal et al. 1996]. After one expensive request of a client, other
-clients get as many cheap requests answered as cost the same. The queries, labels and bytes that one client has waiting
-may not exceed the free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the
+the least work so far [start-time fair queueing, Goyal et al. 1996]. After an expensive request of one
+client, other clients are served until they have cost the same. The waiting queries, labels and bytes of one client may
+not exceed the free part of the queue [Choudhury and Hahne 1998]. So one client alone fills at most half of the
 queue, and other clients always find room. A large request waits as several pieces, each with a turn of its own, so that
 other clients are answered in between.
 """
@@ -151,7 +151,9 @@ class SearchQueue(Generic[Work, Result]):
         *,
         begun: float | None = None,
     ) -> list[Result]:
-        """Queue the works of a request, and return their results; works of a cancelled or failed request are dropped.
+        """Queue the pieces of a request, and return their results.
+
+        If the caller is cancelled or a piece fails, the pieces that still wait are dropped.
 
         Args:
             key: only works with equal keys share a batch.
@@ -217,7 +219,7 @@ class SearchQueue(Generic[Work, Result]):
         return _Client(max(self._starts.get(client, 0), self._time), next(self._order))
 
     def _forget_if_idle(self, name: str) -> None:
-        """Forget a client that has nothing waiting, but for the time before which it may not start again."""
+        """Drop a client without jobs, but keep the earliest time of its next start."""
         client = self._clients[name]
         if not client.jobs:
             del self._clients[name]

@@ -93,7 +93,7 @@ class Search:
         preview: whether no user sees the answer, so that it is not counted.
         answer_ids: give every result an `answer_id`.
         in_request: positions of `options` in the client's request; None: 0, 1, ….
-        step: the explanation to go on with, in place of `options`; its result is whether that has ended.
+        step: what to go on with, such as an explanation, in place of `options`; the result is whether it has ended.
         explanations: filled by the search, unfinished explanations of its results.
         counts: filled by the search, functions that count its answers once the whole request has succeeded; None: the
             search counts them itself.
@@ -380,11 +380,13 @@ class Service:
             alike, pieces = (alike, id(counts)), [(replace(piece, counts=counts), cost) for piece, cost in pieces]
         try:
             results = await self.queue.submit(alike, [piece for piece, _ in pieces], costs, client.get())
-            counting = [(count() for count in counts)] if counts else []
-            for step in (*search.explanations, *counting):
+            steps = [(explanation, _STEP) for explanation in search.explanations]
+            if counts:
+                steps.append((_run_all(counts), Cost(len(search.options))))
+            for step, cost in steps:
                 ended, going_on = False, [Search(search.retriever, step=step)]
                 while not ended:
-                    ((ended,),) = await self.queue.submit(id(step), going_on, [_STEP], client.get(), begun=begun)
+                    ((ended,),) = await self.queue.submit(id(step), going_on, [cost], client.get(), begun=begun)
         except (QueueFullError, TimedOutError) as error:
             await self._count_refused(error)
             raise
@@ -394,7 +396,7 @@ class Service:
         return [orjson.Fragment(each) if isinstance(each, bytes) else each for each in answers]
 
     def _pieces(self, search: Search) -> list[tuple[Search, Cost]]:
-        """Split a search into pieces that keep others waiting no longer than a batch does, with their costs."""
+        """Split a search into pieces no larger than a batch, with their costs."""
         catalogue, embed, most = search.retriever.catalogue, search.embed, self.settings.max_batch
         if embed is not None:
             costs = [Cost(1, 1, extra=entries([*query.features.values()])) for query in embed.queries or ()]
@@ -730,6 +732,13 @@ def _too_long(search: Search, limit: int, size: float) -> InvalidRequestError:
         "or fewer columns in `display`",
         field="k" if isinstance(search.options[0], SimilarQuery) else "queries",
     )
+
+
+def _run_all(counts: Iterable[Callable[[], None]]) -> Iterator[None]:
+    """Call functions in one step."""
+    for count in counts:
+        count()
+    yield from ()
 
 
 def _piece(search: Search, start: int, end: int) -> Search:

@@ -37,10 +37,11 @@ class ForwardClock:
             return self._told
 
     def problem(self) -> str | None:
-        """Say how far events are dated ahead of the system's clock, and what that does; None up to an hour."""
+        """Say how far events are dated ahead of the clock; None up to an hour."""
         now = time.time()
-        if (told := self()) - now > _NOTABLE:
-            hours = f"{(told - now) / 3600:,.0f} hours"
+        ahead = self() - now
+        if ahead > _NOTABLE:
+            hours = f"{ahead / 3600:,.0f} hours"
             return (
                 f"Events are dated {hours} ahead of this machine's clock, because it has been set back: exports and "
                 "refreshes take them once it is there."

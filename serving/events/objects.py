@@ -13,12 +13,12 @@ from longtail.serving.events.folder import FINISHED
 
 def upload_events(folder: Path, url: str) -> int:
     """Upload the Parquet files of a folder that a store lacks; returns their number, raises StorageError."""
-    store = ObjectStore(url)
-    names = {path.name for path in folder.glob(f"*{FINISHED}")} - store.list().keys()
-    for name in sorted(names):
-        with suppress(FileNotFoundError):  # the service has deleted it meanwhile, being too old
+    store, uploaded = ObjectStore(url), 0
+    for name in sorted({path.name for path in folder.glob(f"*{FINISHED}")} - store.list().keys()):
+        with suppress(FileNotFoundError):  # the service has deleted the file meanwhile, as too old
             store.upload(folder / name, name)
-    return len(names)
+            uploaded += 1
+    return uploaded
 
 
 def download_events(url: str) -> Path:
