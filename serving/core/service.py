@@ -68,8 +68,8 @@ logger = logging.getLogger(__name__)
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
-_STEP = Cost(1, 8000)
-"""Cost of a step of an explanation: some 40 searches."""
+_STEP = Cost(1, extra=8000)
+"""Cost of a step of an explanation: some 40 searches, which take a turn and no room from requests that wait."""
 _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
 _WORK_OF_FEATURES = 100
@@ -382,7 +382,7 @@ class Service:
             results = await self.queue.submit(alike, [piece for piece, _ in pieces], costs, client.get())
             steps = [(explanation, _STEP) for explanation in search.explanations]
             if counts:
-                steps.append((_run_all(counts), Cost(len(search.options))))
+                steps.append((_run_all(counts), Cost(1)))
             for step, cost in steps:
                 ended, going_on = False, [Search(search.retriever, step=step)]
                 while not ended:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from longtail.serving import create_app
 from longtail.serving.core import explanation
+from longtail.serving.core.queue import Cost
 from longtail.serving.errors import QueueFullError
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
@@ -131,3 +132,21 @@ def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pyte
     with client_of(app) as client:
         assert client.post("/v1/retrieve", json={"queries": [QUERY | {"explain": True}]}).status_code == 200
         assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 429
+
+
+def test_steps_take_no_room_from_other_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not refused, so what they add to the queue must leave its limits as they are but for a query."""
+    app = create_app(plane_settings(tmp_path, max_queries=256), retriever=plane_retriever())
+    queue, steps = app.state.service.queue, list[Cost]()
+    submit = queue.submit
+
+    async def recorded(key: Any, works: Any, costs: Any, client: str = "", **begun: Any) -> Any:
+        steps.extend(costs if begun else [])
+        return await submit(key, works, costs, client, **begun)
+
+    monkeypatch.setattr(queue, "submit", recorded)
+    with client_of(app) as client:
+        body = {"queries": [QUERY | {"explain": True}] + [QUERY] * 199}
+        assert client.post("/v1/retrieve", json=body).status_code == 200
+    assert len(steps) >= 2
+    assert all((cost.queries, cost.labels, cost.bytes) == (1, 0, 0) for cost in steps)
