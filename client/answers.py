@@ -40,6 +40,8 @@ class Result:
         unknown: numbers of ids that the release does not know: of features (`query`), `history`, `exclude`, `allow`.
         id: the label of a `similar` request.
         exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
+        floors: the floors of `at_least`, each with `met`, the number of answered labels that meet it.
+        cost: loss of summed scores by these floors, in logits.
         pool: number of labels that `max_per` and `mmr` chose from.
         run, arm: the running experiment, and the arm of this answer.
         counted: whether the comparison of arms counts this answer.
@@ -55,6 +57,8 @@ class Result:
     exploration: Mapping[str, Any] | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
     pool: int | None = None
+    floors: list[Mapping[str, Any]] | None = None
+    cost: float | None = None
     run: str | None = None
     arm: str | None = None
     counted: bool | None = None

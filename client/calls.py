@@ -47,6 +47,8 @@ class Query:
         filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
             `release()["filterable"]` lists the columns.
         explore: numbers of slots by bucket to draw at random from the bucket's best labels, such as `{"new": 2}`.
+        at_least: floors, such as `[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]`: at least n of
+            the k labels are of a bucket or pass a filter, at the least loss of summed scores.
         max_per: most labels per value of a column, such as `{"brand": 2}`.
         mmr: weight of maximal marginal relevance, from 0 to 1, for diverse labels.
         pool: number of labels that `max_per` and `mmr` choose from.
@@ -68,6 +70,7 @@ class Query:
     buckets: Collection[BucketName] | None = None
     filter: Mapping[str, Any] | None = None
     explore: Mapping[BucketName, int] | None = None
+    at_least: Collection[Mapping[str, Any]] | Mapping[str, Any] | None = None
     max_per: Mapping[str, int] | None = None
     mmr: float | None = None
     pool: int | None = None

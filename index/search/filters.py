@@ -78,11 +78,20 @@ class Selection:
     @property
     def mask(self) -> Bools:
         """Get the mask of the selected labels, bool [L]."""
+        return np.unpackbits(self._packed(), count=self.labels, bitorder="little").view(np.bool_)
+
+    def contains(self, rows_R: Int64) -> Bools:
+        """Compute which label rows, int64 [R], are in the set, bool [R]."""
+        bits_R = self._packed()[rows_R >> 3] >> (rows_R & 7).astype(np.uint8)
+        set_R: Bools = (bits_R & 1).astype(np.bool_)
+        return set_R
+
+    def _packed(self) -> npt.NDArray[np.uint8]:
         bits = self._bits
         if bits is None:
             assert self._read is not None
             bits = self._bits = np.packbits(self._read(), bitorder="little")
-        return np.unpackbits(bits, count=self.labels, bitorder="little").view(np.bool_)
+        return bits
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class Filter:
         """
         rows_R = without_rows(_NO_ROWS if self.allow is None else self.allow, self.excluded)
         if self.selection is not None:
-            rows_R = rows_R[self.selection.mask[rows_R]]
+            rows_R = rows_R[self.selection.contains(rows_R)]
         return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
 
     def _in_buckets(self, buckets_R: Int8) -> Bools:

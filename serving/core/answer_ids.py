@@ -57,7 +57,7 @@ class AnswerRecord:
         name: unique name of the answer.
         at: time of the answer in whole seconds since 1970.
         arm: arm of an experiment, if the answer counts in the comparison of arms.
-        restricted: whether the client restricted the eligible labels.
+        restricted: whether the client restricted the eligible labels, or arranged the answer.
         codes: codes of the first 100 labels in order, 16 bits each.
         later: positions of drawn labels after the first 100, by code.
         propensities: P(shown) of drawn labels, by position.
@@ -106,7 +106,7 @@ def sign_answer(
         labels: ids of the answered labels, in order, K.
         priors: weights of the release's priors.
         arm: arm of the answer; recorded only if the answer counts in the comparison of arms.
-        restricted: whether the client restricted the eligible labels.
+        restricted: whether the client restricted the eligible labels, or arranged the answer.
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
     number, secret = key

@@ -290,7 +290,10 @@ class LabelAttributes:
         Raises:
             InvalidRequestError: a column cannot be filtered by, or an operator or value does not fit the column.
         """
-        conditions = tuple(self.read(filter_, where))
+        return self.select_all(tuple(self.read(filter_, where)))
+
+    def select_all(self, conditions: tuple[Condition, ...]) -> tuple[Selection, Selection | None]:
+        """Select the labels that meet all conditions, like `select`."""
         return self._selected(conditions), None if self._of_overlay is None else self._of_overlay(conditions)
 
     def _select(self, conditions: tuple[Condition, ...]) -> Selection:

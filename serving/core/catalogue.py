@@ -19,11 +19,12 @@ from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels, Priors
 from longtail.bundle.added_labels import AddedLabels
-from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import respelled
 from longtail.bundle.sets import distinct
+from longtail.index import Filter
 from longtail.index.search.candidates import NO_ROW
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
@@ -148,6 +149,17 @@ class Catalogue:
     def buckets(self, rows_N: Int64) -> Int8:
         """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""
         return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
+
+    def passes(self, filter_: Filter, rows_N: Int64) -> Bools:
+        """Compute which rows are in the buckets and sets of a filter, bool [N]."""
+        passes_N = np.ones(len(rows_N), np.bool_)
+        if filter_.buckets is not None:
+            passes_N &= np.isin(self.buckets(rows_N), list(filter_.buckets))
+        above_N = rows_N >= len(self._ids)
+        for selection, first, of_N in ((filter_.selection, 0, ~above_N), (filter_.beyond, len(self._ids), above_N)):
+            if selection is not None:
+                passes_N[of_N] &= selection.contains(rows_N[of_N] - first)
+        return passes_N
 
     def priors(self, rows_N: Int64, priors: Priors) -> Float32:
         """Return the values of a release's priors of every row, float32 [N, P]."""

@@ -24,7 +24,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.queries import Diversity, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
@@ -67,38 +67,81 @@ def diversify_each(
     return pools
 
 
-def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue) -> Int64:
-    """Choose at most k positions in the pool, int64, in the order in which labels are taken."""
+def choose(
+    rows_P: Int64,
+    scores_P: Float32,
+    k: int,
+    diversity: Diversity,
+    catalogue: Catalogue,
+    pool: int | None = None,
+    reserved: Sequence[int] = (),
+) -> Int64:
+    """Choose at most k positions, int64, in the order of the answer: by score, or as MMR takes the labels.
+
+    Args:
+        pool: number of labels, the first ones, that may be taken without being reserved; None: all.
+        reserved: positions to take in any case, which `max_per` has room for.
+    """
     crowds = _Crowds(rows_P, diversity.max_per, catalogue)
+    for position in reserved:
+        crowds.take(position)
+    pool = len(rows_P) if pool is None else pool
     if diversity.weight > 0:
-        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue)
-    chosen: list[int] = []
-    for place in range(len(rows_P)):
+        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, frozenset(reserved))
+    chosen = [*reserved]
+    for place in range(pool):
         if len(chosen) == k:
             break
-        if crowds.has_room(place):
+        if place not in reserved and crowds.has_room(place):
             crowds.take(place)
             chosen.append(place)
-    return np.array(chosen, np.int64)
+    taken = np.array(chosen, np.int64)
+    return taken[np.argsort(-scores_P[taken], kind="stable")] if reserved else taken
 
 
-def _marginal(rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _Crowds, catalogue: Catalogue) -> Int64:
+def reserve(
+    rows_C: Int64, scores_C: Float32, meets_FC: Bools, needs_F: Int64, diversity: Diversity, catalogue: Catalogue
+) -> tuple[list[int], Int64]:
+    """Reserve labels for floors, down the scores: positions, and what each floor still lacks, int64 [F]."""
+    crowds, unmet_F, reserved = _Crowds(rows_C, diversity.max_per, catalogue), needs_F.copy(), list[int]()
+    for position in np.argsort(-scores_C, kind="stable").tolist():
+        if (unmet_F[meets_FC[:, position]] > 0).any() and crowds.has_room(position):
+            crowds.take(position)
+            unmet_F -= meets_FC[:, position]
+            reserved.append(position)
+    return reserved, unmet_F
+
+
+def _marginal(
+    rows_P: Int64,
+    scores_P: Float32,
+    k: int,
+    weight: float,
+    crowds: _Crowds,
+    catalogue: Catalogue,
+    pool: int,
+    reserved: frozenset[int],
+) -> Int64:
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)
     vectors_PD = vectors_PD / np.maximum(norms_P, np.finfo(np.float32).tiny)
-    # Scores are scaled to [0, 1]; if all are equal, `spread` is 0, and only the cosines decide.
-    spread = float(scores_P[0] - scores_P[-1]) if len(scores_P) else 0.0
-    worth_P = (1 - weight) * (scores_P - scores_P[-1:]).astype(np.float64) / (spread or 1.0)
+    # Scores are scaled to [0, 1] over the pool; if all are equal, `spread` is 0, and only the cosines decide.
+    spread = float(scores_P[0] - scores_P[pool - 1]) if pool else 0.0
+    worth_P = (1 - weight) * (scores_P - scores_P[pool - 1 : pool]).astype(np.float64) / (spread or 1.0)
+    worth_P[[place for place in range(pool, len(rows_P)) if place not in reserved]] = -np.inf
     nearest_P = np.zeros(len(rows_P), np.float32)
     chosen: list[int] = []
+    spare = k - len(reserved)
     while len(chosen) < min(k, len(rows_P)):
         place = int(np.argmax(worth_P - weight * nearest_P))
         if worth_P[place] == -np.inf:
             break
         worth_P[place] = -np.inf  # taken or ruled out: never looked at again
-        if not crowds.has_room(place):
-            continue
-        crowds.take(place)
+        if place not in reserved:
+            if not spare or not crowds.has_room(place):
+                continue
+            crowds.take(place)
+            spare -= 1
         cosines_P = vectors_PD @ vectors_PD[place]
         nearest_P = np.maximum(nearest_P, cosines_P) if chosen else cosines_P
         chosen.append(place)

@@ -26,8 +26,11 @@ from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings, explain
 
 _ELIGIBLE = ("exclude", "allow", "buckets", "filter")
-_TOGETHER = {"bias_removal": {"popularity"}, "popularity": {"bias_removal"}}
-"""Options that count as set together: λ + μ has limits, so an arm must not set one where the request sets the other."""
+_TOGETHER = {
+    "bias_removal": {"popularity"}, "popularity": {"bias_removal"}, "explore": {"at_least"}, "at_least": {"explore"},
+}  # fmt: skip
+"""Options that count as set together, because a limit holds for both: λ + μ, and slots and floors of k. An arm must not
+set one where the request sets the other."""
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
@@ -101,13 +104,14 @@ class Experiment(RequestModel):
 
     def leaves_open(self, options: SearchOptions) -> bool:
         """Return whether a request sets no field of any arm, so that every arm could answer."""
-        explored = [arm.explore for arm in self.arms.values() if arm.explore]
-        slots = max((sum(of.values()) for of in explored), default=0)
+        arms, buckets = self.arms.values(), options.buckets
+        places = max(sum(arm.explore.values()) + sum(floor.n for floor in arm.at_least) for arm in arms)
         if not self._set_by_arms.isdisjoint(options.model_fields_set) or (
-            "k" in options.model_fields_set and options.k < slots
+            "k" in options.model_fields_set and options.k < places
         ):
             return False
-        return not (slots and options.buckets is not None and not set().union(*explored) <= {*options.buckets})
+        wanted = {bucket for arm in arms for bucket in (*arm.explore, *(floor.bucket for floor in arm.at_least))}
+        return buckets is None or wanted <= {*buckets, None}
 
     def arm_of(self, unit: str) -> str:
         """Find the arm of a unit."""

@@ -15,6 +15,10 @@ subsets. Given the query and the release, a label's propensity P(shown) is π fo
 always shown, and 0 for all others. Clicks weighted by 1/π are an unbiased estimate of the clicks that always showing a
 candidate would bring.
 
+**Floors.** If the query has floors, the places without chance hold the best list that keeps the floors in as many
+labels, and each bucket's candidates are its best labels beyond that list. The list depends on the query and the release
+alone, so the propensities stay exact: its labels have 1.
+
 **Positions.** Drawn labels get positions drawn uniformly from the whole answer; the other labels fill the remaining
 positions in order of score. So a drawn label's position is independent of the label, and clicks on drawn labels can be
 compared without a model of attention: position is not a confounder.
@@ -36,6 +40,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.index import Filter
+from longtail.serving.core.floors import Candidates
 from longtail.serving.core.queries import ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
 
@@ -101,10 +106,12 @@ def explore_each(
     best: tuple[list[Int64], list[Float32]],
     buckets_of: Callable[[Int64], Int8],
     draws: Draws,
+    floored: Mapping[int, Candidates],
 ) -> dict[int, Explored]:
     """Draw the slots of queries that explore.
 
     Args:
+        floored: candidates of the places that chance does not touch, of queries with floors.
         best: rows and scores of every query's best labels; for queries that explore, replaced by the answer shown.
 
     Returns:
@@ -125,7 +132,8 @@ def explore_each(
     explored = {}
     for place in exploring:
         shown = (best[0][place], best[1][place], buckets_of(best[0][place]))
-        explored[place] = explore(shown, found[place], queries[place].explore, draws.lottery, draws.of(place))
+        others = (floored[place], queries[place].k) if place in floored else None
+        explored[place] = explore(shown, found[place], queries[place].explore, draws.lottery, draws.of(place), others)
         best[0][place], best[1][place] = explored[place].rows_K, explored[place].scores_K
     return explored
 
@@ -144,6 +152,7 @@ def explore(
     floors: Mapping[int, int],
     lottery: Lottery,
     chance: np.random.Generator,
+    floored: tuple[Candidates, int] | None = None,
 ) -> Explored:
     """Return an answer with drawn slots in place of the best one.
 
@@ -153,27 +162,48 @@ def explore(
             them, or all.
         floors: requested slots of each bucket, together at most k.
         chance: generator of the draws.
+        floored: candidates of the other places, if the query has floors, and k.
     """
-    rows_K, scores_K, buckets_K = best
     of_bucket = {bucket: _merged(best, found[bucket], bucket) for bucket in floors}
     slots = {bucket: min(floor, len(of_bucket[bucket][0])) for bucket, floor in floors.items()}
-    reserved = [of_bucket[bucket][0][:count] for bucket, count in slots.items()]
-    free = max(0, len(rows_K) - sum(slots.values()))
-    others = np.flatnonzero(~np.isin(rows_K, np.concatenate(reserved)))[:free]
-    explored_others = np.isin(buckets_K[others], list(floors))
-    kept = [(rows_K[others[~explored_others]], scores_K[others[~explored_others]])]
+    if floored is None:
+        kept = _certain(best, of_bucket, slots)
+    else:
+        free: dict[int, int] = {}
+        while slots != free:  # until each bucket has as many labels beside the certain ones as slots
+            slots = free or slots
+            _, kept = floored[0].best(floored[1] - sum(slots.values()))
+            free = {
+                bucket: min(count, int((~np.isin(of_bucket[bucket][0], kept[0])).sum()))
+                for bucket, count in slots.items()
+            }
     drawn: list[tuple[Int64, Float32, Float64]] = []
     candidates = {}
     for bucket, (rows_P, scores_P) in of_bucket.items():
-        certain = int(np.count_nonzero(buckets_K[others] == bucket))
-        upto = certain + max(lottery.candidates, slots[bucket])
-        kept.append((rows_P[:certain], scores_P[:certain]))
-        rows_C, scores_C = rows_P[certain:upto], scores_P[certain:upto]
+        left_C = np.flatnonzero(~np.isin(rows_P, kept[0]))[: max(lottery.candidates, slots[bucket])]
+        rows_C, scores_C = rows_P[left_C], scores_P[left_C]
         propensities_C = inclusion_probabilities(scores_C, slots[bucket], lottery.temperature)
         chosen = draw(propensities_C, chance)
         drawn.append((rows_C[chosen], scores_C[chosen], propensities_C[chosen]))
         candidates[bucket] = len(rows_C)
     return _placed(kept, drawn, slots, candidates, chance)
+
+
+def _certain(
+    best: tuple[Int64, Float32, Int8], of_bucket: Mapping[int, tuple[Int64, Float32]], slots: Mapping[int, int]
+) -> tuple[Int64, Float32]:
+    """Return the labels that chance does not touch: of each explored bucket the best, of the others all."""
+    rows_K, scores_K, buckets_K = best
+    reserved = [of_bucket[bucket][0][:count] for bucket, count in slots.items()]
+    free = max(0, len(rows_K) - sum(slots.values()))
+    others = np.flatnonzero(~np.isin(rows_K, np.concatenate(reserved)))[:free]
+    explored_others = np.isin(buckets_K[others], list(slots))
+    kept = [(rows_K[others[~explored_others]], scores_K[others[~explored_others]])]
+    for bucket, (rows_P, scores_P) in of_bucket.items():
+        certain = int(np.count_nonzero(buckets_K[others] == bucket))
+        kept.append((rows_P[:certain], scores_P[:certain]))
+    rows, scores = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+    return rows, scores
 
 
 def _merged(best: tuple[Int64, Float32, Int8], found: tuple[Int64, Float32], bucket: int) -> tuple[Int64, Float32]:
@@ -189,14 +219,14 @@ def _merged(best: tuple[Int64, Float32, Int8], found: tuple[Int64, Float32], buc
 
 
 def _placed(
-    kept: Sequence[tuple[Int64, Float32]],
+    kept: tuple[Int64, Float32],
     drawn: Sequence[tuple[Int64, Float32, Float64]],
     slots: dict[int, int],
     candidates: dict[int, int],
     chance: np.random.Generator,
 ) -> Explored:
     """Arrange the answer: drawn labels at uniformly random positions, the others by score."""
-    rows, scores = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+    rows, scores = kept
     order = np.argsort(-scores, kind="stable")
     drawn_rows, drawn_scores, propensities = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
     places = chance.choice(len(rows) + len(drawn_rows), len(drawn_rows), replace=False)

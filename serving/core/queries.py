@@ -10,7 +10,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    JsonValue,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -18,7 +27,7 @@ from longtail.bundle import BUCKET_NAMES, Manifest, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
-from longtail.index import Filter
+from longtail.index import Condition, Filter
 from longtail.serving.core.attributes import unfilterable
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import NO_ROWS
@@ -35,8 +44,10 @@ _MOST_COMPARED = 1 << 21
 """Most pairs of labels that `mmr` compares: k times the pool."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
-_GROWN_POOL, _EXPLORED_BUCKET = 512, 250
-"""Estimated work, in labels of a search, of a pool of `max_per`, which may grow, and of drawing from a bucket."""
+_GROWN_POOL, _EXPLORED_BUCKET, _FLOOR_SEARCH = 512, 250, 100
+"""Estimated work, in labels of a search, of a pool of `max_per`, which may grow, of drawing from a bucket, and of one
+search for floors."""
+_MOST_FLOORS = 8
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {
     "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "omega": "cooccurrence",
@@ -141,6 +152,24 @@ class RequestModel(BaseModel):
         return schema
 
 
+class AtLeast(RequestModel):
+    """So many of an answer's labels, of one bucket, or that pass a filter, or both."""
+
+    bucket: BucketName | None = Field(default=None, description="The frequency bucket of these labels.")
+    filter: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        json_schema_extra=_NO_MEMBERS,
+        description="Conditions that these labels meet, written like the query's `filter`.",
+    )
+    n: int = Field(ge=1, description="Least number of such labels.")
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if self.bucket is None and not self.filter:
+            raise PydanticCustomError("floor_of_nothing", "expected a bucket or a filter beside n, received neither")
+        return self
+
+
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the three dials stand."""
 
@@ -204,6 +233,15 @@ class SearchOptions(RequestModel):
         description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
         "best by score and put at random places; every label then comes with its propensity. Off where empty.",
     )
+    at_least: list[AtLeast] = Field(
+        default_factory=list,
+        max_length=_MOST_FLOORS,
+        json_schema_extra={"default": []},
+        description="Floors: at least so many labels of a bucket, or that pass a filter, at the least loss of summed "
+        'scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for floors of buckets. The result\'s '
+        "`floors` and `cost` say how many were found and what they cost.",
+        examples=[[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]],
+    )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         json_schema_extra=_NO_MEMBERS,
@@ -230,10 +268,23 @@ class SearchOptions(RequestModel):
         default=True, description="Which columns come with each label: all, none (false), or these."
     )
 
+    @field_validator("at_least", mode="before")
+    @classmethod
+    def _floors_of_buckets(cls, floors: object) -> object:
+        """Write the short form out."""
+        if isinstance(floors, dict) and floors.keys() == {"bucket"} and isinstance(floors["bucket"], dict):
+            return [{"bucket": bucket, "n": n} for bucket, n in floors["bucket"].items()]
+        return floors
+
     @property
     def restricted(self) -> bool:
         """Whether the client restricts the eligible labels, so that the answer does not represent the release."""
         return bool(self.restrictions)
+
+    @property
+    def arranged(self) -> bool:
+        """Whether the client arranges the labels otherwise than by score, so that no promise holds for the answer."""
+        return bool(self.max_per or self.mmr or self.at_least)
 
     @property
     def restrictions(self) -> tuple[Restriction, ...]:
@@ -251,10 +302,14 @@ class SearchOptions(RequestModel):
     @property
     def extra(self) -> int:
         """Estimate what the search costs beyond `depth`, in labels: entries of lists, exploring, pools that grow."""
-        conditions = [part for of in self.filter.values() if isinstance(of, dict) for part in of.values()]
+        filters = [self.filter, *(floor.filter for floor in self.at_least)]
+        conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
         pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
         explored = sum([_EXPLORED_BUCKET + slots for slots in self.explore.values()])
-        return pooled + explored + entries([self.exclude, self.allow, self.display, *conditions])
+        # A search for each floor, and for each set of floors that a label may meet together: of buckets, one at most.
+        buckets = sum(not floor.filter for floor in self.at_least)
+        floored = _FLOOR_SEARCH * (((1 + buckets) << len(self.at_least) - buckets) - 1)
+        return pooled + explored + floored + entries([self.exclude, self.allow, self.display, *conditions])
 
 
 def entries(values: Sequence[object]) -> int:
@@ -578,6 +633,7 @@ class ResolvedQuery:
         filter: filter of the eligible label rows; None if all are eligible.
         explore: numbers of slots to draw at random, by bucket; all above 0.
         diversity: settings of diversity; None: labels are answered by score alone.
+        floors: least numbers of labels of some kinds.
     """
 
     k: int
@@ -593,6 +649,7 @@ class ResolvedQuery:
     explore: Mapping[int, int] = field(default_factory=dict)
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
+    floors: Sequence[Floor] = ()
     restrictions: tuple[Restriction, ...] = ()
 
     @classmethod
@@ -647,6 +704,7 @@ class ResolvedQuery:
             explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix) if apart else None,
+            floors=_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
             restrictions=options.restrictions,
         )
 
@@ -694,6 +752,22 @@ class Diversity:
     weight: float
     pool: int
     most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A least number of an answer's labels, of a bucket or that meet conditions.
+
+    Attributes:
+        n: the least number.
+        bucket: 0 head, 1 torso, 2 tail, 3 new; None: of all buckets.
+        json: the floor as the request has it.
+    """
+
+    n: int
+    bucket: int | None
+    conditions: tuple[Condition, ...]
+    json: Mapping[str, JsonValue]
 
 
 def _most_pooled(k: int, mmr: float | None) -> int:
@@ -747,3 +821,26 @@ def _explored(options: SearchOptions, where: str) -> dict[int, int]:
                 field=f"{where}.{bucket}",
             )
     return {BUCKET_NAMES.index(bucket): slots for bucket, slots in options.explore.items() if slots}
+
+
+def _floors(options: SearchOptions, catalogue: Catalogue, where: str) -> list[Floor]:
+    """Read the floors of a request; raises InvalidRequestError."""
+    drawn = sum(options.explore.values())
+    places = sum(floor.n for floor in options.at_least)
+    if places + drawn > options.k:
+        of_chance = f" less the {drawn} slots to explore" if drawn else ""
+        raise InvalidRequestError(
+            f"expected floors of together at most k = {options.k} labels{of_chance}, received {describe(places)}",
+            field=where,
+        )
+    floors = []
+    for position, floor in enumerate(options.at_least):
+        if options.buckets is not None and floor.bucket is not None and floor.bucket not in options.buckets:
+            raise InvalidRequestError(
+                f"expected floors of buckets that may be answered, {options.buckets}, received {floor.bucket!r}",
+                field=f"{where}.{position}.bucket",
+            )
+        bucket = None if floor.bucket is None else BUCKET_NAMES.index(floor.bucket)
+        conditions = catalogue.attributes.read(floor.filter, f"{where}.{position}.filter")
+        floors.append(Floor(floor.n, bucket, tuple(conditions), floor.model_dump(exclude_unset=True)))
+    return floors

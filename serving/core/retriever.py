@@ -40,6 +40,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
+from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import (
     NO_HISTORY,
@@ -290,7 +291,8 @@ class Retriever:
 
     def _judged_at(self, query: Query, resolved: ResolvedQuery) -> float:
         others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
-        if resolved.restrictions or resolved.explore or resolved.diversity is not None or others:
+        arranged = resolved.explore or resolved.floors or resolved.diversity is not None
+        if resolved.restrictions or arranged or others:
             return math.nan
         return self.judged_at(
             resolved.bias_removal, resolved.popularity, resolved.cooccurrence, resolved.priors.tolist()
@@ -481,6 +483,7 @@ class Retriever:
         limits: tuple[float, float],
         history_H: Int64,
         labels: Sequence[dict[str, Any]],
+        prices_K: Sequence[dict[str, Any] | None] | None,
     ) -> Iterator[None]:
         """Put `Explanation` of the HTTP API into each label of a batch of one; yields after every search."""
         temperature = self.manifest.temperature
@@ -494,6 +497,8 @@ class Retriever:
             parts = [
                 {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
             ]
+        if prices_K is not None:
+            parts = [{**part, "floor": price} for part, price in zip(parts, prices_K, strict=True)]
         for label, part, ends in zip(labels, parts, among, strict=True):
             label["explanation"] = {**part, "bias_removal": ends}
 
@@ -591,8 +596,16 @@ class Retriever:
         draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
         if any(query.diversity is not None for query in resolved):
             pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
+        floored, exploring = dict[int, Floored](), dict[int, Candidates]()
+        if any(query.floors for query in resolved):
+            floored, exploring = fill_each(ranker, batch, resolved, (rows_B, scores_B), pools, self.catalogue)
         if any(query.explore for query in resolved):
-            explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
+            explored_B = explore_each(
+                ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws, exploring
+            )
+            for place, candidates in exploring.items():
+                certain = len(rows_B[place]) - sum(explored_B[place].slots.values())
+                floored[place] = Floored.of(*candidates.best(certain))
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -604,7 +617,7 @@ class Retriever:
         propensities_N = np.ones(len(rows_N), np.float32)
         shown_N = self.catalogue.shown(rows_N)
         labels_N = [{**shown, "score": score} for shown, score in zip(shown_N, scores_N, strict=True)]
-        results, explanations = [], dict[int, Iterator[None]]()
+        results, explanations, unmet = [], dict[int, Iterator[None]](), 0
         for place, (query, end) in enumerate(zip(resolved, ends_B, strict=True)):
             start = end - len(rows_B[place])
             labels = labels_N[start:end]
@@ -622,11 +635,19 @@ class Retriever:
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):
                     label["propensity"] = propensity
                 result["exploration"] = explored_B[place].json(draws.lottery)
+            prices_K = None
+            if place in floored:
+                met_FK = meets(query, rows_B[place], self.catalogue)
+                prices_K = floored[place].prices(rows_B[place], met_FK)
+                met = list(zip(query.floors, met_FK.sum(axis=1).tolist(), strict=True))
+                result["floors"] = [{**floor.json, "met": count} for floor, count in met]
+                result["cost"] = floored[place].cost
+                unmet += any(count < floor.n for floor, count in met)
             if place in explained:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
                 history_H = query.history_H if query.cooccurrence else NO_ROWS
                 explanations[place] = self._explain(
-                    ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H, labels
+                    ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H, labels, prices_K
                 )
             if place in pools:
                 result["pool"] = pools[place]
@@ -656,6 +677,7 @@ class Retriever:
             restrictions_B=restrictions_B if any(restrictions_B) else None,
             propensities_N=propensities_N if explored_B else None,
             explored=slots_of(explored_B.values()) if explored_B else {},
+            floored=(len(floored), unmet),
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),

@@ -528,7 +528,7 @@ class Service:
             labels = [label["id"] for label in result["labels"]]
             answer_id, name = sign_answer(
                 key, now, release, dials, labels,
-                priors=priors, arm=arm, restricted=query.restricted, propensities_K=propensities_K,
+                priors=priors, arm=arm, restricted=query.restricted or query.arranged, propensities_K=propensities_K,
             )  # fmt: skip
             if wanted[place]:
                 result["answer_id"] = answer_id
@@ -537,7 +537,7 @@ class Service:
                     kind="answer", time=now, answer=name, answered_at=now, release=retrieval.release,
                     bias_removal=float(dials[0]), popularity=float(dials[1]), cooccurrence=float(dials[2]),
                     priors=priors or None,
-                    restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
+                    restricted=query.restricted or query.arranged, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=retrieval.buckets_N[start:end].tolist(),
                     features=recorded_features(features, self.settings),

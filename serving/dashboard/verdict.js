@@ -12,6 +12,7 @@ const SIGNALS = {
   evaluation: "Release",
   unknown_ids: "Ids",
   restricted: "Filters",
+  floors: "Floors",
   shed: "Load",
   organic_recall: "Recall",
   feedback_recall: "Recall",

@@ -163,6 +163,7 @@ class LiveFigures:
             if (restrictions_B := answered.restrictions_B) is not None:
                 of_option = [sum(name in names for names in restrictions_B) for name in RESTRICTIONS]
                 counts["restricted"] += [sum(map(bool, restrictions_B)), *of_option]
+            counts["floored"] += answered.floored
             for dial, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
                 counts[name] += weights_B.sum(dtype=np.float64)
                 count_dials(counts["dials"][dial], weights_B)

@@ -94,6 +94,9 @@ class Metrics(Collector):
         explored = counter(
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"]
         )
+        floored = counter(
+            "longtail_floored_queries", "Queries with floors (at_least), by whether the answer meets them all.", ["met"]
+        )
         group_queries = counter("longtail_group_queries", "Queries answered, by LONGTAIL_GROUPS.", ["group", "value"])
         group_exposures = counter(
             "longtail_group_exposures", "Labels answered, by LONGTAIL_GROUPS and frequency bucket.",
@@ -158,6 +161,7 @@ class Metrics(Collector):
         self._of_bucket = [[exposures.labels(bucket, of) for bucket in BUCKET_NAMES] for of in ("no", "yes")]
         self._of_decile = [scores.labels(str(decile)) for decile in range(1, DECILES + 1)]
         self._explored = [explored.labels(bucket) for bucket in BUCKET_NAMES]
+        self._floored = floored.labels("yes"), floored.labels("no")
         self._events = [events.labels(source) for source in SOURCES]
         self._positives, self._hits = (
             [[of.labels(source, bucket) for bucket in BUCKET_NAMES] for source in SOURCES] for of in (positives, hits)
@@ -230,6 +234,10 @@ class Metrics(Collector):
                 dial.observe(weight)
         for bucket, count in batch.explored.items():
             self._explored[bucket].inc(count)
+        queries, unmet = batch.floored
+        if queries:
+            self._floored[0].inc(queries - unmet)
+            self._floored[1].inc(unmet)
         for ids, count in unknown.items():
             self._unknown[ids].inc(count)
         for kind, named in batch.ids.items():

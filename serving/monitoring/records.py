@@ -58,6 +58,7 @@ class AnsweredBatch:
             in it, even if embedded again; L and above are labels added since.
         ends_B: position after each query's last label, ascending.
         explored: number of randomly drawn labels, by bucket.
+        floored: numbers of queries with floors, and of these with a floor that the answer does not meet.
         restrictions_B: options by which the client restricted the eligible labels; None: no query is restricted.
         judged_at_B: λ whose promise holds for the answer, float32 [B]; NaN: the release promises nothing for it.
         ids: what the queries named, by the kinds of `ID_KINDS`.
@@ -74,6 +75,7 @@ class AnsweredBatch:
     buckets_N: Int8
     counts_N: Int64
     explored: Mapping[int, int] = field(default_factory=dict)
+    floored: tuple[int, int] = (0, 0)
     arms_B: Sequence[ArmAnswer | None] | None = None
     restrictions_B: Sequence[Sequence[Restriction]] | None = None
     ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)

@@ -101,6 +101,7 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
         **{name: _ratio(counts[name], queries) for name in DIALS},
         "dials": dict(zip(DIALS, map(dial_json, counts["dials"]), strict=True)),
         "restricted": dict(zip(("queries", *RESTRICTIONS), counts["restricted"].astype(int).tolist(), strict=True)),
+        "floored": dict(zip(("queries", "unmet"), counts["floored"].astype(int).tolist(), strict=True)),
         "exposures": {
             name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": covered}
             for name, count, covered in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)

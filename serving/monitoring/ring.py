@@ -59,6 +59,7 @@ COUNTS = np.dtype(
         ("judged_scores", "f8", (DECILES,)),
         ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # promised exposures and deciles of the same λ and depths
         ("restricted", "f8", (1 + len(RESTRICTIONS),)),  # queries that the client restricted: all, and by option
+        ("floored", "f8", (2,)),  # queries with floors, and with a floor that the answer does not meet
         ("dials", "f8", (len(DIALS), DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
         ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # chosen labels that the answer held

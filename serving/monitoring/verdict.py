@@ -33,7 +33,7 @@ from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, IdKind
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
     "label_log", "refused_release", "engine", "experiments", "records", "clock", "errors", "shed", "evaluation",
-    "unknown_ids", "restricted", "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh",
+    "unknown_ids", "restricted", "floors", "organic_recall", "feedback_recall", "share_drift", "score_drift", "refresh",
     "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -70,6 +70,7 @@ _LOOK_AT: dict[Signal, str] = {
     "together; build and publish again, or roll back",
     "unknown_ids": _SPELLING,
     "restricted": "the clients that send buckets, allow or filter: what these leave out is in no answer of theirs",
+    "floors": "the columns and buckets that at_least names: too few of their labels may be answered",
     "organic_recall": "the features that clients send with organic feedback, and the age of the training data",
     "feedback_recall": "how clients show the answers, and which answer_id they send back",
     "share_drift": "the features that queries send, and what was retrained or rebuilt: λ, the priors and k of each "
@@ -115,6 +116,7 @@ def judge(
     findings += _unlike_evaluation(report["baseline"])
     findings += _unknown_ids(report)
     findings += _restricted(windows["1h"], day)
+    findings += _unmet_floors(windows["1h"]["floored"])
     if sentence := _nothing_to_judge(report):
         findings.append(Finding("share_drift", "unknown", sentence))
     hour, of_day = (dict(_judged(report, name, windows[name])) for name in ("1h", "24h"))
@@ -166,8 +168,8 @@ def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
     if not day["judged"]["queries"]:
         return (
             f"None of the {day['queries']:,} queries of this release in {_WORDS['24h']} has a promise: all are for "
-            "similar labels, or set buckets, allow, filter, explore, mmr, max_per, or weights other than the default "
-            "of μ, ω or priors."
+            "similar labels, or set buckets, allow, filter, explore, at_least, mmr, max_per, or weights other than "
+            "the default of μ, ω or priors."
         )
     return None
 
@@ -259,6 +261,18 @@ def _restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[Fin
             f"promised for their answers: {by_option}{compared}."
         )
         yield Finding("restricted", severity, sentence, None, "1h", share, usual, low, high)
+
+
+def _unmet_floors(floored: Mapping[str, int]) -> Iterator[Finding]:
+    """Judge the share of queries with a floor that the answer does not meet, of an hour."""
+    if not floored["unmet"]:
+        return
+    share = floored["unmet"] / floored["queries"]
+    low, high = binomial_interval(share, floored["queries"], _SURE)
+    if low >= _JUMP:
+        of = f"{floored['unmet']:,} of {floored['queries']:,}"
+        sentence = f"{of} answers with floors in {_WORDS['1h']} do not meet them all."
+        yield Finding("floors", "watch", sentence, None, "1h", share, 0.0, low, high)
 
 
 def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:

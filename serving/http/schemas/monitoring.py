@@ -67,7 +67,7 @@ class PromisedRecall(BaseModel):
 class Judged(BaseModel):
     """Answers that the release has a promise for, which the verdict judges, each at its own λ.
 
-    Not those with `buckets`, `allow`, `filter`, `explore`, `mmr` or `max_per`, with another ω, prior or
+    Not those with `buckets`, `allow`, `filter`, `explore`, `at_least`, `mmr` or `max_per`, with another ω, prior or
     `exclude_history` than the default, or with another μ where λ + μ is not one dial; and not similar labels. From each
     answer the first labels count, up to the number of labels per query in the baseline.
     """
@@ -163,6 +163,9 @@ class Window(BaseModel):
     dials: DialsAsked
     restricted: dict[Restriction | Literal["queries"], int] = Field(
         description="Queries with `buckets`, `allow` or `filter` (`queries`), and by each of these."
+    )
+    floored: dict[Literal["queries", "unmet"], int] = Field(
+        description="Queries with `at_least`, and of these with a floor that the answer does not meet."
     )
     exposures: dict[BucketName, Share]
     coverage: float

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import MAX_IDS, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import MAX_IDS, AtLeast, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import Body, at_most, check_lengths
 from longtail.serving.settings import MOST_QUERIES, Settings
@@ -137,6 +137,15 @@ class Because(BaseModel):
     share: float = Field(description="Of c, from 0 to 1; an entry that is repeated stands once.")
 
 
+class ForFloors(BaseModel):
+    """Why a label that is not among the k best is in the answer."""
+
+    floors: list[int] = Field(description="Positions in `floors` of the floors that the label meets.")
+    price: float = Field(
+        description="How much the score of the label whose place it has is higher; the prices add up to `cost`."
+    )
+
+
 class Explanation(BaseModel):
     """Parts of a label's score in logits; their sum is the score."""
 
@@ -154,6 +163,13 @@ class Explanation(BaseModel):
         "what comes and goes within a 32nd of the dial is not noticed. Null of a label that is not among them, as one "
         "that was drawn."
     )
+    floor: ForFloors | None = Field(default=None, description="Only of a label that is there because of `at_least`.")
+
+
+class KeptFloor(AtLeast):
+    """A floor of the query, and how many labels of the answer meet it."""
+
+    met: int = Field(description="Below `n` if too few may be answered, or `max_per` leaves them no room.")
 
 
 class RankedLabel(BaseModel):
@@ -204,6 +220,12 @@ class Ranking(BaseModel):
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     pool: int | None = Field(
         default=None, description="Only of queries with `max_per` or `mmr`: how many labels theirs were chosen from."
+    )
+    floors: list[KeptFloor] | None = Field(default=None, description="Only of queries with `at_least`.")
+    cost: float | None = Field(
+        default=None,
+        description="Only of queries with `at_least`: the sum of the scores without floors, less the sum with them, in "
+        "logits; of queries that explore, of the labels that chance does not touch. Below 0 only with `mmr`.",
     )
     unknown: UnknownIds
     answer_id: str | None = Field(

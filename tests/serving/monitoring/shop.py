@@ -62,6 +62,7 @@ def answered(
     cooccurrence: float = 0.0,
     judged_at: float = 0.0,
     ids: Mapping[IdKind, NamedIds] | None = None,
+    floored: tuple[int, int] = (0, 0),
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since, which are new."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
@@ -79,6 +80,7 @@ def answered(
         counts_N=np.where(known, COUNTS[rows % 12], 0),
         restrictions_B=[restrictions] * len(lists),
         ids=ids or {},
+        floored=floored,
     )
 
 

@@ -81,6 +81,14 @@ def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
     assert counted['longtail_scores_total{decile="1"}'] == 0
 
 
+def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
+    monitoring.count_answers(answered([[0, 1, 4]] * 5, floored=(4, 1)), {})
+    monitoring.count_answers(answered([[0, 1, 4]]), {})
+    counted = series(monitoring)
+    assert [counted[f'longtail_floored_queries_total{{met="{met}"}}'] for met in ("yes", "no")] == [3, 1]
+    assert monitoring.figures.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
+
+
 def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_choice(chosen([0, 5, -1], [0, 4], arm=ArmAnswer("week-1", "tail", 7)))
     monitoring.count_choice(chosen([8], source="organic"))

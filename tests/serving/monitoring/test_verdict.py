@@ -51,6 +51,7 @@ def window(
     return {
         "queries": queries,
         "restricted": NOT_RESTRICTED,
+        "floored": {"queries": 0, "unmet": 0},
         "exposures": {name: {"count": round(labels * of)} for name, of in shares.items()},
         "judged": {
             "queries": queries,
@@ -342,6 +343,15 @@ def test_restrictions_that_are_most_or_jump(of_hour: int, of_day: int, severity:
     )
     found = findings(judge(evidence(hour, day)), "unknown", "watch", "act")
     assert found.get(("restricted", None), {"severity": None})["severity"] == severity
+
+
+@pytest.mark.parametrize(("unmet", "severity"), [(0, None), (12, None), (90, "watch"), (1000, "watch")])
+def test_floors_that_answers_do_not_meet(unmet: int, severity: str | None) -> None:
+    said = judge(evidence(window(2000, floored={"queries": 1000, "unmet": unmet})))
+    found = findings(said, "watch").get(("floors", None))
+    assert (found and found["severity"]) == severity
+    if found is not None:
+        assert found["sentence"].startswith(f"{unmet:,} of 1,000 answers with floors in the last hour do not")
 
 
 def test_a_filter_that_hides_the_tail_is_the_headline(live: LiveFigures, clock: Clock) -> None:

@@ -1,0 +1,286 @@
+"""Floors, against the best list that brute force finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from longtail.bundle import BUCKET_NAMES, Upsert
+from longtail.serving import Retriever
+from longtail.serving.core.exploration import Draws, Lottery
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.errors import InvalidRequestError
+from tests.serving.core.shop import meets
+from tests.serving.core.test_cooccurrence import BUNDLES, changes, retriever_of
+from tests.serving.plane import plane_retriever, results_of
+
+Floors = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def retriever() -> Retriever:
+    """A release with ω·c, hidden labels, new ones, and some of the catalogue that were embedded again."""
+    # Scores that differ: labels that the release does not know would score alike by their genres alone.
+    records = [
+        one.model_copy(update={"features": {**(one.features or {}), "year": n / 50}})
+        if isinstance(one, Upsert)
+        else one
+        for n, one in enumerate(changes())
+    ]
+    return retriever_of(BUNDLES["dot, bias, μ"](), "flat", *records)
+
+
+def answer(retriever: Retriever, draws: Draws | None = None, **options: Any) -> dict[str, Any]:
+    query = Query.model_validate({"features": {"user_id": "u1"}, "history": ["item-7", "item-41"], **options})
+    return results_of(retriever.retrieve([query], draws))[0]
+
+
+@cache
+def everything(retriever: Retriever) -> dict[int, list[dict[str, Any]]]:
+    """Every label of each user, best first."""
+    return {user: answer(retriever, features={"user_id": f"u{user}"}, k=440)["labels"] for user in range(5)}
+
+
+def holds(label: dict[str, Any], floor: dict[str, Any]) -> bool:
+    return label["bucket"] == floor.get("bucket", label["bucket"]) and meets(label["display"], floor.get("filter", {}))
+
+
+def some_floors(rng: np.random.Generator, most: int) -> Floors:
+    """Up to four floors of at most so many labels together; their labels overlap."""
+    floors = []
+    for _ in range(int(rng.integers(1, 5))):
+        bucket = {"bucket": str(rng.choice(BUCKET_NAMES))}
+        filter_ = {
+            "filter": [
+                {"brand": f"brand-{rng.integers(8)}"}, {"price": {"lt": float(rng.integers(1, 30)) / 10}},
+                {"open": True}, {"tags": {"in": [f"t{rng.integers(5)}"]}},
+            ][rng.integers(4)]
+        }  # fmt: skip
+        n = int(rng.integers(1, 4))
+        if sum(floor["n"] for floor in floors) + n <= most:
+            floors.append({**[bucket, filter_, {**bucket, **filter_}][rng.integers(3)], "n": n})
+    return floors
+
+
+def best_sum(labels: list[dict[str, Any]], holds_FC: np.ndarray, floors_n: list[int], k: int) -> float:
+    """The largest sum of k scores that meets all floors, by integer programming."""
+    scores, needs = np.array([label["score"] for label in labels]), np.array(floors_n)
+    whole = LinearConstraint(np.ones((1, len(scores))), k, k)
+    floors = LinearConstraint(holds_FC.astype(float), np.minimum(needs, holds_FC.sum(axis=1)))
+    found = milp(-scores, integrality=1, bounds=Bounds(0, 1), constraints=[whole, floors], options={"mip_rel_gap": 0})
+    assert found.status == 0
+    return float(-found.fun)
+
+
+def checked(result: dict[str, Any], labels: list[dict[str, Any]], floors: Floors, k: int) -> np.ndarray:
+    """Check an answer's counts, order and cost against all eligible labels; return which labels hold, [F, C]."""
+    holds_FC = np.array([[holds(label, floor) for label in labels] for floor in floors])
+    shown = result["labels"]
+    assert len({label["id"] for label in shown}) == len(shown) == min(k, len(labels))
+    assert [label["score"] for label in shown] == sorted((label["score"] for label in shown), reverse=True)
+    met = [sum(holds(label, floor) for label in shown) for floor in floors]
+    assert result["floors"] == [{**floor, "met": count} for floor, count in zip(floors, met, strict=True)]
+    assert all(
+        count >= min(floor["n"], eligible)
+        for count, floor, eligible in zip(met, floors, holds_FC.sum(axis=1).tolist(), strict=True)
+    )
+    best = sum(label["score"] for label in labels[:k])
+    assert result["cost"] == pytest.approx(best - sum(label["score"] for label in shown), abs=2e-5)
+    return holds_FC
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    user, k = int(rng.integers(5)), int(rng.integers(1, 6))
+    all_labels = everything(retriever)[user]
+    labels = [all_labels[place] for place in sorted(rng.choice(120, 14, replace=False))]
+    floors = some_floors(rng, k) or [{"bucket": "tail", "n": 1}]
+    result = answer(
+        retriever, features={"user_id": f"u{user}"}, k=k, at_least=floors, allow=[label["id"] for label in labels]
+    )
+    holds_FC = checked(result, labels, floors, k)
+    lists = np.array(list(combinations(range(14), k)))
+    needs = np.minimum([floor["n"] for floor in floors], holds_FC.sum(axis=1))
+    lists = lists[(holds_FC[:, lists].sum(axis=2) >= needs[:, None]).all(axis=0)]
+    scores = np.array([label["score"] for label in labels])
+    best = lists[scores[lists].sum(axis=1).argmax()]
+    assert [label["id"] for label in result["labels"]] == [labels[place]["id"] for place in best]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whole_catalogue(retriever: Retriever, seed: int) -> None:
+    rng = np.random.default_rng(1000 + seed)
+    user, k = int(rng.integers(5)), int(rng.integers(4, 13))
+    options: dict[str, Any] = [
+        {}, {"filter": {"price": {"lt": 3}}}, {"buckets": ["head", "tail"]},
+        {"exclude": [f"item-{n}" for n in range(90)]},
+    ][seed % 4]  # fmt: skip
+    labels = [
+        label
+        for label in everything(retriever)[user]
+        if meets(label["display"], options.get("filter", {}))
+        and label["bucket"] in options.get("buckets", BUCKET_NAMES)
+        and label["id"] not in options.get("exclude", [])
+    ]
+    floors = [
+        floor for floor in some_floors(rng, k) if floor.get("bucket", "head") in options.get("buckets", BUCKET_NAMES)
+    ] or [{"filter": {"brand": "brand-2"}, "n": 2}]
+    result = answer(retriever, features={"user_id": f"u{user}"}, k=k, at_least=floors, **options)
+    checked_sum(result, labels, floors, k)
+
+
+def checked_sum(result: dict[str, Any], labels: list[dict[str, Any]], floors: Floors, k: int) -> None:
+    best = best_sum(labels, checked(result, labels, floors, k), [floor["n"] for floor in floors], k)
+    assert sum(label["score"] for label in result["labels"]) == pytest.approx(best, abs=2e-5)
+
+
+def test_other_scores(retriever: Retriever) -> None:
+    """Similar labels, and a tree p_n(y|x)."""
+    floors: Floors = [{"bucket": "new", "n": 2}, {"bucket": "torso", "n": 3}]
+    tree = retriever_of(BUNDLES["tree"]())
+    for k in (5, 8):
+        for at in (0.0, 1.0):
+            options = {"features": {"user_id": "u2"}, "bias_removal": at}
+            labels = answer(tree, k=400, **options)["labels"]
+            checked_sum(answer(tree, k=k, at_least=floors, **options), labels, floors, k)
+        for by in ("embedding", "cooccurrence"):
+            similar = {"id": "item-3", "by": by}
+            results = [
+                results_of(retriever.similar([SimilarQuery.model_validate({**similar, **options})]))[0]
+                for options in ({"k": 440}, {"k": k, "at_least": floors})
+            ]
+            checked_sum(results[1], results[0]["labels"], floors, min(k, len(results[0]["labels"])))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_floors_with_few_labels_of_a_brand(retriever: Retriever, seed: int) -> None:
+    rng = np.random.default_rng(2000 + seed)
+    k, most, floors = int(rng.integers(3, 9)), int(rng.integers(1, 3)), some_floors(rng, 3)
+    labels = everything(retriever)[1]
+    counts: Counter[Any] = Counter()
+
+    def take(wanted: list[dict[str, Any]], upto: int) -> list[dict[str, Any]]:
+        taken: list[dict[str, Any]] = []
+        for label in wanted:
+            brand = label["display"]["brand"]
+            if len(taken) < upto and (brand is None or counts[brand] < most) and label not in taken:
+                taken.append(label)
+                counts[brand] += 1
+        return taken
+
+    expected = take(labels, k)
+    if any(sum(holds(label, floor) for label in expected) < floor["n"] for floor in floors):
+        counts.clear()
+        reserved: list[dict[str, Any]] = []
+        for label in labels:
+            if any(
+                holds(label, floor) and sum(holds(other, floor) for other in reserved) < floor["n"] for floor in floors
+            ):
+                reserved += take([label], 1)
+        others = [label for label in labels if label not in reserved]
+        expected = sorted([*reserved, *take(others, k - len(reserved))], key=lambda label: -label["score"])
+    result = answer(retriever, k=k, at_least=floors, max_per={"brand": most})
+    assert [label["id"] for label in result["labels"]] == [label["id"] for label in expected]
+    # The order of MMR, and as many labels of each floor as there are.
+    diverse = answer(retriever, k=k, at_least=floors, mmr=0.4)
+    for floor, floor_of_answer in zip(floors, diverse["floors"], strict=True):
+        eligible = sum(holds(label, floor) for label in labels)
+        assert floor_of_answer["met"] >= min(floor["n"], eligible)
+    without = answer(retriever, k=k, mmr=0.4)["labels"]
+    if all(sum(holds(label, floor) for label in without) >= floor["n"] for floor in floors):
+        assert diverse["labels"] == without
+    assert len(diverse["labels"]) == k
+
+
+def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever) -> None:
+    floors: Floors = [{"bucket": "tail", "n": 2}, {"filter": {"brand": "brand-2"}, "n": 2}]
+    certain = answer(retriever, k=6, at_least=floors)
+    shown: Counter[str] = Counter()
+    stated: dict[str, float] = {}
+    draws = 600
+    query = Query.model_validate({
+        "features": {"user_id": "u1"}, "history": ["item-7", "item-41"], "k": 8, "at_least": floors,
+        "explore": {"tail": 1, "torso": 1}, "display": False,
+    })  # fmt: skip
+    for result in results_of(retriever.retrieve([query] * draws, Draws(Lottery(candidates=8, seed=5)))):
+        shown.update(label["id"] for label in result["labels"])
+        stated |= {label["id"]: label["propensity"] for label in result["labels"]}
+    # The six places that chance does not touch hold the list of six with these floors.
+    assert {id_ for id_, count in shown.items() if count == draws} == {label["id"] for label in certain["labels"]}
+    assert all(stated[label["id"]] == 1 for label in certain["labels"])
+    assert result["cost"] == pytest.approx(certain["cost"], abs=1e-5)
+    assert sum(stated.values()) == pytest.approx(8)
+    assert len(stated) == 6 + 2 * 8
+    for id_, propensity in stated.items():
+        error = np.sqrt(propensity * (1 - propensity) / draws)
+        assert abs(shown[id_] / draws - propensity) <= 4.5 * error + 1e-9, id_
+
+
+def test_slots_and_floors_of_few_labels(retriever: Retriever) -> None:
+    new = [label["id"] for label in everything(retriever)[1] if label["bucket"] == "new"]
+    head = [label["id"] for label in everything(retriever)[1] if label["bucket"] == "head"]
+    few = answer(retriever, k=5, allow=new[:2] + head[:1], at_least=[{"bucket": "new", "n": 2}], explore={"new": 2})
+    # All that may be answered is answered, whether chance or a floor has it first.
+    assert {label["id"] for label in few["labels"]} == {*new[:2], *head[:1]}
+    assert few["floors"][0]["met"] == 2
+
+
+def test_short_form_and_explanation(retriever: Retriever) -> None:
+    long = answer(retriever, k=5, at_least=[{"bucket": "tail", "n": 2}, {"bucket": "new", "n": 1}], explain=True)
+    short = answer(retriever, k=5, at_least={"bucket": {"tail": 2, "new": 1}}, explain=True)
+    assert short == long
+    without = {label["id"] for label in answer(retriever, k=5)["labels"]}
+    reasons = {label["id"]: label["explanation"]["floor"] for label in long["labels"]}
+    assert {id_ for id_, reason in reasons.items() if reason is None} == without & reasons.keys()
+    assert sum(reason["price"] for reason in reasons.values() if reason) == pytest.approx(long["cost"], abs=1e-5)
+    buckets = {label["id"]: label["bucket"] for label in long["labels"]}
+    assert {(buckets[id_], *reason["floors"]) for id_, reason in reasons.items() if reason} <= {("tail", 0), ("new", 1)}
+    assert long["cost"] > 0
+    # Floors that are met anyway cost nothing and change nothing; no promise of the release holds for any of these.
+    free = answer(retriever, k=5, at_least=[{"filter": {"price": {"ge": 0}}, "n": 1}])
+    assert free["labels"] == answer(retriever, k=5)["labels"]
+    assert free["cost"] == 0
+    query = Query.model_validate({"features": {"user_id": "u1"}, "k": 5, "at_least": {"bucket": {"head": 1}}})
+    assert np.isnan(retriever.retrieve([query]).judged_at_B).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        ({"k": 2, "at_least": {"bucket": {"head": 2, "tail": 1}}}, "queries.0.at_least", "at most k = 2 labels, rec"),
+        (
+            {"k": 2, "at_least": {"bucket": {"tail": 2}}, "explore": {"tail": 1}},
+            "queries.0.at_least", "k = 2 labels less the 1 slots",
+        ),
+        ({"buckets": ["head"], "at_least": {"bucket": {"tail": 1}}}, "queries.0.at_least.0.bucket", "may be answered"),
+        ({"at_least": [{"filter": {"brand": 1}, "n": 1}]}, "queries.0.at_least.0.filter.brand", "can be filtered by"),
+    ],
+)  # fmt: skip
+def test_impossible_floors(options: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        answer(plane_retriever(), features={}, **options)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("floors", "message"),
+    [
+        ([{"n": 1}], "expected a bucket or a filter beside n"),
+        ([{"bucket": "tail", "n": 0}], "greater than or equal to 1"),
+        ([{"bucket": "tail"}], "Field required"),
+        ([{"bucket": "rare", "n": 1}], "'head', 'torso', 'tail' or 'new'"),
+        ({"bucket": {"rare": 1}}, "'head', 'torso', 'tail' or 'new'"),
+        ({"filter": {"brand": "a"}, "n": 1}, "valid list"),
+        ([{"bucket": "tail", "n": 1}] * 9, "at most 8 items"),
+    ],
+)
+def test_malformed_floors(floors: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Query.model_validate({"features": {}, "at_least": floors})
