@@ -23,6 +23,7 @@ from longtail.bundle.errors import DisplayError, FeatureError, FixedLabelsError,
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.label_changes import LabelChanges, Patch, Upsert
+from longtail.bundle.lifetimes import check_lifetime, lifetime_in
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
@@ -47,6 +48,7 @@ class AddedLabels:
         bias: float32 [M], 0 for a new label; None if the bundle's labels have no bias.
         display: M objects, every display column of a label as JSON values.
         priors: float32 [M, P], values of the release's priors; None if the release has no priors.
+        lifetimes: int64 [M, 2], when each label is available; see `Labels.lifetimes`.
     """
 
     ids: list[str]
@@ -59,6 +61,7 @@ class AddedLabels:
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
     priors: Float32 | None = None
+    lifetimes: Int64 | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -129,7 +132,7 @@ class LabelAdder:
         try:
             for place, record in enumerate(records):
                 row = place
-                self._shown(record)
+                check_lifetime(self._shown(record))
                 if unknown := [name for name in record.priors if name not in names]:
                     raise unknown_prior(names, unknown[0])
                 self._check_priors(record)
@@ -197,6 +200,9 @@ class LabelAdder:
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
             None if self._priors is None else self._priors.of_added(rows_M, [record.priors for record in records]),
+            None
+            if labels.lifetimes is None
+            else np.array([lifetime_in(shown) for shown in display], np.int64).reshape(-1, 2),
         )
 
     def _log_popularity(self, records: Sequence[Upsert], rows_M: Int64, like_M: Int64) -> Float32 | None:
@@ -273,4 +279,6 @@ class LabelAdder:
 
     def _shown(self, record: Upsert) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)
-        return self._display.complete(record.display, {} if row is None else self._display.shown(row))
+        shown = self._display.complete(record.display, {} if row is None else self._display.shown(row))
+        lifetime_in(shown)
+        return shown

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.id_rows import IdRows
+from longtail.bundle.lifetimes import lifetimes_of
 from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
 from longtail.bundle.one_line import one_line
 
@@ -53,6 +54,14 @@ class Labels:
         """Get the row of every label by id, with the order of the ids."""
         stored = self.stored_rows
         return stored if stored is not None and stored.ids is self.ids else IdRows(self.ids)
+
+    @cached_property
+    def lifetimes(self) -> Int64 | None:
+        """Get when each label is available, from and until seconds since 1970, int64 [L, 2]; None: always.
+
+        Raises BundleInvariantError.
+        """
+        return lifetimes_of(self.display, self.ids)
 
     @property
     def log_pi(self) -> Float32:

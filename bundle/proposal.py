@@ -63,6 +63,11 @@ class Proposal:
         """Return the number of steps from the root to a leaf: ceil(log2 L)."""
         return len(self.leaf_labels).bit_length() - 1
 
+    @cached_property
+    def largest_step(self) -> float:
+        """Bound |w·z| of a path from the root to a leaf, per unit of the largest |z|."""
+        return float(self.depth * self.weights.shape[1] * np.abs(self.weights).max())
+
     @property
     def labels(self) -> int:
         """Number of labels L."""

@@ -1,8 +1,9 @@
 """Answer a table of queries offline into Parquet files, with the answers of `POST /v1/retrieve`.
 
 OUT holds `_batch.json` with the options and the release, `_labels.jsonl` with the labels that were added and hidden
-when the batch began, and files of answers for ranges of rows of QUERIES, each complete or absent. Several processes,
-each with a share of the files, may write to one OUT; a restarted process writes the missing files.
+when the batch began, `_begun.txt` with that time, if labels have lifetimes and `at` names no other, and files of
+answers for ranges of rows of QUERIES, each complete or absent. Several processes, each with a share of the files, may
+write to one OUT; a restarted process writes the missing files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest, Vocabulary
 from longtail.bundle.cooccurrence import REMEMBERED
+from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.integrity import read_manifest
@@ -31,6 +33,7 @@ from longtail.bundle.label_changes import read_record, record_json
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
+from longtail.serving.core import lifetimes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -53,7 +56,7 @@ _MEMORY = 2 << 30
 """Bytes of memory for reading tables; DuckDB spills larger tables that are not Parquet to a temporary folder."""
 _WRITTEN = "written:"
 """Prefix of a second column with the ids exactly as a text file spells them."""
-_MANIFEST, _LABELS = "_batch.json", "_labels.jsonl"
+_MANIFEST, _LABELS, _BEGUN = "_batch.json", "_labels.jsonl", "_begun.txt"
 """Names with a leading underscore, which readers of the folder as a table skip."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
@@ -74,6 +77,8 @@ class TableOptions:
     """Columns to copy into the answers; None: all columns but lists, maps and structs."""
     history: str | None = None
     """Column of lists of label ids that the row's query chose, the latest last; None: no such column."""
+    at: str | None = None
+    """Time in ISO 8601 at which labels must be available; None: when the first process began."""
 
 
 class _Excluded(RequestModel):
@@ -152,6 +157,8 @@ def answer(
             retriever = _loaded(found, name, options)
             _agree(out, manifest)
             retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
+            if retriever.bundle.labels.lifetimes is not None:
+                retriever = retriever.at(_moment(out, table_options.at))
             for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
                 _write(retriever, file_slice, table, table_options, options, out)
@@ -252,6 +259,14 @@ def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
     return [read_record(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
+def _moment(out: Path, at: str | None) -> float:
+    """Return the time at which labels must be available: as given, or as the first process of the batch recorded."""
+    if at is not None:
+        return float(seconds_of(at))
+    _add(out / _BEGUN, str(lifetimes.now()))
+    return float((out / _BEGUN).read_text(encoding="utf-8"))
+
+
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
     """Write the batch's options and release, or check that they equal those of an earlier process."""
     out.mkdir(parents=True, exist_ok=True)
@@ -289,6 +304,12 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
     options = {"k": _K, "display": False, **table_options.options}
     try:
+        if table_options.at is not None:
+            seconds_of(table_options.at)
+    except (ValueError, OverflowError):
+        received = describe(table_options.at)
+        raise BatchError(f"--at: expected a date or time in ISO 8601, received {received}") from None
+    try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
         raise BatchError(f"--options: {': '.join(filter(None, explain(error, Query, ELSEWHERE)))}") from error
@@ -325,6 +346,7 @@ def answers_to(
     Raises:
         BatchError: the table cannot be read, or the release refuses a row.
     """
+    retriever = retriever.at()
     try:
         files = find_files(queries)
         with engine(memory=_MEMORY) as duck:

@@ -307,6 +307,9 @@ def batch(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
     ] = "0/1",
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
+    ] = None,
     state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
@@ -321,7 +324,7 @@ def batch(
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(given if k is None else {"k": k, **given}, exclude, keep, history)
+    table_options = TableOptions(given if k is None else {"k": k, **given}, exclude, keep, history, at)
     answer(
         releases, as_place(queries), out, table_options, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),

@@ -356,6 +356,7 @@ def _tuned(
     device: Device,
     like: FaissIndex | None,
 ) -> TunedIndex:
+    _ = bundle.labels.lifetimes  # refuses wrong ones before the work
     if spec.milvus:
         return tune_collection(bundle, spec, there.milvus(), filterable, progress)
     return tune_index(bundle, spec, device, progress, like)

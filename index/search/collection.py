@@ -374,16 +374,16 @@ class CollectionSearcher(Searcher):
             return no_results(len(queries_bE), k)
         share = eligible.share if self.collection.record.lists else 1.0
         # Rows that the expression cannot rule out are fetched and dropped, so k results take more.
-        visible = max(1 - len(eligible.but_R) / self.labels, _LEAST_VISIBLE)
-        fetch = math.ceil(k / visible) + min(len(eligible.but_R), _MARGIN)
+        visible = max(eligible.count / (eligible.count + len(eligible.rows_to_drop)), _LEAST_VISIBLE)
+        fetch = math.ceil(k / visible) + min(len(eligible.rows_to_drop), _MARGIN)
         if fetch > MOST_RESULTS:
             return self._exact.top(queries_bE, eligible.rows, k)
         return self._but(queries_bE, k, fetch, probes_for(self.effort, k, share), eligible)
 
     def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
         enough, fetch = min(k, eligible.count), k
-        if len(eligible.but_R) <= _MOST_IN_EXPRESSION:
-            expression = both(eligible.expression, but(eligible.but_R))
+        if len(eligible.rows_to_drop) <= _MOST_IN_EXPRESSION:
+            expression = both(eligible.expression, but(eligible.rows_to_drop))
             found = self.collection.search(query_1E, min(k, MOST_RESULTS), WHOLE, expression)
             if np.count_nonzero(found[1] >= 0) == enough:
                 return top_k([found[0]], [found[1]], k)
@@ -395,11 +395,11 @@ class CollectionSearcher(Searcher):
         return self._exact.top(query_1E, eligible.rows, k)
 
     def _but(self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: Eligible) -> Found:
-        """Fetch results that meet the expression, and return the best k without the rows `but_R`."""
+        """Fetch results that meet the expression, and return the best k without the rows `rows_to_drop`."""
         scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
-        if not eligible.but_R.size:
+        if not eligible.rows_to_drop.size:
             return scores_bC, rows_bC
-        scores_bC[is_among(rows_bC, eligible.but_R)] = -np.inf
+        scores_bC[is_among(rows_bC, eligible.rows_to_drop)] = -np.inf
         return top_k([scores_bC], [rows_bC], k)
 
     def _expression_of(self, selection: Selection) -> str:

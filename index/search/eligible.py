@@ -13,10 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import distinct, with_members
+from longtail.bundle.sets import distinct
 
+Bits = npt.NDArray[np.uint8]
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
-_NO_ROWS = np.empty(0, np.int64)
+
+
+def _rows_of(bits: Bits) -> Int64:
+    """Get the rows of a bitmap, int64, ascending; bytes without a row cost little."""
+    bytes_N = np.flatnonzero(bits)
+    held_N8 = np.unpackbits(bits[bytes_N, None], axis=1, bitorder="little").view(np.bool_)
+    rows_R: Int64 = (8 * bytes_N[:, None] + np.arange(8))[held_N8]
+    return rows_R
 
 
 class Eligible:
@@ -25,25 +33,27 @@ class Eligible:
     Args:
         bits: uint8 [⌈L / 8⌉], little-endian; bits beyond L are 0.
         expression: Milvus's boolean expression of the set; empty: every row.
-        but_R: int64, ascending, rows outside the set that `expression` does not rule out.
+        admitted: bits of the rows that `expression` admits; None: every row.
         count: number of rows in the set; None: counted here.
     """
 
     def __init__(
         self,
-        bits: npt.NDArray[np.uint8],
+        bits: Bits,
         labels: int,
         expression: str = "",
-        but_R: Int64 = _NO_ROWS,
+        admitted: Bits | None = None,
         count: int | None = None,
     ) -> None:
         self._bits = bits
         self.labels = labels
-        self.expression, self.but_R = expression, but_R
+        self.expression, self._admitted = expression, admitted
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64)) if count is None else count
         self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
+        self._earlier: tuple[Bits, Int64] | None = None
+        """Bits of an earlier version of the set, and its rows per list."""
         self._in_head_H: Bools | None = None
         self._count_in_head: int | None = None
 
@@ -54,14 +64,32 @@ class Eligible:
 
     def where(self, mask_L: Bools, expression: str | None = None) -> Eligible:
         """Intersect the set with a mask, bool [L]; `expression` is Milvus's for the result, if it changes."""
-        bits = self._bits & np.packbits(mask_L, bitorder="little")
-        return Eligible(bits, self.labels, self.expression if expression is None else expression, self.but_R)
+        passing = np.packbits(mask_L, bitorder="little")
+        bits = self._bits & passing
+        if expression is None:
+            return Eligible(bits, self.labels, self.expression, self._admitted)
+        admitted = passing if self._admitted is None else self._admitted & passing
+        return Eligible(bits, self.labels, expression, admitted)
 
     def within(self, visible: Eligible) -> Eligible:
         """Intersect the set with the visible rows, a set without an expression."""
         if visible.whole:
             return self
-        return Eligible(self._bits & visible._bits, self.labels, self.expression, visible.but_R)
+        return Eligible(self._bits & visible._bits, self.labels, self.expression, self._admitted)
+
+    def succeeding(self, earlier: Eligible | None) -> Eligible:
+        """Return this set, knowing what was computed for an earlier version of it, which is returned if equal."""
+        if earlier is None:
+            return self
+        if np.array_equal(self._bits, earlier._bits):
+            return earlier
+        counted_C = earlier._per_list_C
+        self._earlier = earlier._earlier if counted_C is None else (earlier._bits, counted_C)
+        return self
+
+    def share_unlike(self, other: Eligible) -> float:
+        """Compute the share of labels that are in one of two sets alone."""
+        return int(np.bitwise_count(self._bits ^ other._bits).sum(dtype=np.int64)) / max(1, self.labels)
 
     def without(self, rows_R: Int64) -> Eligible:
         """Get the same set without some rows, int64 [R], which may repeat."""
@@ -74,9 +102,8 @@ class Eligible:
         # `bits[…] &= …` writes a byte once, so the bits of rows that share a byte are joined first.
         first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
         bits[bytes_R[first]] &= ~np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
-        but_R = with_members(self.but_R, rows_R) if self.but_R.size else rows_R
         count = self.count - int(np.count_nonzero(self.contains(rows_R)))
-        return Eligible(bits, self.labels, self.expression, but_R, count)
+        return Eligible(bits, self.labels, self.expression, self._admitted, count)
 
     def contains(self, rows: Int64) -> Bools:
         """Compute whether each row, in an array of any shape, is in the set; −1 never is."""
@@ -100,6 +127,12 @@ class Eligible:
             self._count_in_head = int(np.count_nonzero(self.in_head(rows_H)))
         return self._count_in_head
 
+    @cached_property
+    def rows_to_drop(self) -> Int64:
+        """Get the rows outside the set that `expression` does not rule out, int64, ascending."""
+        others_R = _rows_of(~self._bits if self._admitted is None else self._admitted & ~self._bits)
+        return others_R[: np.searchsorted(others_R, self.labels)]
+
     @property
     def rows(self) -> Int64:
         """Get the rows of the set, int64, ascending."""
@@ -111,7 +144,13 @@ class Eligible:
         The result is cached: calls must always pass the same lists.
         """
         if self._per_list_C is None:
-            self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
+            if (earlier := self._earlier) is None:
+                self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
+            else:
+                new_R, old_R = _rows_of(self._bits & ~earlier[0]), _rows_of(earlier[0] & ~self._bits)
+                new_C, old_C = (np.bincount(lists_L[rows_R], minlength=lists) for rows_R in (new_R, old_R))
+                self._per_list_C = earlier[1] + new_C - old_C
+                self._earlier = None
         return self._per_list_C
 
     def parameters(self, kind: type, **knobs: int) -> Any:

@@ -98,6 +98,8 @@ class Searcher:
         self._all_of: _Sets = WeakKeyDictionary()
         """Sets by selection and buckets, hidden labels included, which the searchers of one index share."""
         self._visible_of: _Sets = WeakKeyDictionary()
+        self._latest_of: _Sets = WeakKeyDictionary()
+        """The same sets without hidden labels, each by the last searcher of one index that made it."""
 
     def at(self, effort: Effort) -> Self:
         """Create a searcher over the same index with one effort for all unfiltered queries."""
@@ -115,6 +117,14 @@ class Searcher:
         searcher._visible = self._visible.without(rows_R)
         # The copy needs its own cache: its sets exclude the hidden labels.
         searcher._visible_of = WeakKeyDictionary()
+        return searcher
+
+    def within(self, eligible: Eligible) -> Self:
+        """Create a searcher over the same index that finds labels of a set alone; costs a bit for every label."""
+        searcher = copy.copy(self)
+        searcher._visible, searcher._visible_of = self._visible.within(eligible), WeakKeyDictionary()
+        latest = self._latest_of.setdefault(_NO_SELECTION, {})
+        searcher._visible = latest[EVERYTHING] = searcher._visible.succeeding(latest.get(EVERYTHING))
         return searcher
 
     def patience(self) -> AbstractContextManager[None]:
@@ -277,7 +287,9 @@ class Searcher:
         sets = self._visible_of.setdefault(selection, {})
         eligible = sets.get(buckets)
         if eligible is None:
-            eligible = sets[buckets] = self._whole(buckets, selection).within(self._visible)
+            latest = self._latest_of.setdefault(selection, {})
+            eligible = self._whole(buckets, selection).within(self._visible).succeeding(latest.get(buckets))
+            sets[buckets] = latest[buckets] = eligible
         return eligible
 
     def _whole(self, buckets: frozenset[int], selection: Selection) -> Eligible:

@@ -24,6 +24,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import BucketName, RequestModel
 from longtail.serving.core.ranking import NO_ROWS
+from longtail.serving.core.retriever import Retriever
 
 LabelState = Literal["visible", "hidden", "added"]
 """`visible`: a label of the release. `hidden`: a label of the release that no answer has. `added`: added since."""
@@ -48,9 +49,9 @@ class LabelListing(RequestModel):
     bucket: BucketName | None = Field(default=None, description="Only labels of this frequency bucket.")
 
 
-def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> dict[str, Any]:
+def list_labels(retriever: Retriever, asked: LabelListing) -> dict[str, Any]:
     """Create `labels` and `next_cursor` of the HTTP API's `LabelPage`."""
-    found = list[int]()
+    catalogue, overlay, found = retriever.catalogue, retriever.overlay, list[int]()
     if asked.state != "added":
         found += _first(_rows_after(catalogue, asked.cursor), catalogue, overlay, asked)
     if asked.state in ("all", "added"):
@@ -58,8 +59,9 @@ def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> 
     ids = {row: catalogue.id_of(row) for row in found}
     shown = sorted(found, key=ids.__getitem__)[: asked.limit]
     labels = catalogue.labels_json(shown)
-    for label, state in zip(labels, _states(overlay, shown), strict=True):
-        label["state"] = state
+    available = retriever.at().available(np.array(shown, np.int64)).tolist()
+    for label, state, now in zip(labels, _states(overlay, shown), available, strict=True):
+        label |= {"state": state, "available": now}
     return {"labels": labels, "next_cursor": ids[shown[-1]] if len(found) > asked.limit else None}
 
 

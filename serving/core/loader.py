@@ -17,6 +17,10 @@ from longtail.bundle import Tower
 from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.cooccurrence import NO_ENTRY
 from longtail.index import Filter, Release, Releases
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.faiss_index import NEARLY_WHOLE
+from longtail.serving.core import lifetimes
+from longtail.serving.core.lifetimes import Lifetimes
 from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
@@ -43,6 +47,8 @@ def load_release(
     release = releases.open(name, device=device, towers=False, state=state)
     bundle, manifest, filterable = release.bundle, release.bundle.manifest, release.manifest.filterable
     with release.searcher.patience():
+        lifetimes_L2 = bundle.labels.lifetimes
+        available = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2).at(lifetimes.now()).labels
         with serving_errors("queries"):
             encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
         retriever = Retriever(
@@ -51,7 +57,7 @@ def load_release(
             bundle=bundle,
             searcher=release.searcher,
             encoder=encoder,
-            promises=_measure_promises(release),
+            promises=_measure_promises(release, available),
             max_new_labels=max_new_labels,
             filterable=filterable,
         )
@@ -61,9 +67,10 @@ def load_release(
         return retriever
 
 
-def _measure_promises(release: Release) -> Promises | None:
+def _measure_promises(release: Release, available: Eligible | None) -> Promises | None:
     """Measure the answers to the calibration queries at the default dials, and their candidates at other λ.
 
+    Labels that are not available now are in no answer, here as in the service.
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
     bundle = release.bundle
@@ -88,7 +95,8 @@ def _measure_promises(release: Release) -> Promises | None:
             term = bundle.cooccurrence.term(history_R[history_R >= 0])
             boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
     batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts or None)
-    ranker, labels = BoostingRanker(IndexRanker(release.searcher, bundle.augmentation)), bundle.labels
+    searcher = release.searcher if available is None else release.searcher.within(available)
+    ranker, labels = BoostingRanker(IndexRanker(searcher, bundle.augmentation)), bundle.labels
     scores_BK, rows_BK = ranker.rank(batch)
     default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)
     if default is None:
@@ -98,7 +106,9 @@ def _measure_promises(release: Release) -> Promises | None:
     many = replace(batch, k=min(_CANDIDATES, manifest.labels))
     rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
-    return Promises(default, _candidates(ranker, batch, rows_B, low, high), labels.buckets, labels.counts)
+    whole = available is None or available.share >= NEARLY_WHOLE
+    candidates = _candidates(ranker, batch, rows_B, low, high)
+    return Promises(default, candidates, labels.buckets, labels.counts, whole=whole)
 
 
 def _at(batch: Batch, bias_removal: float) -> Batch:

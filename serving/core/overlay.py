@@ -23,6 +23,7 @@ from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.sets import is_among, with_members, without_members
 from longtail.index import Filter
 from longtail.index.search.candidates import kth_best, no_results, top_k
+from longtail.index.search.eligible import Eligible
 from longtail.serving.core.overlay_rows import OverlayRows
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serving_errors
@@ -116,6 +117,14 @@ class Overlay:
         row = self.rows.row_of(id_)
         return None if row is None else self.base + row
 
+    def searcher_within(self, labels: Eligible, in_use_M: Bools) -> LabelSearcher:
+        """Create a searcher of some labels of the catalogue, and of some rows of the overlay, bool [M]."""
+        visible = self._visible.within(labels)
+        if not self.rows.count:
+            return visible
+        rows = replace(self.rows, in_use_M=in_use_M, count=int(np.count_nonzero(in_use_M)))
+        return OverlaySearcher(visible, self.base, rows)
+
     def hides(self, row: int) -> bool:
         """Return whether a row of the catalogue is hidden."""
         position = int(np.searchsorted(self.hidden, row))
@@ -176,7 +185,11 @@ class Overlay:
             NoLabelTowerError: the release has a tree p_n(y|x).
             InvalidRequestError: a column of a label is wrong, or there is no room; the error names it.
         """
-        self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
+        changes, upserts = self.changes, list[Upsert]()
+        for patch in patches:  # a column may fit only those that earlier patches set
+            upserts.append(self._release.adder.after(changes, self._release.adder.of_patch(self.changes, patch)))
+            changes = changes.after([patch])
+        self.check(upserts)
 
     def undone_patches(self, before: Overlay) -> list[str]:
         """Return ids of labels with patches that `before` applies, and that are older than this release's table."""

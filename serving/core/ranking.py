@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.sets import is_among
 from longtail.index import Filter
 from longtail.index.search.candidates import no_results, top_k
+from longtail.index.search.eligible import Eligible
 
 NO_ROWS = np.empty(0, np.int64)
 """Empty array of rows, int64 [0]."""
@@ -123,6 +124,9 @@ class HidingSearcher(LabelSearcher, Protocol):
 
     def without(self, rows_R: Int64) -> HidingSearcher:
         """Create a searcher that never finds some further rows, int64 [R]."""
+
+    def within(self, eligible: Eligible) -> HidingSearcher:
+        """Create a searcher that finds labels of a set alone."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import accumulate, islice
 from time import perf_counter
 from types import MappingProxyType
@@ -30,17 +30,20 @@ from longtail.bundle import (
     TowerError,
     Vocabulary,
 )
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
+from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors
+from longtail.serving.core import lifetimes
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
+from longtail.serving.core.lifetimes import Lifetimes, around, available
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import (
     NO_HISTORY,
@@ -60,6 +63,7 @@ from longtail.serving.core.ranking import (
     Engine,
     HidingSearcher,
     IndexRanker,
+    LabelSearcher,
     Ranker,
     rank_each,
 )
@@ -68,8 +72,11 @@ from longtail.serving.errors import InvalidRequestError, UnservableReleaseError,
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
 from longtail.serving.monitoring.records import IdKind
 
+_YEAR_10_000 = 253_402_300_800
 _ROUNDING = 1e-6
 """Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
+_MOST_CHANGED = 0.02
+"""Share of labels that may come or end since a release was loaded, whose answers its promises still describe."""
 _LARGEST_NORM = 1e12
 """Largest norm of a query's vector; scores of longer vectors could overflow float32."""
 
@@ -124,6 +131,9 @@ class Retriever:
         BundleInvariantError: JSON cannot represent a display column.
     """
 
+    _view: Retriever | None
+    """The release at the last time that a request came, and its rows in use and span; see `at`."""
+
     def __init__(
         self,
         *,
@@ -161,6 +171,10 @@ class Retriever:
         self.engine = searcher if isinstance(searcher, Engine) else None
         self._encoder = encoder
         self.bundle = bundle
+        lifetimes_L2 = bundle.labels.lifetimes
+        self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
+        self._span = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now())
+        self._promise_holds = True
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -178,6 +192,51 @@ class Retriever:
         changed = copy.copy(self)
         changed._use(self._as_built.with_changes(records))
         return changed
+
+    def at(self, at: float | None = None) -> Retriever:
+        """Return the release of one request, which answers only labels available at a time; None: now.
+
+        What this method has returned stays at its time.
+        """
+        if self._lifetimes is None or self._is_view:
+            return self
+        at = lifetimes.now() if at is None else at
+        view = self._view
+        if view is None or not view._between[0] <= at < view._between[1]:
+            view = self._view = self._view_at(at, self._lifetimes)
+        return view
+
+    def _view_at(self, at: float, of_labels: Lifetimes) -> Retriever:
+        overlay, span = self.overlay, of_labels.at(at)
+        of_added = overlay.added.lifetimes
+        assert of_added is not None
+        assert self._span is not None
+        view, in_use_M = copy.copy(self), overlay.rows.in_use_M & available(of_added, at)
+        begin, end = around(of_added, at)
+        view._is_view, view._in_use_M, view._between = True, in_use_M, (max(begin, span.begin), min(end, span.end))
+        view._promise_holds = span.labels.share_unlike(self._span.labels) <= _MOST_CHANGED
+        view._span = span
+        hidden = overlay.hidden if self.bundle.proposal is None else np.flatnonzero(~span.mask_L)
+        view._rank_by(overlay.searcher_within(span.labels, in_use_M), with_members(hidden, overlay.hidden))
+        return view
+
+    def available(self, rows_N: Int64) -> Bools:
+        """Compute whether each of some rows that are not hidden is available, bool [N]; of a release of `at`."""
+        if not self._is_view or self._span is None:
+            return np.ones(len(rows_N), np.bool_)
+        return np.concatenate([self._span.mask_L, self._in_use_M])[rows_N]
+
+    @property
+    def availability(self) -> dict[str, Any]:
+        """Return `ReleaseAvailability` of the HTTP API."""
+        view, overlay = self.at(), self.overlay
+        labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
+        if not view._is_view or view._span is None:
+            return {"labels": labels, "next_change": None}
+        labels = view._span.labels.count - int(np.count_nonzero(view._span.mask_L[overlay.masked]))
+        labels += int(np.count_nonzero(view._in_use_M))
+        end = view._between[1]
+        return {"labels": labels, "next_change": datetime.fromtimestamp(end, UTC) if end < _YEAR_10_000 else None}
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
@@ -218,12 +277,17 @@ class Retriever:
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
-        noise = self.manifest.bias_removal.noise
-        self._by_label: Ranker = IndexRanker(overlay.searcher, self.bundle.augmentation, noise)
+        self._is_view, self._in_use_M, self._between = False, overlay.rows.in_use_M, (-math.inf, math.inf)
+        self._view = None
+        self._rank_by(overlay.searcher, overlay.hidden)
+
+    def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
+        """Rank by a searcher, which does not find hidden rows, int64 [R]."""
+        self._by_label: Ranker = IndexRanker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
         self._by_query: Ranker = (
             self._by_label
             if self.bundle.proposal is None
-            else TreeRanker(overlay.searcher, self._by_label, self.bundle, self.bundle.proposal, overlay.hidden)
+            else TreeRanker(searcher, self._by_label, self.bundle, self.bundle.proposal, hidden)
         )
         if self.bundle.cooccurrence is not None:
             self._by_label, self._by_query = BoostingRanker(self._by_label), BoostingRanker(self._by_query)
@@ -240,6 +304,8 @@ class Retriever:
         Args:
             explain_later: leave explanations to the caller, who can let others search between their steps.
         """
+        if (view := self.at()) is not self:
+            return view.retrieve(queries, draws, explain_later=explain_later)
         started = perf_counter()
         prefixes = [f"queries.{index}." for index in range(len(queries))]
         histories = [self._history(query, prefix) for query, prefix in zip(queries, prefixes, strict=True)]
@@ -291,6 +357,7 @@ class Retriever:
 
     def _judged_at(self, query: Query, resolved: ResolvedQuery) -> float:
         others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
+        others = others or not self._promise_holds
         arranged = resolved.explore or resolved.floors or resolved.diversity is not None
         if resolved.restrictions or arranged or others:
             return math.nan
@@ -453,6 +520,8 @@ class Retriever:
         features. By `cooccurrence` the score is W alone, of labels that have any. Raises InvalidRequestError or
         UnknownLabelError.
         """
+        if (view := self.at()) is not self:
+            return view.similar(requests, draws)
         started = perf_counter()
         rows: list[int] = []
         resolved: list[ResolvedQuery] = []
@@ -504,7 +573,8 @@ class Retriever:
 
     def label(self, id_: str) -> dict[str, Any]:
         """Return all data of one label; raises UnknownLabelError."""
-        return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
+        row = self.catalogue.row(id_)
+        return {**self.catalogue.labels_json([row])[0], "available": bool(self.at().available(np.array([row]))[0])}
 
     def warm(self) -> None:
         """Answer a real query, so that everything loaded lazily is ready before clients come."""
@@ -555,6 +625,7 @@ class Retriever:
                 for prior in (() if self.bundle.priors is None else self.bundle.priors.settings)
             ],
             **manifest.model_dump(include=described),
+            "available": self.availability,
             "proposal": self._by_query.proposal,
             "forecast": self.forecast
             and self.forecast.model_dump(include={"kind", "served", "until", "horizon", "nats"}),

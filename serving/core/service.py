@@ -22,6 +22,7 @@ from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.bundle.label_changes import record_json
 from longtail.index import EngineUnavailableError
+from longtail.serving.core import lifetimes
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
@@ -184,10 +185,10 @@ class Service:
             f"{seat.workers.ready}; others are starting"
         )
 
-    def retriever(self, name: str | None = None) -> Retriever:
-        """Get a loaded release, by default the current one.
+    def retriever(self, name: str | None = None, *, at: float | None = None) -> Retriever:
+        """Get a loaded release, by default the current one, with the labels available at a time, None: now.
 
-        A request calls this once, so that a swap in between does not mix two releases.
+        A request calls this once, so that a swap or a label's end in between does not mix two states.
 
         Raises:
             NotReadyError: no release is loaded yet.
@@ -202,7 +203,7 @@ class Service:
                 )
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
-            return current
+            return current.at(at)
         staged = self.mirror.staged
         pinned = staged if staged is not None and staged.name == name else self._loaded.get(name)
         if pinned is None:
@@ -210,7 +211,7 @@ class Service:
             raise UnknownReleaseError(
                 f"expected one of the releases loaded, {loaded}, received {describe(name)}", field="release"
             )
-        return pinned
+        return pinned.at(at)
 
     def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
         """Put a release into service; running requests finish with the release they took.
@@ -324,7 +325,8 @@ class Service:
         Raises:
             ServingError: the release or the arm is unknown, the service is too busy, or a query cannot be answered.
         """
-        retriever, experiment = self.retriever(release), self.experiment
+        at, experiment = lifetimes.now(), self.experiment
+        retriever = self.retriever(release, at=at)
         search = Search(retriever, queries, None, name, preview, answer_ids)
         if experiment is None:
             return await self.search(search), retriever.name
@@ -334,7 +336,7 @@ class Service:
             in_arm, of_arm = experiment.assign(query, query_name, unit=unit, arm=arm, pinned=release is not None)
             in_arms.append(in_arm)
             try:
-                answering.append(retriever if of_arm is None else self.retriever(of_arm))
+                answering.append(retriever if of_arm is None else self.retriever(of_arm, at=at))
             except UnknownReleaseError:  # the arm's release was unloaded just now
                 answering.append(retriever)
                 in_arms[-1] = query.in_arm(replace(in_arm.arm, counted=False), {})
@@ -712,7 +714,11 @@ class Service:
 
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
-        self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
+        self.monitoring.figures.set_label_counts(
+            added=overlay.new_labels,
+            hidden=len(overlay.hidden),
+            available=lambda: int(self.retriever().availability["labels"]),
+        )
 
 
 def _work(events: Iterable[Event]) -> int:

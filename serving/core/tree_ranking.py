@@ -69,8 +69,7 @@ class TreeRanker:
         self._hidden = hidden
         self._trees: dict[frozenset[int] | None, Proposal] = {} if hidden.size else {None: proposal}
         # Bounds |z| so that a sum of `depth` log-sigmoids of w·z stays far inside float32.
-        steps = proposal.depth * proposal.weights.shape[1] * float(np.abs(proposal.weights).max())
-        self._largest_z = _LARGEST_LOG_P / max(1.0, steps)
+        self._largest_z = _LARGEST_LOG_P / max(1.0, proposal.largest_step)
 
     @property
     def proposal(self) -> str:

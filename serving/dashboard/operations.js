@@ -68,6 +68,7 @@ function releases(view) {
   figures(byId("label-figures"), [
     ["Labels added", count(labels.added), "since the build"],
     ["Labels hidden", count(labels.hidden)],
+    ["Labels available", count(labels.available), "now"],
   ]);
   const oldestFirst = served(view.data.series);
   const rows = oldestFirst.map(({ name, from }, i) => {

@@ -155,6 +155,7 @@ class Promises:
         default: baseline at the default λ.
         candidates: candidate labels of the same queries; None: there is no promise at another λ.
         buckets_L, counts_L: bucket and training pairs of every label; for candidates alone.
+        whole: whether nearly all labels were available when this was measured, as in the evaluation.
     """
 
     def __init__(
@@ -163,8 +164,10 @@ class Promises:
         candidates: Candidates | None = None,
         buckets_L: Int8 | None = None,
         counts_L: Int64 | None = None,
+        *,
+        whole: bool = True,
     ) -> None:
-        self.default = default
+        self.default, self.whole = default, whole
         at_default = Promise.of(default)
 
         @lru_cache(1024)

@@ -109,7 +109,7 @@ class LiveFigures:
         self._current: _Counted | None = None
         self._offline = OfflineFigures()
         self._evaluated: list[dict[str, Any]] = []
-        self._labels = (0, 0)
+        self._labels: Callable[[], dict[str, int]] = lambda: dict.fromkeys(("added", "hidden", "available"), 0)
         self._broken: dict[Signal, str] = {}
         self._report: tuple[float, dict[str, Any]] | None = None
         self._troubles: dict[str, str] = {}
@@ -129,7 +129,7 @@ class LiveFigures:
             others = [held for held in self._held.values() if held.name != release]
             self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
             offline = offline or OfflineFigures()
-            self._evaluated = [] if promises is None else offline.evaluated(promises)
+            self._evaluated = [] if promises is None or not promises.whole else offline.evaluated(promises)
             self._current, self._offline, self._report = counted, offline, None
             with self._warning("forgetting old releases"):
                 paths = sorted(self._root.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
@@ -218,9 +218,9 @@ class LiveFigures:
         recall = self._offline.recall_at(chosen.judged_at, chosen.k)
         return {KINDS.index(kind): figures for kind, figures in recall.items()}
 
-    def set_label_counts(self, *, added: int, hidden: int) -> None:
-        """Set the numbers of labels added to the release and hidden in it."""
-        self._labels = (added, hidden)
+    def set_label_counts(self, *, added: int, hidden: int, available: Callable[[], int]) -> None:
+        """Set the numbers of labels added to the release, hidden in it, and available when the report is made."""
+        self._labels = lambda: {"added": added, "hidden": hidden, "available": available()}
 
     def set_trouble(self, signal: Signal, sentence: str | None) -> None:
         """Set the sentence about a problem for the verdict; None: the problem is solved."""
@@ -248,8 +248,7 @@ class LiveFigures:
                     now,
                     make_report(current.name, baseline, current.shown, rows, now),
                 )
-            added, hidden = self._labels
-            report, until = self._report[1] | {"labels": {"added": added, "hidden": hidden}}, self._offline.data_until
+            report, until = self._report[1] | {"labels": self._labels()}, self._offline.data_until
             if baseline is not None:
                 report["baseline"] = {**report["baseline"], "evaluated": self._evaluated}
             age_days = None if until is None else max(0.0, (now - until) / _DAY)
@@ -265,7 +264,7 @@ class LiveFigures:
         with self._warning("reading the figures"):
             if self._current is not None:
                 report = self.report()
-        yield from report_metrics(report, self._labels)
+        yield from report_metrics(report, self._labels())
 
     def close(self) -> None:
         """Close the files; later calls count nothing."""

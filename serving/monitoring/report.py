@@ -45,7 +45,7 @@ def make_report(
     rows: npt.NDArray[np.void],
     now: float,
 ) -> dict[str, Any]:
-    """Create the report without the verdict and the numbers of added and hidden labels.
+    """Create the report without the verdict and the numbers of labels.
 
     Args:
         shown: counts of the release's shown labels.
@@ -224,12 +224,12 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) -> Iterator[Metric]:
+def report_metrics(report: Mapping[str, Any] | None, labels: Mapping[str, int]) -> Iterator[Metric]:
     """Yield the series that are computed at the scrape, NaN where a figure is undefined.
 
     Args:
         report: the report of GET /v1/monitoring; None before a release is in service.
-        labels: numbers of added and of hidden labels.
+        labels: numbers of labels that are added, hidden and available.
     """
 
     def gauge(name: str, text: str, names: tuple[str, ...], samples: Iterable[_Sample]) -> GaugeMetricFamily:
@@ -276,8 +276,12 @@ def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) ->
         found[finding["signal"]] = _SEVERITIES[finding["severity"]]
     text = "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers."
     yield gauge("verdict", text, ("signal",), (((signal,), value) for signal, value in found.items()))
-    yield GaugeMetricFamily("longtail_labels_added", "Labels added since the release was built.", value=labels[0])
-    yield GaugeMetricFamily("longtail_labels_hidden", "Labels of the release that are hidden.", value=labels[1])
+    for name, text in (
+        ("added", "Labels added since the release was built."),
+        ("hidden", "Labels of the release that are hidden."),
+        ("available", "Labels that answers may have now: not hidden, and within their lifetimes."),
+    ):
+        yield GaugeMetricFamily(f"longtail_labels_{name}", text, value=labels[name])
 
 
 def _at(figures: Any, *path: str) -> float:

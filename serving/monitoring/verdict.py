@@ -169,7 +169,8 @@ def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
         return (
             f"None of the {day['queries']:,} queries of this release in {_WORDS['24h']} has a promise: all are for "
             "similar labels, or set buckets, allow, filter, explore, at_least, mmr, max_per, or weights other than "
-            "the default of μ, ω or priors."
+            "the default of μ, ω or priors, or too many labels have come or ended by their lifetimes since the release "
+            "was loaded."
         )
     return None
 

@@ -37,6 +37,7 @@ from longtail.bundle import (
     Vocabulary,
 )
 from longtail.index import Filter
+from longtail.index.search.eligible import Eligible
 from longtail.serving import Retriever, Settings
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.retriever import Retrieval
@@ -85,6 +86,9 @@ class ExactSearcher:
 
     def without(self, rows_R: np.ndarray) -> ExactSearcher:
         return ExactSearcher(self._bundle, [*self._hidden, *rows_R.tolist()])
+
+    def within(self, eligible: Eligible) -> ExactSearcher:
+        return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
 
     def search(
         self, queries_BE: np.ndarray, k: int, filters: Sequence[Filter | None] | None = None

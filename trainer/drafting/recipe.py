@@ -18,6 +18,7 @@ import tomlkit
 
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.bundle.lifetimes import NO_LIMITS
 from longtail.tables import DataFile, EmptyFileError, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.table import all_columns, open_file, read_table
@@ -308,7 +309,7 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
     looks = [look for look in looks if look.name not in (label_id, *RESERVED_COLUMNS)]
     kinds = {look.name: filter_kind(table.schema.field(look.name).type) for look in looks}
     titles = [look.name for look in looks if kinds[look.name] == "string" and words_of(look.name) & _TITLES]
-    stock = [look.name for look in looks if kinds[look.name] is not None and is_stock(look)]
+    stock = [look.name for look in looks if kinds[look.name] is not None and (is_stock(look) or look.name in NO_LIMITS)]
     shown = titles[:_MOST_TITLES]
     for look in looks:
         alike = look.holds in ("nothing", "one value in every row")

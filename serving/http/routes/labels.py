@@ -58,7 +58,7 @@ async def labels(request: Request) -> Response:
     if "limit" in asked.model_fields_set and asked.limit > (most := service.settings.max_k):
         raise InvalidRequestError(f"expected limit <= {most}, received {describe(asked.limit)}", field="limit")
     retriever = service.retriever()
-    page = await service.read(lambda: list_labels(retriever.catalogue, retriever.overlay, asked))
+    page = await service.read(lambda: list_labels(retriever, asked))
     return json_response(request, {**page, "release": retriever.name})
 
 

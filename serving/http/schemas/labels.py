@@ -69,6 +69,9 @@ class LabelAnswer(BaseModel):
         description="Of a page. `visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in "
         "answers, not of the release.",
     )
+    available: bool = Field(
+        description="Whether answers may have it now, by its columns `available_from` and `available_until`."
+    )
     release: str | None = Field(default=None, description="Not of a page, which has it itself.")
     request_id: str | None = None
 

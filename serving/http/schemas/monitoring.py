@@ -198,7 +198,7 @@ class MonitoringAnswer(BaseModel):
     )
     gini: float | None = Field(description="Gini coefficient of the labels' exposures of today and yesterday (UTC).")
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
-    labels: dict[Literal["added", "hidden"], int]
+    labels: dict[Literal["added", "hidden", "available"], int]
     staged: str | None = Field(
         default=None, description="The release that is asked unseen, of which GET /v1/release/staged tells; null: none."
     )

@@ -97,6 +97,13 @@ class ReleaseDial(BiasRemoval):
     )
 
 
+class ReleaseAvailability(BaseModel):
+    """The labels that answers may have now."""
+
+    labels: int = Field(description="Labels that are not hidden and within their lifetimes; those added count too.")
+    next_change: datetime | None = Field(description="When the next label becomes available or ends; null: never.")
+
+
 class ReleaseAnswer(BaseModel):
     """Answer of GET /v1/release."""
 
@@ -111,6 +118,7 @@ class ReleaseAnswer(BaseModel):
     filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     priors: list[ReleasePrior]
     labels: int
+    available: ReleaseAvailability
     dim: int
     similarity: Literal["dot", "cosine"]
     temperature: float

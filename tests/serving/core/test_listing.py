@@ -37,7 +37,7 @@ def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str 
 def pages(retriever: Retriever, **asked: Any) -> Iterator[dict[str, Any]]:
     cursor = None
     while True:
-        page = list_labels(retriever.catalogue, retriever.overlay, LabelListing(**asked, cursor=cursor))
+        page = list_labels(retriever, LabelListing(**asked, cursor=cursor))
         yield page
         cursor = page["next_cursor"]
         if cursor is None:
@@ -93,7 +93,7 @@ def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages()
         throughout, cursor = set(bundle.labels.ids.to_pylist()), None
         while True:
             served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
-            page = list_labels(served.catalogue, served.overlay, LabelListing(limit=5, state="visible", cursor=cursor))
+            page = list_labels(served, LabelListing(limit=5, state="visible", cursor=cursor))
             seen += [label["id"] for label in page["labels"]]
             cursor = page["next_cursor"]
             if cursor is None:

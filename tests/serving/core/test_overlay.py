@@ -16,6 +16,7 @@ from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Up
 from longtail.bundle.label_changes import replay
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
+from longtail.index.search.eligible import Eligible
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
@@ -38,6 +39,9 @@ class Exact:
     def without(self, rows: np.ndarray) -> Exact:
         assert rows.dtype == np.int64
         return Exact(self.bundle, np.union1d(self.hidden, rows))
+
+    def within(self, eligible: Eligible) -> Exact:
+        return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
 
     def search(self, queries: np.ndarray, k: int, filters: Any = None) -> tuple[np.ndarray, np.ndarray]:
         scores = queries @ self.bundle.rows().T

@@ -34,6 +34,7 @@ METRICS = {
 }
 RELEASE: dict[str, Any] = {
     "name": "r1", "created_at": "2026-03-02T09:41:12+00:00", "model": "shop", "labels": 12, "dim": 4,
+    "available": {"labels": 12, "next_change": None},
     "similarity": "dot", "temperature": 1.0, "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
     "buckets": {"scheme": "quantile", "head_above": 54.0, "tail_upto": 10.0}, "proposal": "label frequencies",
     "bias_removal": {

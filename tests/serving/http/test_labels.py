@@ -80,6 +80,7 @@ def test_release(client: httpx.Client) -> None:
         "created_at": "2026-01-02T00:00:00+00:00",
         "model": "plane",
         "labels": 4,
+        "available": {"labels": 4, "next_change": None},
         "dim": 2,
         "similarity": "dot",
         "exclude_history": False,

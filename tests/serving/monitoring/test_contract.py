@@ -29,7 +29,7 @@ def series_of(live: LiveFigures) -> dict[str, float]:
 
 def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> None:
     busy(live)
-    live.set_label_counts(added=2, hidden=1)
+    live.set_label_counts(added=2, hidden=1, available=lambda: 9)
     clock.pass_(1)
     series = series_of(live)
     assert series['longtail_exposure_share{bucket="tail",window="5m"}'] == pytest.approx(1 / 3)
@@ -40,7 +40,7 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series['longtail_online_recall{bucket="head",source="feedback",window="5m"}'] == 1
     assert math.isnan(series['longtail_online_recall{bucket="tail",source="feedback",window="5m"}'])
     assert series['longtail_online_positives{bucket="tail",source="organic",window="5m"}'] == 0
-    assert (series["longtail_labels_added"], series["longtail_labels_hidden"]) == (2, 1)
+    assert [series[f"longtail_labels_{name}"] for name in ("added", "hidden", "available")] == [2, 1, 9]
     report = live.report()["windows"]["5m"]
     assert series['longtail_exposure_psi{window="5m"}'] == report["psi"]["buckets"]
     assert series['longtail_score_psi{window="5m"}'] == report["psi"]["scores"]

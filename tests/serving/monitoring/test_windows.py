@@ -177,8 +177,8 @@ def test_reports_are_a_second_old_at_most(live: LiveFigures, clock: Clock) -> No
     live.count_answers(answered([[0]]))
     clock.pass_(0.9)
     assert live.report()["windows"]["5m"]["queries"] == before
-    live.set_label_counts(added=3, hidden=1)
-    assert live.report()["labels"] == {"added": 3, "hidden": 1}
+    live.set_label_counts(added=3, hidden=1, available=lambda: 7)
+    assert live.report()["labels"] == {"added": 3, "hidden": 1, "available": 7}
     clock.pass_(0.1)
     assert live.report()["windows"]["5m"]["queries"] == before + 1
 
