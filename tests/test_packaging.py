@@ -145,7 +145,7 @@ def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools:
     assert scripts(rebuilt) == scripts(wheel)
 
 
-@pytest.mark.parametrize("image", ["serving", "serving-gpu", "trainer"])
+@pytest.mark.parametrize("image", ["serving", pytest.param("serving-gpu", marks=pytest.mark.nightly), "trainer"])
 def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
     image: str, build_tools: str, tmp_path: Path
 ) -> None:
@@ -254,7 +254,7 @@ def test_a_command_that_lacks_a_part_names_its_extra(
     assert found.returncode == 2
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
+@pytest.mark.parametrize("encoding", [pytest.param("latin-1", marks=pytest.mark.nightly), "ascii:strict"])
 def test_commands_write_to_a_terminal_that_is_not_utf_8(encoding: str, tmp_path: Path) -> None:
     """Building says λ; a refused recipe and a refused path repeat what they were given."""
     make_bundle(labels=12).write(tmp_path / "bundle")

@@ -104,7 +104,9 @@ def _ready(service: Service) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("fault", ["fail", "tear", "garble", "hang"])
+@pytest.mark.parametrize(
+    "fault", [*(pytest.param(fault, marks=pytest.mark.nightly) for fault in ("fail", "garble")), "tear", "hang"]
+)
 def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop: Shop, s3: S3Server) -> None:
     service = shop.start()
     build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")  # an index that is not here yet

@@ -210,6 +210,7 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
     assert set(changes.upserts) == {id_ for id_ in expected if id_.startswith("new-")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replicas, tmp_path: Path) -> None:
     rng, stop = random.Random(7), threading.Event()
@@ -284,6 +285,7 @@ def _status(replicas: Replicas, number: int) -> int | None:
         return None
 
 
+@pytest.mark.nightly
 def test_a_database_that_is_gone_or_hangs(
     replicas: Replicas, database: PostgresServer, bundle: Path, tmp_path: Path
 ) -> None:

@@ -93,7 +93,7 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
 
 @pytest.mark.parametrize("in_expression", [pytest.param(10_000, marks=pytest.mark.nightly), 50])
 @pytest.mark.parametrize("share", [pytest.param(0.3, marks=pytest.mark.nightly), 0.97])
-@pytest.mark.parametrize("spec", COLLECTIONS)
+@pytest.mark.parametrize("spec", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
 def test_where_many_are_hidden_as_many_are_answered(
     spec: str, share: float, in_expression: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def page(tables: None) -> SimpleNamespace:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class Finished:
-    """A job of `tiny.RECIPE`, run once: its recipe, bundle, output, and the model while it was in memory."""
+    """A job of `tiny.RECIPE` with all baselines, run once: recipe, bundle, output, and the model in memory."""
 
     recipe: Path
     out: Path
@@ -100,7 +100,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     from tests.trainer import tiny
 
     folder = tmp_path_factory.mktemp("job")
-    recipe, screen, models = tiny.write_job(folder), io.StringIO(), []
+    recipe = tiny.write_job(folder, recipe=tiny.RECIPE.replace("baselines = []\n", ""))
+    screen, models = io.StringIO(), []
     with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
         to_bundle = job.to_bundle

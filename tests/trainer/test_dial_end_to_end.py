@@ -171,7 +171,7 @@ PRIORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.nightly if 0 < place < 5 else []) for place, cell in enumerate(PRIORS)],
+    [pytest.param(cell, marks=pytest.mark.nightly if place else []) for place, cell in enumerate(PRIORS)],
 )
 def test_the_prior_puts_later_probabilities_in_the_scores_whatever_the_noise(cell: str, tmp_path: Path) -> None:
     """f + k·log(ν·π*/π_w) is k·log p*(y|x): p(x|y) is that of `COUNTS` on every day, and π moves by `RISE`."""

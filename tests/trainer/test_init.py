@@ -121,7 +121,7 @@ def test_a_log_of_any_delimiter(tmp_path: Path, ending: str, delimiter: str) -> 
     assert read_dataset(load_recipe(tmp_path / "recipe.toml")).report.read == text.count("\n") - 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fit_takes_it_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clicks = shop(tmp_path)
     tables = ["--labels", tmp_path / "products.parquet", "--queries", tmp_path / "customers.parquet"]

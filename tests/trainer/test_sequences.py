@@ -18,6 +18,7 @@ from longtail.trainer.model.sequences import packed_histories
 from tests.trainer import tiny
 
 ENCODERS = ["sasrec", "hstu"]
+HSTU_ALWAYS = [pytest.param("sasrec", marks=pytest.mark.nightly), "hstu"]
 LABELS = 9
 
 
@@ -58,7 +59,7 @@ def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", HSTU_ALWAYS)
 def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
     """Also of pairs in any order, of a part of a query's, and of queries without a history yet."""
     recipe, dataset = job(history(name), tiny.USER), data()
@@ -87,7 +88,7 @@ def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", HSTU_ALWAYS)
 def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
     """The same loss and the same updates of tables and layers: every place is trained, each by its own pair."""
     recipe, dataset = job(history(name), optimizer={"embeddings": "sgd", "dense": "sgd"}), data()
@@ -106,7 +107,7 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", HSTU_ALWAYS)
 def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
     """Parts are not packed; gradients of positions and distances, which a part reads some of, add up."""
     dataset, after, rows = data(), [], np.array([5, 6, 7, 8, 12, 13, 14, 1])

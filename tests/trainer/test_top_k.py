@@ -340,7 +340,10 @@ def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
     return np.asarray(f_QL + bias_removal * log_pi_L)
 
 
-@pytest.mark.parametrize(("loss", "bias_removal"), [(FULL, 0), ({}, 1)], ids=["full", "in_batch"])
+@pytest.mark.parametrize(
+    ("loss", "bias_removal"),
+    [pytest.param(FULL, 0, id="full", marks=pytest.mark.nightly), pytest.param({}, 1, id="in_batch")],
+)
 def test_rankings_are_no_worse_than_without_it(loss: dict[str, Any], bias_removal: float) -> None:
     """At the defaults: among all labels, and among a bucket's own. The published gradient turns the order round."""
     counts_L = np.bincount(PICKED, minlength=300)

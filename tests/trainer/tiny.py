@@ -129,6 +129,7 @@ ks = [3, 5]
 metric = "recall@5"
 bias_removal = [0.0, 0.5, 1.0]
 bootstrap = 10
+baselines = []
 """
 
 
