@@ -27,9 +27,12 @@ from longtail.bundle.label_changes import (
 )
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import (
+    BONUS_BUCKETS,
     FEATURE_VALUE_TYPES,
     SCHEMA_VERSION,
     BiasRemoval,
+    Bonus,
+    BonusBucket,
     CurvePoint,
     Feature,
     FeatureKind,
@@ -46,12 +49,15 @@ from longtail.bundle.vectors import ChosenTogether
 from longtail.bundle.vocabulary import Vocabulary
 
 __all__ = [
+    "BONUS_BUCKETS",
     "BUCKET_NAMES",
     "FEATURE_VALUE_TYPES",
     "MAX_PRIORS",
     "SCHEMA_VERSION",
     "Augmentation",
     "BiasRemoval",
+    "Bonus",
+    "BonusBucket",
     "Buckets",
     "Bundle",
     "BundleCorruptError",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +14,9 @@ from longtail.bundle.one_line import one_line
 
 SCHEMA_VERSION = 1
 
+BonusBucket = Literal["torso", "tail", "new"]
+BONUS_BUCKETS: tuple[BonusBucket, ...] = get_args(BonusBucket)
+"""Buckets that have a bonus; the head has none, as a bonus of all labels changes no order."""
 TextStandard = Literal["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"]
 FeatureKind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
 FEATURE_VALUE_TYPES = {
@@ -151,7 +155,7 @@ class Interval(Record):
 
 
 class CurvePoint(Record):
-    """Offline metrics at one λ, μ and ω.
+    """Offline metrics at one λ, μ, ω and β.
 
     `metrics` names are `METRIC@K` over all queries, or `METRIC@K/BUCKET`.
     """
@@ -159,6 +163,8 @@ class CurvePoint(Record):
     bias_removal: float
     popularity: float = 0.0
     cooccurrence: float = 0.0
+    bonus: dict[str, float] = {}
+    """β by bucket, without zeros."""
     metrics: dict[str, Interval]
 
 
@@ -176,6 +182,13 @@ class Popularity(Record):
                 f"default of a dial: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
             )
         return self
+
+
+class Bonus(Popularity):
+    """The dial β of a bucket: default bonus of its labels, and its limits [METHODS §14]."""
+
+    minimum: float = -5.0
+    maximum: float = 5.0
 
 
 class BiasRemoval(Popularity):
@@ -275,6 +288,8 @@ class Manifest(Record):
     popularity: Popularity = Popularity()
     cooccurrence: CooccurrenceSettings | None = None
     """The term of co-occurrence; null without one."""
+    bonus: dict[BonusBucket, Bonus] = {bucket: Bonus() for bucket in BONUS_BUCKETS}
+    """The dials β by bucket: torso, tail and new."""
     training_data: dict[str, str | int]
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
@@ -282,10 +297,15 @@ class Manifest(Record):
     def in_words(self) -> str:
         """Describe the model in a few words, with its metric at the default dials if that is known."""
         weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
-        default = self.bias_removal.default, self.popularity.default, weight
+        bonus: dict[str, float] = {bucket: dial.default for bucket, dial in self.bonus.items() if dial.default}
+        default = self.bias_removal.default, self.popularity.default, weight, bonus
         metric = self.bias_removal.chosen_by.rpartition(" ")[2]
-        points = {(at.bias_removal, at.popularity, at.cooccurrence): at.metrics for at in self.bias_removal.curve}
-        measured = points.get(default, {}).get(metric)
+        points = [
+            at.metrics
+            for at in self.bias_removal.curve
+            if (at.bias_removal, at.popularity, at.cooccurrence, at.bonus) == default
+        ]
+        measured = points[0].get(metric) if points else None
         value = "" if measured is None else f", {metric} {measured.value:.4f}"
         return f"{self.name[:60]!r}, {self.labels:,} labels, d = {self.dim}{value} at {dial_words(*default)}"
 
@@ -312,12 +332,16 @@ class Manifest(Record):
         names = [feature.name for feature in self.query_features]
         if len(set(names)) != len(names):
             raise ValueError(f"query_features: expected distinct names, received {names}")
+        if set(self.bonus) != set(BONUS_BUCKETS):
+            raise ValueError(f"bonus: expected {', '.join(BONUS_BUCKETS)}, received {', '.join(self.bonus) or 'none'}")
         return self
 
 
-def dial_words(bias_removal: float, popularity: float, cooccurrence: float = 0.0) -> str:
-    """Describe a place on the dials, such as `λ = 0.5`, or `λ = 0.5, μ = -1, ω = 0.2`; μ and ω only if not 0."""
-    others = {"μ": popularity, "ω": cooccurrence}
+def dial_words(
+    bias_removal: float, popularity: float, cooccurrence: float = 0.0, bonus: Mapping[str, float] | None = None
+) -> str:
+    """Describe a setting, such as `λ = 0.5`, or `λ = 1, ω = 0.2, β tail = 1`; all but λ only if not 0."""
+    others = {"μ": popularity, "ω": cooccurrence} | {f"β {bucket}": value for bucket, value in (bonus or {}).items()}
     return f"λ = {bias_removal:g}" + "".join(f", {name} = {value:g}" for name, value in others.items() if value)
 
 

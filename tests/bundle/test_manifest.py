@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, Manifest, Popularity
+from longtail.bundle import Bonus, CurvePoint, Feature, Interval, Manifest, Popularity
 from tests.bundles import make_bundle
 
 HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_length": 10}
@@ -71,6 +71,8 @@ def test_a_feature_that_contradicts_its_kind_is_refused(feature: dict[str, Any],
         ({"kappa_bias": 1.0}, "kappa_bias belongs to a bundle with label_bias, and only to it"),
         ({"query_features": [HISTORY, HISTORY]}, r"expected distinct names, received \['history', 'history'\]"),
         ({"files": {"a": {"sha256": "short", "bytes": 1}}}, "files.a.sha256"),
+        ({"bonus": {"torso": {}, "tail": {}}}, "bonus: expected torso, tail, new, received torso, tail"),
+        ({"bonus": {"head": {}, "torso": {}, "tail": {}, "new": {}}}, "Input should be 'torso', 'tail' or 'new'"),
         ({"surprise": 1}, "surprise\n.*Extra inputs are not permitted"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -86,3 +88,19 @@ def test_the_prior_s_default_lies_within_its_limits() -> None:
     assert Popularity() == Popularity(default=0, minimum=-1, maximum=2)
     with pytest.raises(ValidationError, match=r"expected -1.0 <= default <= 2.0, received -2"):
         Popularity(default=-2)
+
+
+def test_a_manifest_names_its_bonus_in_words() -> None:
+    manifest = make_bundle(labels=3).manifest
+    assert manifest.bonus == {bucket: Bonus(default=0, minimum=-5, maximum=5) for bucket in ("torso", "tail", "new")}
+    curve = [
+        CurvePoint(bias_removal=1, bonus=bonus, metrics={"recall@20": Interval(value=value)})
+        for bonus, value in (({}, 0.3), ({"tail": 1.5}, 0.25))
+    ]
+    dial = manifest.bias_removal.model_copy(
+        update={"default": 1.0, "chosen_by": "valid recall@20", "curve": curve}
+    )  # fmt: skip
+    bonus = manifest.bonus | {"tail": Bonus(default=1.5)}
+    changed = manifest.model_copy(update={"bias_removal": dial, "bonus": bonus})
+
+    assert changed.in_words().endswith(", recall@20 0.2500 at λ = 1, β tail = 1.5")
