@@ -185,7 +185,7 @@ class Popularity(Record):
 
 
 class Bonus(Popularity):
-    """The dial β of a bucket: default bonus of its labels, and its limits [METHODS §14]."""
+    """The dial β of a bucket: default bonus of its labels, and its limits [METHODS §12]."""
 
     minimum: float = -5.0
     maximum: float = 5.0
@@ -294,20 +294,27 @@ class Manifest(Record):
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
 
+    @property
+    def default_point(self) -> CurvePoint:
+        """Return the curve's point at the default dials; one without metrics if it was not measured."""
+        weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
+        default = CurvePoint(
+            bias_removal=self.bias_removal.default,
+            popularity=self.popularity.default,
+            cooccurrence=weight,
+            bonus={bucket: dial.default for bucket, dial in self.bonus.items() if dial.default},
+            metrics={},
+        )
+        points = (point for point in self.bias_removal.curve if point.model_copy(update={"metrics": {}}) == default)
+        return next(points, default)
+
     def in_words(self) -> str:
         """Describe the model in a few words, with its metric at the default dials if that is known."""
-        weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
-        bonus: dict[str, float] = {bucket: dial.default for bucket, dial in self.bonus.items() if dial.default}
-        default = self.bias_removal.default, self.popularity.default, weight, bonus
-        metric = self.bias_removal.chosen_by.rpartition(" ")[2]
-        points = [
-            at.metrics
-            for at in self.bias_removal.curve
-            if (at.bias_removal, at.popularity, at.cooccurrence, at.bonus) == default
-        ]
-        measured = points[0].get(metric) if points else None
+        at, metric = self.default_point, self.bias_removal.chosen_by.rpartition(" ")[2]
+        measured = at.metrics.get(metric)
         value = "" if measured is None else f", {metric} {measured.value:.4f}"
-        return f"{self.name[:60]!r}, {self.labels:,} labels, d = {self.dim}{value} at {dial_words(*default)}"
+        words = dial_words(at.bias_removal, at.popularity, at.cooccurrence, at.bonus)
+        return f"{self.name[:60]!r}, {self.labels:,} labels, d = {self.dim}{value} at {words}"
 
     def __repr__(self) -> str:
         return f"Manifest({self.in_words()})"

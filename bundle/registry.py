@@ -109,14 +109,10 @@ def _run(bundle: Path) -> str | None:
 
 
 def _figures(manifest: Manifest) -> dict[str, float]:
-    """Get the offline metrics at the default λ, μ and ω, under names that MLflow accepts."""
-    dial, together = manifest.bias_removal, manifest.cooccurrence
-    default = dial.default, manifest.popularity.default, 0.0 if together is None else together.default
+    """Get the offline metrics at the default λ, μ, ω and β, under names that MLflow accepts."""
     return {
-        f"{dial.curve_split}/{name}".replace("@", "_at_"): figure.value
-        for point in dial.curve
-        if (point.bias_removal, point.popularity, point.cooccurrence) == default
-        for name, figure in point.metrics.items()
+        f"{manifest.bias_removal.curve_split}/{name}".replace("@", "_at_"): figure.value
+        for name, figure in manifest.default_point.metrics.items()
     }
 
 

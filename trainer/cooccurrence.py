@@ -57,26 +57,25 @@ class Choice(NamedTuple):
 
 def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
-    metric: Value, judge: Value, error: Error, k: int,
+    metric: Value, error: Error, k: int,
 ) -> Choice | None:  # fmt: skip
     """Choose W, the reading of histories, λ or μ, and ω; None without a W or an ω above 0.
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
-    measured for the best, by the mean of `judge` over a cell and its neighbours. Where pairs have an order in time
+    measured for the best, by the mean of `metric` over a cell and its neighbours. Where pairs have an order in time
     and popularity is that of the past, of the cells of the best ω within one standard error that of least λ and μ is
     taken [Breiman et al. 1984]: popularity fades until the service answers, and less of it finds more of the tail.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
         metric: the recipe's metric.
-        judge: the metric, less what misses a floor.
-        k: length of the lists that both need.
+        k: length of the lists that it needs.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
     few_N = _some(len(task.rows_N), recipe.seed)
     few, few_lists = task.among(few_N), lists.among(few_N)
-    alone = [judge(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
+    alone = [metric(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
     weights = [weight for weight in config.weights if weight]
     coarse = _coarse(lists.settings, alone, weights)
 
@@ -105,7 +104,7 @@ def choose_term(
     _, chosen = max([*tried, mean], key=lambda each: each[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
-    judged_GW = np.array([judge(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
+    judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
     means_GW = uniform_filter(judged_GW, 3, mode="nearest")
     best = int(means_GW.argmax())
     towers = int(np.argmax(alone))

@@ -42,6 +42,7 @@ from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
 from longtail.trainer.evaluation.examples import Example, example_settings, example_task, examples
+from longtail.trainer.evaluation.frontier import Frontier, bonus_settings, frontier
 from longtail.trainer.evaluation.groups import Group, figures_by_group, record_of
 from longtail.trainer.evaluation.ranking import buckets_for, log_proposal_of, tower_lists
 from longtail.trainer.evaluation.report import (
@@ -185,7 +186,7 @@ def finish(
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
-    groups, shown, compared, left_out = measured or AtDefault([], [], None, [])
+    groups, shown, ways, compared, left_out = measured or AtDefault([], [], {}, None, [])
     if groups:
         reporter.console.print(group_table(groups, recipe.evaluation.metric))
     if compared:
@@ -225,6 +226,7 @@ def finish(
     figures |= {"groups": record_of(groups)} if groups else {}
     figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
     figures |= {"baseline_notes": left_out} if left_out else {}
+    figures["frontier"] = {name: [point._asdict() for point in points] for name, points in ways.items()}
     reports = {
         "metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
@@ -240,7 +242,7 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(
             recipe, dial, history, facts, compared, groups, shown,
-            in_words_of_buckets(buckets_for(recipe.evaluation, counts := trained.dataset.label_counts()), counts),
+            in_words_of_buckets(buckets_for(recipe.evaluation, counts := trained.dataset.label_counts()), counts), ways,
         )  # fmt: skip
     with sibling_folder(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history
@@ -291,10 +293,11 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
 
 
 class AtDefault(NamedTuple):
-    """Hold figures at the default λ and μ; `left_out` gives the reason if no baseline ran."""
+    """Hold figures at the default setting; `left_out` gives the reason if no baseline ran."""
 
     groups: list[Group]
     examples: list[Example]
+    ways: Frontier
     compared: Comparison | None
     left_out: list[str]
 
@@ -329,17 +332,20 @@ def measure_default(
     def lists_of(task: Task, settings: list[Setting]) -> TowerLists:
         lists, _ = tower_lists(
             task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
-            [setting.of_towers for setting in settings],
+            [*dict.fromkeys(setting.of_towers for setting in settings)],
             log_proposal=log_proposal_of(trained.model.proposal, features),
         )  # fmt: skip
         return lists
 
-    (ours_NK,) = lists_of(task, [dial.default]).at([dial.default], trained.term(past))
+    of_bonus = bonus_settings(dial.default, described=trained.noise().described)
+    served, label_facts = [dial.default, *of_bonus], label_side.facts(config)
+    ours_NK, *top_SNK = lists_of(task, served).at(served, trained.term(past))
+    ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))
     few, two = example_task(task, seed), example_settings(dial.default)
     shown = examples(few, lists_of(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
-    learnt, label_facts = learnt_from(trained.dataset.train, past), label_side.facts(config)
+    learnt = learnt_from(trained.dataset.train, past)
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
-    return AtDefault(groups, shown, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
+    return AtDefault(groups, shown, ways, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
@@ -389,7 +395,7 @@ def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> N
         return
     found = ", ".join(f"{name} {chosen.metrics[name].value:.4f} (floor {least:.4g})" for name, least in floors.items())
     reporter.say(
-        f"[bold red]No λ or μ reaches evaluation.floor on valid[/]: nearest is {dial.default}, {found}, "
+        f"[bold red]No λ, μ or β reaches evaluation.floor on valid[/]: nearest is {dial.default}, {found}, "
         f"at {config.metric} {chosen.metrics[config.metric].value:.4f}"
     )
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import keras
 import numpy as np
 
-from longtail.bundle import BiasRemoval, CurvePoint, Popularity
+from longtail.bundle import BONUS_BUCKETS, BiasRemoval, Bonus, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.forecast import Forecast
@@ -30,10 +30,10 @@ from longtail.trainer.evaluation.dial import (
     Noise,
     Setting,
     best_dial,
+    best_with_bonus,
     chosen_by,
-    floors_of,
+    completed,
     lines,
-    missed,
 )
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of, tower_lists
@@ -52,9 +52,6 @@ from longtail.trainer.losses.implied_noise import (
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.prior import fit_forecast
-
-_FLOOR_FIRST = 1e6
-"""Weight of a missed floor against the metric: floors come first."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +146,11 @@ class Trained:
     def noise(self) -> Noise:
         """Return the noise that the λ of this model removes."""
         loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
+        described = self.recipe.describes_labels
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
+            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True, described=described)
         log_nu = self.log_noise()
         apart = ahead or not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
@@ -161,7 +159,8 @@ class Trained:
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
-        return Noise(named if constant else named + shared, constant=constant, apart=apart, ahead=ahead)
+        named = named if constant else named + shared
+        return Noise(named, constant=constant, apart=apart, ahead=ahead, described=described)
 
     @property
     def calibrated_at(self) -> float:
@@ -246,7 +245,7 @@ class Chosen(NamedTuple):
 
 
 def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Chosen:
-    """Choose λ, μ at this λ, and the term of co-occurrence with its ω by the best metric on valid.
+    """Choose λ, μ at this λ, the term of co-occurrence with its ω, and β for floors by the best metric on valid.
 
     With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
     is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
@@ -256,7 +255,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     """
     found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
-    curve, term = list[CurvePoint](), None
+    curve, term, weights = list[CurvePoint](), None, list[float]()
     if len(dataset.valid):
         why = chosen_by(config)
 
@@ -281,8 +280,15 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             if choice is not None:
                 term, best = choice.cooccurrence, choice.best if choice.best.cooccurrence else towers
                 trained = replace(trained, cooccurrence=term)
-                curve = measure([*lines(config, noise, best, [0.0, *of_term.weights]), towers])
+                weights = [0.0, *of_term.weights]
+                curve = measure([*lines(config, noise, best, weights), towers])
                 found.keep([Setting.of(point) for point in curve])
+        if config.target_prior is None:
+            alone = partial(trained.curve, held_out, past, features=features)
+            best, before = best_with_bonus(alone, curve, best, config, noise), best
+            if best != before:
+                settings = lines(config, noise, best, weights) + ([] if term is None else [towers])
+                curve = completed(alone, curve, settings)
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
@@ -299,7 +305,10 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     )
     if term is not None:
         term = term.scaled(1.0, default=best.cooccurrence)
-    dial = Dial(bias_removal, Popularity(default=best.popularity), None if term is None else term.settings)
+    dial = Dial(
+        bias_removal, Popularity(default=best.popularity), None if term is None else term.settings,
+        {bucket: Bonus(default=getattr(best, bucket)) for bucket in BONUS_BUCKETS},
+    )  # fmt: skip
     return Chosen(dial, term, best if term is None else towers)
 
 
@@ -314,7 +323,7 @@ def _choose_term(
         task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
         [Setting.of(point) for point in curve], log_proposal=log_proposal_of(trained.model.proposal, features),
     )  # fmt: skip
-    floors, facts = floors_of(curve, config), label_side.facts(config)
+    facts = label_side.facts(config)
     found = None if config.target_prior is None else found_by_label(trained)
 
     def metric(task: Task, top_NK: Int32) -> float:
@@ -325,17 +334,10 @@ def _choose_term(
         value_N, weight_N = task.ratio(config.metric, top_NK, facts)
         return float(value_N.sum() / max(weight_N.sum(), 1e-300))
 
-    def judge(task: Task, top_NK: Int32) -> float:
-        if not floors:
-            return metric(task, top_NK)
-        point = CurvePoint(bias_removal=0.0, metrics=task.metrics(top_NK, facts))
-        return point.metrics[config.metric].value - _FLOOR_FIRST * missed(point, floors)
-
     def error(first_NK: Int32, second_NK: Int32) -> float:
         if found is not None:  # a reweighted recall has no values by query
             return 0.0
         return task.error(config.metric, first_NK, second_NK, facts)
 
-    k = task.k if floors else min(int(config.k), labels)
-    entries = HistoryEntries(past, recipe.history_events)
-    return choose_term(recipe, dataset, task, lists, entries, metric=metric, judge=judge, error=error, k=k)
+    entries, k = HistoryEntries(past, recipe.history_events), min(int(config.k), labels)
+    return choose_term(recipe, dataset, task, lists, entries, metric=metric, error=error, k=k)

@@ -108,7 +108,7 @@ class Report:
 
 
 def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], list[str]]:
-    """Read the point of the offline curve nearest to the default λ, μ and ω.
+    """Read the point of the offline curve nearest to the default λ, μ, ω and β.
 
     Returns the point in words, the metric there by bucket, and the names of all metrics that the curve has by bucket.
     """
@@ -122,6 +122,7 @@ def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], l
             abs(point.bias_removal - dial.default)
             + abs(point.popularity - prior.default)
             + abs(point.cooccurrence - together)
+            + sum(abs(point.bonus.get(bucket, 0.0) - beta.default) for bucket, beta in bundle.bonus.items())
         ),
     )
     found = {
@@ -130,7 +131,7 @@ def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], l
         if f"{metric}/{bucket}" in point.metrics
     }
     known = sorted({key.partition("/")[0] for key in point.metrics if "/" in key})
-    return dial_words(point.bias_removal, point.popularity, point.cooccurrence), found, known
+    return dial_words(point.bias_removal, point.popularity, point.cooccurrence, point.bonus), found, known
 
 
 def _percent(share: float) -> str:

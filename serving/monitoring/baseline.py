@@ -207,7 +207,7 @@ class OfflineFigures:
     """Offline figures of one release.
 
     Attributes:
-        curve: λ, ascending, and the recall at it by k, at the default μ and ω; empty if the model was not evaluated.
+        curve: λ, ascending, and the recall at it by k, at the default μ, ω and β; empty if the model was not evaluated.
         exposures: λ, k and the shares of the buckets at them, for every k that was measured.
         data_until: time when the training data was read, in seconds since 1970; None: unknown.
     """
@@ -221,10 +221,11 @@ class OfflineFigures:
         """Read the offline figures from a bundle's manifest."""
         together = 0.0 if manifest.cooccurrence is None else manifest.cooccurrence.default
         defaults = np.array([manifest.popularity.default, together])
+        bonus = {bucket: beta.default for bucket, beta in manifest.bonus.items() if beta.default}
         curve: list[tuple[float, Mapping[int, RecallByKind]]] = []
         exposures: list[tuple[float, int, tuple[float, ...]]] = []
         for point in manifest.bias_removal.curve:
-            if np.abs(defaults - (point.popularity, point.cooccurrence)).max() > _NEAR:
+            if np.abs(defaults - (point.popularity, point.cooccurrence)).max() > _NEAR or point.bonus != bonus:
                 continue
             recall: dict[int, dict[str, OfflineRecall]] = {}
             for name, figure in point.metrics.items():

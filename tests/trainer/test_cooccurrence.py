@@ -47,7 +47,7 @@ class World:
         self.side = LabelSide(
             embeddings=rng.normal(size=(labels, 4)).astype(np.float32), log_pn=log_nu,
             bias=rng.normal(size=labels).astype(np.float32) if bias else None, counts=np.ones(labels, np.int64),
-            training_queries=queries, buckets=np.zeros(labels, np.int8), log_popularity=log_pi,
+            training_queries=queries, buckets=np.int8(rng.integers(0, 4, labels)), log_popularity=log_pi,
             augmentation=Augmentation(0.5, 1.0, 1.0 if bias else None, 1.0),
         )  # fmt: skip
         (made,) = cooccurrences(LogPairs(known.queries, known.labels), labels, [SETTINGS])
@@ -58,6 +58,7 @@ class World:
         weights, side = self.made.matrix().toarray(), self.side
         scores = self.vectors @ side.embeddings.T / 0.5 + setting.bias_removal * side.log_pn
         scores += setting.popularity * side.log_popularity + (0 if side.bias is None else side.bias)
+        scores += np.array([0, setting.torso, setting.tail, setting.new])[side.buckets]
         best = []
         for place, row in enumerate(self.task.rows_N.tolist()):
             history = self.past.pairs.labels[7 * row : 7 * row + 7]
@@ -70,8 +71,8 @@ class World:
 
 
 GRID = [
-    Setting(bias_removal, popularity, weight)
-    for bias_removal, popularity in ((0.0, 0.0), (1.0, 0.0), (0.3, -0.5))
+    Setting(bias_removal, popularity, weight, *bonus)
+    for bias_removal, popularity, *bonus in ((0.0, 0.0), (1.0, 0.0), (0.3, -0.5, 0.5, 2.0, 0.25))
     for weight in (0.0, 0.5, 20.0)
 ]
 
@@ -145,9 +146,7 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
             return gain if second_NK.tobytes() in of_towers else within
 
         entries = HistoryEntries(world.past)
-        choice = choose_term(
-            recipe, dataset, world.task, lists, entries, metric=judge, judge=judge, error=error, k=world.task.k
-        )
+        choice = choose_term(recipe, dataset, world.task, lists, entries, metric=judge, error=error, k=world.task.k)
         return None if choice is None else choice.best
 
     assert settings(within=0.0, gain=0.5) == Setting(1.0, 0.0, 5.0)

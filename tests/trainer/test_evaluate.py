@@ -217,7 +217,7 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
     )  # fmt: skip
 
     assert side.rows().shape == (L, D + (2 if tree else 3))
-    for at, (bias_removal, popularity, _) in enumerate(settings):
+    for at, (bias_removal, popularity, *_) in enumerate(settings):
         noise = log_proposal if tree else LOG_NU
         scores = USERS @ ITEMS.T / T + BIAS + bias_removal * noise + popularity * LOG_PN
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
@@ -247,11 +247,12 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
     of_queries = few.integers(-4, 5, (QUERIES, labels)) / 4
     side = LabelSide(
         np.float32(items), np.float32(log_pi if tree else log_nu), np.float32(bias), np.ones(labels, np.int64), 100,
-        np.zeros(labels, np.int8), Augmentation(0.5, 2.0, 0.25, None if tree else 4.0),
+        np.int8(few.integers(0, 4, labels)), Augmentation(0.5, 2.0, 0.25, None if tree else 4.0),
         None if tree else np.float32(log_pi),
     )  # fmt: skip
     first_line, second_line = map(Setting, (-0.5, 0, 0.25, 1)), [Setting(0.25, at) for at in (-1, 0.5)]
     settings = [*first_line, *second_line, Setting(0, 2), Setting(-64, 32)]
+    settings += [Setting(0.25, tail=at, new=at) for at in (0.5, 64)] + [Setting(1, -1, torso=0.75, tail=-0.25)]
     seen = few.random((QUERIES, labels)) < 0.1
     past = Past.of(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
 
@@ -260,9 +261,12 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
         log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
     )  # fmt: skip
 
-    for at, (bias_removal, popularity, _) in enumerate(settings):
+    for at, (bias_removal, popularity, _, torso, tail, new) in enumerate(settings):
         noise = of_queries if tree else log_nu
-        scores = np.where(seen, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi)
+        bonus = np.array([0, torso, tail, new])[side.buckets]
+        scores = np.where(
+            seen, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi + bonus
+        )
         assert len(np.unique(scores[0])) < 500, "ties"
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1, kind="stable")[:, :k])
 
@@ -270,16 +274,16 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
 def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:
     grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
     best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, apart=True))
-    assert best == (0.7, 0.3, 0)
-    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), (0.7, -0.5, 0), (0.7, 0.5, 0), (0.7, 0.3, 0)]
+    assert best == Setting(0.7, 0.3)
+    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), *(Setting(0.7, at) for at in (-0.5, 0.5, 0.3))]
     assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, apart=True), best)
 
     best, curve = best_dial(measure, config(), Noise("π", constant=False, apart=False))
-    assert (best, [*map(Setting.of, curve)]) == ((0.7, 0, 0), [*map(Setting, GRID)])
+    assert (best, [*map(Setting.of, curve)]) == (Setting(0.7), [*map(Setting, GRID)])
 
     best, curve = best_dial(measure, config(), Noise("uniform", constant=True, apart=True))
-    assert best == (0, 0, 0), "¼ from the best, as no other μ of the grid is"
-    assert [*map(Setting.of, curve)] == [(0, 0, 0), (0, -0.5, 0), (0, 0.7, 0), (0, 2, 0)]
+    assert best == Setting(0), "¼ from the best, as no other μ of the grid is"
+    assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
 
 def priced(settings: list[Setting]) -> list[CurvePoint]:
@@ -321,7 +325,7 @@ def test_the_default_is_the_best_that_reaches_the_floors(metric: str, floor: dic
 
 
 def test_a_prior_may_bring_a_floor_nearer() -> None:
-    for floor, expected in ((0.02, (0.5, 0, 0)), (0.5, (0, 0.5, 0))):
+    for floor, expected in ((0.02, Setting(0.5)), (0.5, Setting(0, 0.5))):
         grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor={"tail": floor})
         assert best_dial(priced, grid, Noise("π^0.5", constant=False, apart=True))[0] == expected
 

@@ -307,9 +307,10 @@ class EvaluationConfig(Section):
     """Least values on valid. `{ tail = 0.02 }` bounds the recall of a bucket at the k of `metric`. Any metric for which
     higher is better may have a floor: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. A table makes a floor relative
     to another λ, `{ tail = { times = 1.5, bias_removal = 1.0 } }`, or to the best λ of the grid,
-    `{ "recall@20" = { times = 0.99 } }`. The default λ, then μ, is the best setting that reaches all floors. If none
-    does, it is the nearest, with a warning. Epochs and the temperatures of `auto` are compared by the same rule, except
-    with `target_prior`."""
+    `{ "recall@20" = { times = 0.99 } }`. The default is the best setting that reaches all floors: λ, then μ, and for
+    floors of torso, tail or new also β, a bonus of these labels [METHODS §12]. If none does, it is the nearest, with a
+    warning. Epochs and the temperatures of `auto` are compared by the same rule without β, except with
+    `target_prior`."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for a target distribution of labels that differs from valid. `uniform` makes every label equally
     likely; a path, relative to the recipe, names a table with columns `label` and `share`. Pairs of valid then have

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies
+from longtail.bundle import (
+    BiasRemoval,
+    Bonus,
+    BonusBucket,
+    Bundle,
+    CurvePoint,
+    Interval,
+    Labels,
+    Popularity,
+    log_frequencies,
+)
 from longtail.bundle.arrays import Int32
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.manifest import CooccurrenceSettings
@@ -35,7 +45,7 @@ from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is the one that chose λ and epochs.
+    """Figures of a bundle: every metric at every setting of the curve; `metric` is the one that chose λ and epochs.
 
     Attributes:
         left_out: line about held-out pairs whose label the bundle lacks; None without any.
@@ -46,6 +56,7 @@ class EvaluationResult:
     bias_removal: BiasRemoval
     popularity: Popularity
     cooccurrence: CooccurrenceSettings | None = None
+    bonus: Mapping[BonusBucket, Bonus] = field(default_factory=dict)
     left_out: str | None = None
 
     def __repr__(self) -> str:
@@ -53,16 +64,16 @@ class EvaluationResult:
             self.metric
         )
         value = "not measured" if measured is None else f"{measured.value:.4f}"
-        return f"EvaluationResult({self.name[:60]!r}, {self.metric} {value}, {len(self.curve)} settings of λ, μ and ω)"
+        return f"EvaluationResult({self.name[:60]!r}, {self.metric} {value}, {len(self.curve)} settings)"
 
     @property
     def dial(self) -> Dial:
         """Return the dials in the form that tables take."""
-        return Dial(self.bias_removal, self.popularity, self.cooccurrence)
+        return Dial(self.bias_removal, self.popularity, self.cooccurrence, self.bonus)
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """List points by λ in the grid's order, then by μ at the default λ; values are in `point.metrics[NAME]`."""
+        """List points by λ in the grid's order, then by μ, ω and β; values are in `point.metrics[NAME]`."""
         return self.bias_removal.curve
 
     def value(
@@ -72,8 +83,9 @@ class EvaluationResult:
         bias_removal: float | None = None,
         popularity: float | None = None,
         cooccurrence: float | None = None,
+        bonus: Mapping[str, float] | None = None,
     ) -> float:
-        """Return the value of one metric at one λ, μ and ω.
+        """Return the value of one metric at one λ, μ, ω and β.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the metric that chose the model.
@@ -81,6 +93,7 @@ class EvaluationResult:
                 gives the value at λ = 0.
             popularity: μ; by default 0 if λ is given, as in the curve over λ, otherwise the bundle's default.
             cooccurrence: ω; by default the bundle's default.
+            bonus: β by bucket; by default the bundle's defaults.
         """
         at = {Setting.of(point): point.metrics for point in self.curve}
         if popularity is None:
@@ -89,9 +102,8 @@ class EvaluationResult:
             bias_removal = self.bias_removal.default
         elif removes_nothing(self.bias_removal.noise) and {setting.bias_removal for setting in at} == {0.0}:
             bias_removal = 0.0
-        chosen = Setting(
-            bias_removal, popularity, self.dial.default.cooccurrence if cooccurrence is None else cooccurrence
-        )
+        weight = self.dial.default.cooccurrence if cooccurrence is None else cooccurrence
+        chosen = Setting(bias_removal, popularity, weight, **(self.dial.default.bonus if bonus is None else bonus))
         name = metric or self.metric
         if chosen not in at:
             raise KeyError(f"bias_removal, popularity: expected one of {', '.join(map(str, at))}, received {chosen}")
@@ -107,7 +119,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """Return a bundle's figures at every λ and μ: the stored ones, or new ones measured from its files.
+    """Return a bundle's figures at every setting of its curve: the stored ones, or new ones measured from its files.
 
     A recipe's log-likelihood is measured only if the bundle was trained with the recipe's loss; otherwise it is left
     out with a warning.

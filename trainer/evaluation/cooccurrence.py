@@ -1,9 +1,9 @@
-"""Rank with the term of co-occurrence, exactly, for any λ, μ and ω [METHODS §11].
+"""Rank with the term of co-occurrence, exactly, for any λ, μ, ω and β [METHODS §11].
 
 As W ≥ 0, the best labels with the term are among the best without it and the labels with c > 0. So the lists of the
 towers and the labels of c are scored together.
 
-Legend: `N` rows of a task, `B` a block of them, `L` labels, `D` dimensions, `K` list length, `G` settings of λ and μ,
+Legend: `N` rows of a task, `B` a block of them, `L` labels, `D` dimensions, `K` list length, `G` settings without ω,
 `S` settings, `n` candidates of a block, `C` most candidates of a row.
 """
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from longtail.bundle.arrays import Bools, Float32, Int32, Int64
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Bools, Float32, Int8, Int32, Int64
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.sets import is_among
 from longtail.trainer.data.past import Past, Rows
@@ -99,17 +100,20 @@ class Candidates(NamedTuple):
     """log ν, or log p_n(y|x) of a tree."""
     prior_n: Float32
     """log π."""
+    bucket_n: Int8
 
     def scores(self, setting: Setting) -> Float32:
         """Compute the scores without the term, float32 [n]."""
         scores_n: Float32 = self.taste_n + np.float32(setting.bias_removal) * self.noise_n
         scores_n += np.float32(setting.popularity) * self.prior_n
+        if setting.bonus:
+            scores_n += np.array([setting.bonus.get(it, 0.0) for it in BUCKET_NAMES], np.float32)[self.bucket_n]
         return scores_n
 
 
 @dataclass(frozen=True)
 class TowerLists:
-    """The towers' exact lists at settings of λ and μ, to which any term can be added.
+    """The towers' exact lists at settings of λ, μ and β, to which any term can be added.
 
     Attributes:
         vectors_ND: u of every row, float32.
@@ -133,13 +137,13 @@ class TowerLists:
         )
 
     def at(self, settings: Sequence[Setting], term: TermOf | None) -> Int32:
-        """Return the exact lists at any λ and μ of `settings` and any ω, int32 [S, N, K]."""
+        """Return the exact lists at any λ, μ and β of `settings` and any ω, int32 [S, N, K]."""
         if term is not None and any(setting.cooccurrence for setting in settings):
             return self.with_term(term, settings)
         return self.top_GNK[[self.settings.index(setting.of_towers) for setting in settings]]
 
     def with_term(self, term: TermOf, settings: Sequence[Setting], k: int | None = None) -> Int32:
-        """Compute the exact lists of any λ and μ of `settings`, and any ω ≥ 0, int32 [S, N, k]."""
+        """Compute the exact lists of any λ, μ and β of `settings`, and any ω ≥ 0, int32 [S, N, k]."""
         length = self.top_GNK.shape[2] if k is None else k
         top_SNK = np.full((len(settings), len(self.rows_N), length), -1, np.int32)
         place_of = {setting: place for place, setting in enumerate(self.settings)}
@@ -185,7 +189,7 @@ class TowerLists:
         if self.log_proposal is not None:
             noise_n = self.log_proposal(self.rows_N[block])[row_n, label_n]  # type: ignore[arg-type]  # int32 rows
         prior_L = side.log_pn if side.log_popularity is None else side.log_popularity
-        return Candidates(row_n, label_n, taste_n, noise_n, prior_L[label_n])
+        return Candidates(row_n, label_n, taste_n, noise_n, prior_L[label_n], side.buckets[label_n])
 
     @cached_property
     def _products(self) -> Float32 | None:
@@ -198,7 +202,7 @@ class TowerLists:
     def _adder(
         self, block: slice, top_BK: Int32, support: tuple[Candidates, Float32], towers: Setting
     ) -> Callable[[float, int], Int32]:
-        """Return a function from ω and a length to the lists of a block at one λ and μ, int32 [B, k]."""
+        """Return a function from ω and a length to the lists of a block at one λ, μ and β, int32 [B, k]."""
         (chosen, c_n), labels, rows = support, len(self.label_side.counts), len(top_BK)
         key_m = (np.arange(rows)[:, None] * labels + top_BK)[top_BK >= 0]
         key_m = key_m[~is_among(key_m, chosen.row_n * labels + chosen.label_n)]

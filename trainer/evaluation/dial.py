@@ -1,62 +1,103 @@
-"""Choose the points of a curve over the dials λ, μ and ω, and the default point of the service [METHODS §6, §9, §11].
+"""Choose the points of a curve over the dials λ, μ, ω and β, and the default of the service [METHODS §6, §9, §11, §12].
 
-The score is `f + λ·log ν + μ·log π + ω·c`. A curve is a line over λ at μ = 0 and, if log ν differs from log π, a second
-line over μ at the served λ, both at the served ω. With a term of co-occurrence a third line is over ω, at the served λ
-and μ.
+The score is `f + λ·log ν + μ·log π + ω·c + β_bucket`. A curve has lines through the served setting: over λ, but at
+μ = 0; over μ, if log ν differs from log π; over ω, with a term of co-occurrence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Manifest, Popularity
+from longtail.bundle import (
+    BONUS_BUCKETS,
+    BiasRemoval,
+    Bonus,
+    BonusBucket,
+    Bundle,
+    CurvePoint,
+    Interval,
+    Manifest,
+    Popularity,
+)
 from longtail.bundle.manifest import CooccurrenceSettings, dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.config.sections import RelativeFloor
 from longtail.trainer.history import best_of
 
+BONUSES = (0.5, 1.0, 1.5, 2.0, 2.5)
+"""Grid of β of the tail, besides 0."""
+_OF_TORSO = (0.0, 0.5, 1.0, 1.5)
+_FINER = (0.25, 0.125)
+"""Steps around the best β of the grid, which has steps of ½."""
+
 
 class Setting(NamedTuple):
-    """One λ (`bias_removal`), one μ (`popularity`) and one ω (`cooccurrence`)."""
+    """One λ (`bias_removal`), one μ (`popularity`), one ω (`cooccurrence`), and β of torso, tail and new."""
 
     bias_removal: float
     popularity: float = 0.0
     cooccurrence: float = 0.0
+    torso: float = 0.0
+    tail: float = 0.0
+    new: float = 0.0
 
     @classmethod
     def of(cls, point: CurvePoint) -> Setting:
         """Return the setting of a curve's point."""
-        return cls(point.bias_removal, point.popularity, point.cooccurrence)
+        return cls(point.bias_removal, point.popularity, point.cooccurrence, **point.bonus)
 
     @property
     def of_towers(self) -> Setting:
-        """Return the same λ and μ at ω = 0."""
+        """Return the same setting at ω = 0."""
         return self._replace(cooccurrence=0.0)
 
+    @property
+    def bonus(self) -> dict[str, float]:
+        """Return β by bucket, without zeros."""
+        return {bucket: value for bucket in BONUS_BUCKETS if (value := getattr(self, bucket))}
+
+    def with_bonus(self, torso: float, tail: float, *, described: bool) -> Setting:
+        """Return the same λ, μ and ω with other β; new labels share the tail's if features describe them."""
+        return self._replace(torso=torso, tail=tail, new=tail if described else 0.0)
+
+    def point(self, metrics: dict[str, Interval]) -> CurvePoint:
+        """Return a curve's point with the metrics of this setting."""
+        return CurvePoint(
+            bias_removal=self.bias_removal, popularity=self.popularity, cooccurrence=self.cooccurrence,
+            bonus=self.bonus, metrics=metrics,
+        )  # fmt: skip
+
     def __str__(self) -> str:
-        return dial_words(*self)
+        return dial_words(*self[:3], self.bonus)
+
+
+_NO_BONUS: Mapping[BonusBucket, Bonus] = MappingProxyType({bucket: Bonus() for bucket in BONUS_BUCKETS})
 
 
 class Dial(NamedTuple):
-    """A manifest's entries for the dials: λ with the curve of all, μ, and ω if there is a term."""
+    """A manifest's entries for the dials: λ with the curve of all, μ, ω if there is a term, and β by bucket."""
 
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
     cooccurrence: CooccurrenceSettings | None = None
+    bonus: Mapping[BonusBucket, Bonus] = _NO_BONUS
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> Dial:
         """Return the dials of a bundle."""
-        return cls(manifest.bias_removal, manifest.popularity, manifest.cooccurrence)
+        return cls(manifest.bias_removal, manifest.popularity, manifest.cooccurrence, manifest.bonus)
 
     @property
     def default(self) -> Setting:
-        """Return the setting of requests without λ, μ and ω."""
+        """Return the setting of requests without λ, μ, ω and β."""
         weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
-        return Setting(self.bias_removal.default, self.popularity.default, weight)
+        bonus = {bucket: dial.default for bucket, dial in self.bonus.items()}
+        return Setting(self.bias_removal.default, self.popularity.default, weight, **bonus)
 
     @property
     def curve(self) -> list[CurvePoint]:
@@ -79,13 +120,15 @@ class Noise(NamedTuple):
     """Properties of the noise ν that λ removes, as far as a curve depends on them.
 
     If ν is `constant`, the same for every label, λ changes nothing. If ν is `apart` from the label frequency, μ is a
-    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0.
+    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0. If labels are
+    `described` by features, new ones are as good as the tail, and share its bonus.
     """
 
     name: str
     constant: bool
     apart: bool
     ahead: bool = False
+    described: bool = False
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
@@ -93,7 +136,9 @@ class Noise(NamedTuple):
         apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
         ahead = bundle.forecast is not None
-        return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree, ahead=ahead)
+        described = any(feature.name != bundle.manifest.own_id for feature in bundle.manifest.label_features)
+        name = bundle.manifest.bias_removal.noise
+        return cls(name, constant=constant, apart=apart or tree, ahead=ahead, described=described)
 
     def first_line(self, grid: Sequence[float]) -> list[Setting]:
         """List settings with λ over the grid at μ = 0; only λ = 0 if ν is the same for every label."""
@@ -110,18 +155,23 @@ class Noise(NamedTuple):
 
 
 def lines(config: EvaluationConfig, noise: Noise, default: Setting, weights: Sequence[float] = ()) -> list[Setting]:
-    """Return the lines of a curve through the served setting.
+    """Return the lines of a curve through the served setting; over λ and μ at β = 0 as well, if that is not served.
 
     Args:
         weights: the grid of ω; empty without the term.
     """
     first = noise.first_line(config.bias_removal)
     second = noise.second_line(prior_grid(config), default.bias_removal)
-    settings = [setting._replace(cooccurrence=default.cooccurrence) for setting in first + second]
-    if default.popularity and default not in settings:  # the grid may lack the served μ, such as μ < 0
+    without = default.with_bonus(0.0, 0.0, described=False)
+    settings = [
+        served._replace(bias_removal=setting.bias_removal, popularity=setting.popularity)
+        for served in dict.fromkeys([default, without])
+        for setting in first + second
+    ]
+    if default.popularity or default.bonus:  # the grid may lack the served μ, such as μ < 0, and β
         settings.append(default)
-    further = [default._replace(cooccurrence=weight) for weight in weights]
-    return list(dict.fromkeys(settings + further))
+    settings += [default._replace(cooccurrence=weight) for weight in weights]
+    return list(dict.fromkeys(settings))
 
 
 def line_of(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[CurvePoint]:
@@ -129,7 +179,7 @@ def line_of(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[Cu
 
     The line over λ is at μ = 0.
     """
-    at = Setting.of(curve[0])._fields.index(dial) if curve else 0
+    at = Setting._fields.index(dial)
     fixed = default._replace(popularity=0.0) if dial == "bias_removal" else default
     points = [point for point in curve if Setting.of(point)._replace(**{dial: fixed[at]}) == fixed]
     return sorted(points, key=lambda point: Setting.of(point)[at])
@@ -156,9 +206,45 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
+def best_with_bonus(
+    measure: Measure, curve: Sequence[CurvePoint], best: Setting, config: EvaluationConfig, noise: Noise
+) -> Setting:
+    """Choose the best setting under the floors, among a curve and a grid of β at its best λ and μ [METHODS §12].
+
+    β is measured only if torso, tail or new has a floor: for other floors it is not the right dial.
+
+    Args:
+        best: the choice without β, which is final without floors.
+    """
+    floors, points = floors_of(curve, config), [*curve]
+    if not floors:
+        return best
+    if any(name.endswith(BONUS_BUCKETS) for name in floors):
+        alike = [point for point in curve if point.cooccurrence == best.cooccurrence]
+        peak = Setting.of(best_of(alike, config.metric))
+        steps, around = [(torso, tail) for torso in _OF_TORSO for tail in (0.0, *BONUSES)], (0.0, 0.0)
+        for finer in (1.0, *_FINER):
+            pairs = [(around[0] + finer * torso, around[1] + finer * tail) for torso, tail in steps]
+            settings = [peak.with_bonus(*pair, described=noise.described) for pair in pairs if min(pair) >= 0]
+            points += measure(settings)
+            best = Setting.of(best_point(points, config, floors))
+            if not best.bonus:
+                break
+            steps, around = [*product((-1.0, 0.0, 1.0), (-1.0, 0.0, 1.0))], (best.torso, best.tail)
+    return Setting.of(best_point(points, config, floors))
+
+
+def completed(measure: Measure, curve: Sequence[CurvePoint], settings: Sequence[Setting]) -> list[CurvePoint]:
+    """Return the points of some settings, each once: those of a curve, and the missing ones measured."""
+    at = {Setting.of(point): point for point in curve}
+    if missing := [setting for setting in settings if setting not in at]:
+        at |= {Setting.of(point): point for point in measure(missing)}
+    return [at[setting] for setting in dict.fromkeys(settings)]
+
+
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
     """Compute the floor of every metric that has one; a relative floor depends on λ's line at μ = 0."""
-    line = [point for point in curve if not point.popularity]
+    line = [point for point in curve if not point.popularity and not point.bonus]
 
     def least(metric: str, floor: float | RelativeFloor) -> float:
         if not isinstance(floor, RelativeFloor):

@@ -1,4 +1,4 @@
-"""Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
+"""Exact top-k over the whole catalogue for settings of λ, μ and β, through the rows and queries that serve.
 
 A query with several requests (another context, attributes of another time) is ranked once for each, with the held-out
 pairs of that way as its positives and the labels that the query had in training left out of all. With a growing past a
@@ -11,11 +11,12 @@ length, `G` settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from longtail.bundle import Buckets, CurvePoint, Proposal
+from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, Buckets, CurvePoint, Proposal
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
@@ -55,7 +56,7 @@ def bias_removal_curve(
     log_proposal: LogProposal | None = None, calibrated_at: float = 1.0, described: bool = False,
     watch: Watch | None = None, term: TermOf | None = None,
 ) -> list[CurvePoint]:  # fmt: skip
-    """Compute every metric at every setting of λ, μ and ω.
+    """Compute every metric at every setting of λ, μ, ω and β.
 
     Args:
         held_out: pairs to find; their `request_rows` are rows of the past.
@@ -86,7 +87,7 @@ def bias_removal_curve(
         metrics = task.metrics(top_NK, facts)
         if log_p_N is not None and likely is not None:
             metrics["log_likelihood"] = task.bootstrap.interval(log_p_N, likely.weight_per_query)
-        curve.append(CurvePoint(**setting._asdict(), metrics=metrics))
+        curve.append(setting.point(metrics))
     return curve
 
 
@@ -94,7 +95,7 @@ def tower_lists(
     task: Task, embed_queries: EmbedQueries, label_side: LabelSide, settings: Sequence[Setting], *,
     log_proposal: LogProposal | None = None, **likelihood: Any,
 ) -> tuple[TowerLists, list[Float64 | None]]:  # fmt: skip
-    """Rank a task's rows at settings of λ and μ; `rank` has the arguments and the log-likelihoods returned."""
+    """Rank a task's rows at settings of λ, μ and β; `rank` has the arguments and the log-likelihoods returned."""
     vectors_ND = np.concatenate(
         [embed_queries(task.rows_N[start : start + _EMBED_BLOCK]) for start in range(0, len(task.rows_N), _EMBED_BLOCK)]
     )
@@ -130,12 +131,22 @@ def rank(
         [augmentation.queries(nobody_BD, setting.bias_removal, setting.popularity) for setting in of_labels]
     )
     weights_GE = weights_GE.astype(np.float64) - augmentation.queries(nobody_BD, 0.0)
-    moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else [nobody_BD.shape[1]]
-    selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)
+    in_bucket_LX = (label_side.buckets[:, None] == [*map(BUCKET_NAMES.index, BONUS_BUCKETS)]).astype(np.float64)
+    bonus_GX = [[getattr(setting, bucket) for bucket in BONUS_BUCKETS] for setting in settings]
+    weights_GE = np.concatenate([weights_GE, augmentation.temperature * np.array(bonus_GX)], axis=1)
+    moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else np.array([nobody_BD.shape[1]])
+    of_rows = moved[moved < rows_LE.shape[1]]
+    columns_LX = np.concatenate(
+        [rows_LE[:, of_rows], in_bucket_LX[:, moved[len(of_rows) :] - rows_LE.shape[1]]], axis=1, dtype=np.float64
+    )
+    selection = Selection(columns_LX, weights_GE[:, moved], k)
     rows_PE, labels = rows_LE[selection.order], len(rows_LE)
     del rows_LE  # of millions of labels a good part of what a job has
     block = block_of(labels, matrices=1 if log_proposal is None else 4)
-    passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
+    passes = [range(len(settings))]
+    if log_proposal is not None:  # a pass for every λ
+        ends = [at for at in range(1, len(settings)) if settings[at].bias_removal != settings[at - 1].bias_removal]
+        passes = [range(*ends_of) for ends_of in pairwise([0, *ends, len(settings)])]
     share = max(1, -(-len(rows_N) // number_of_processes()))
     shares = [rows_N[first : first + share] for first in range(0, share * number_of_processes(), share)]
     top_GSK = np.zeros((len(settings), share, k), np.int32)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,13 +25,15 @@ from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
 from longtail.trainer.evaluation.examples import Example
+from longtail.trainer.evaluation.frontier import FrontierPoint
 from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
-_SYMBOLS = ("λ", "μ", "ω")
+_SYMBOLS = ("λ", "μ", "ω", "β torso", "β tail")
+"""Names of the dials in their order in a setting; β of new labels is that of the tail, or 0."""
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 
@@ -50,7 +53,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     recall_of = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
     if len(_dials(dial)) > 1:
-        adds = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence"}
+        adds = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence", "β tail": ", β is a bucket's bonus"}
         words = "".join(adds.get(symbol, "") for symbol in _dials(dial))
         caption = f"λ {_removes(dial)}{words}; ▶ default, by {chosen_by}; {recall_of}"
     names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES), f"coverage@{k}"]
@@ -65,7 +68,7 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
     best = max(recalls, key=lambda measured: measured.recall.value)
     says = f"theory: {found.theory[prior]}; " if prior in found.theory else ""
     caption = f"▶ best; {says}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest"
-    moving = [len({setting[at] for setting, _ in recalls}) > 1 for at in range(1, 3)]
+    moving = [len({setting[at] for setting, _ in recalls}) > 1 for at in range(1, len(_SYMBOLS))]
     dials = {symbol: at for at, symbol in enumerate(_SYMBOLS) if at == 0 or moving[at - 1]}
     rows = (
         (
@@ -154,6 +157,7 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 def html_report(
     recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
     groups: Sequence[Group] = (), examples: Sequence[Example] = (), buckets: str = "",
+    ways: Mapping[str, Sequence[FrontierPoint]] = MappingProxyType({}),
 ) -> bytes:  # fmt: skip
     """Write report.html: the verdict, plots over each dial and of the training, examples, tables and facts."""
     metric = recipe.evaluation.metric
@@ -164,6 +168,8 @@ def html_report(
     plots = _line_plots("λ", f"bias removal λ{ends_of_lambda}", _lambdas(dial), dial.default, k)
     plots += _line_plots("μ", f"popularity μ{ends}", prior, dial.default, k)
     plots += _line_plots("ω", "co-occurrence ω", term, dial.default, k)
+    words = f"Recall@{k} against recall@{k} of the tail, by {', '.join(ways)}"
+    plots += [plot(lambda axes: _frontier(axes, ways, k), words)] if ways else []
     plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     rows = [(_at(dial, point), _cells(point.metrics, names), _is_default(dial, point)) for point in dial.curve]
     split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
@@ -172,6 +178,7 @@ def html_report(
         default += f" ({html.escape(_removes(dial))}), μ = {dial.default.popularity:g}"
     if "ω" in _dials(dial):
         default += f", ω = {dial.default.cooccurrence:g}"
+    default += "".join(f", β {bucket} = {value:g}" for bucket, value in dial.default.bonus.items())
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
     words = (
         "Each request may set λ, which says how much popularity counts: 0 ranks by taste, 1 by taste and popularity."
@@ -321,7 +328,7 @@ def _cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signed: boo
 
 
 def _dials(dial: Dial) -> dict[str, int]:
-    """Return the dials of a table with their places in a setting: λ, and μ and ω where the curve has them."""
+    """Return the dials of a table with their places in a setting: λ, and others where the curve has them."""
     return {
         symbol: at
         for at, symbol in enumerate(_SYMBOLS)
@@ -431,6 +438,16 @@ def _name_areas(axes: Axes, grid_P: Float64, share_BP: Float64) -> None:
         if share_Q[i] > 0.06:
             middle = top_Q[i] - share_Q[i] / 2
             axes.text(at_Q[i], middle, bucket, color="white", weight="bold", ha="center", va="center")
+
+
+def _frontier(axes: Axes, ways: Mapping[str, Sequence[FrontierPoint]], k: str) -> None:
+    for (name, points), colour in zip(ways.items(), (INK, GREEN, AMBER), strict=False):
+        axes.plot(
+            [point.tail for point in points], [point.recall for point in points], "o-", markersize=3.5, color=colour,
+            label=name,
+        )  # fmt: skip
+    axes.set(title="What the tail costs", xlabel=f"recall@{k} of the tail", ylabel=f"recall@{k}", ylim=(0, None))
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _losses(axes: Axes, history: TrainingHistory, metric: str) -> None:

@@ -1,11 +1,12 @@
 """The exact top-k of queries at many settings, from one pass over their values.
 
 What a setting adds to a label's value is the same for every query: `score = value + Σ_x weight_x · column_x`. Labels
-stand in the order of a column, so that neighbours gain alike, and the highest value of a group of neighbours tells
-nearly as much at every setting: the K-th highest of `highest value + least gain` over groups is no more than the K-th
-best score, and a value below that less the most that its group gains is in no list of that setting. Groups of groups,
-then groups, then labels are looked into where a value may be in the list of any setting; the labels that are left are
-ranked by themselves. Where bounds tell nothing, as of equal scores, that is every label: nothing is estimated.
+stand in the order of the columns, the widest first, so that neighbours gain alike, and the highest value of a group of
+neighbours tells nearly as much at every setting: the K-th highest of `highest value + least gain` over groups is no
+more than the K-th best score, and a value below that less the most that its group gains is in no list of that setting.
+Groups of groups, then groups, then labels are looked into where a value may be in the list of any setting; the labels
+that are left are ranked by themselves. Where bounds tell nothing, as of equal scores, that is every label: nothing is
+estimated.
 
 Legend: `L` labels, `P` places in their order, a whole number of groups, `X` columns, `B` queries, `b` some of them, `G`
 settings, `K` list length, `F` groups, `C` groups of groups, `n` nodes (groups of groups, groups or labels) of all
@@ -81,7 +82,7 @@ class Selection:
         both = 1 << int(np.clip(np.log2(self._labels / (2 * k)), 0, np.log2(_GROUP * _OF_GROUPS)))
         self._sizes = both, min(both, _GROUP), 1
         spread_X = np.ptp(columns_LX, axis=0) * np.abs(weights_GX).max(axis=0)
-        order_L = np.argsort(columns_LX[:, spread_X.argmax()], kind="stable")
+        order_L = np.lexsort(columns_LX[:, spread_X.argsort()].T)  # equals of the widest column by the next
         self.order = np.pad(order_L, (0, -self._labels % both), mode="edge")
         self._place_L = np.empty(self._labels, np.int64)
         self._place_L[order_L] = np.arange(self._labels)

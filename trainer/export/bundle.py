@@ -93,6 +93,7 @@ def to_bundle(
         bias_removal=dial.bias_removal,
         popularity=dial.popularity,
         cooccurrence=None if trained.cooccurrence is None else trained.cooccurrence.settings,
+        bonus=dict(dial.bonus),
         training_data={
             "fingerprint": dataset.fingerprint,
             "read_at": dataset.read_at.isoformat(),

@@ -313,7 +313,7 @@ class _Search:
         bounds = self.ranges.tune.constraints
         figures = {name: f"{name} {found['metrics'][name]:.4f}" for name in (*self._objectives, *bounds)}
         figures |= {name: f"{figures[name]} ({bound})" for name, bound in bounds.items()}
-        return f"{', '.join(figures.values())} at {Setting(found['bias_removal'], found['popularity'])}"
+        return f"{', '.join(figures.values())} at {Setting(*(found.get(name, 0.0) for name in Setting._fields))}"
 
 
 def _missed(trial: optuna.trial.FrozenTrial) -> float:

@@ -1,0 +1,98 @@
+"""Compare three ways to show more of the tail by recall and recall of the tail: λ, a bonus, reserved places.
+
+Legend: `N` rows of a task, `K` list length, `L` labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Int8, Int32
+from longtail.trainer.evaluation.dial import BONUSES, Dial, Setting, line_of
+from longtail.trainer.evaluation.metrics import LabelFacts
+from longtail.trainer.evaluation.task import Task
+
+_FIRST = 1e3
+"""β that puts every label of the tail before all others."""
+_STEPS = 8
+"""Numbers of reserved places that are measured, at most."""
+_TAIL = BUCKET_NAMES.index("tail")
+
+
+class FrontierPoint(NamedTuple):
+    """Recall over queries, and over the pairs of torso and tail, at a setting in words."""
+
+    at: str
+    recall: float
+    torso: float
+    tail: float
+
+
+Frontier = Mapping[str, Sequence[FrontierPoint]]
+"""Points by way: `dial λ` or `dial μ`, `bonus`, and `places`."""
+
+
+def bonus_settings(default: Setting, *, described: bool) -> list[Setting]:
+    """Return settings with a rising β of the tail at the served λ, μ and ω; the last puts the tail before all others.
+
+    Args:
+        described: new labels share the tail's bonus.
+    """
+    of_tail = sorted({0.0, *BONUSES, default.tail})
+    line = [default.with_bonus(default.torso if tail else 0.0, tail, described=described) for tail in of_tail]
+    return [*line, line[0]._replace(tail=_FIRST)]
+
+
+def with_places(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved: int) -> Int32:
+    """Return the best lists with a number of labels of the tail, or with as many as there are, int32 [N, K].
+
+    A list with fewer gives up its last other labels for the best of the tail, which end it.
+
+    Args:
+        tail_first_NK: the same rows' lists with all labels of the tail first; −1 where a list ends early.
+    """
+    of_tail_NK, there_NK = ((buckets_L[top] == _TAIL) & (top >= 0) for top in (top_NK, tail_first_NK))
+    have_N = of_tail_NK.sum(axis=1)
+    short_N = np.maximum(np.minimum(reserved, there_NK.sum(axis=1)) - have_N, 0)
+    after_NK = np.cumsum(~of_tail_NK[:, ::-1], axis=1)[:, ::-1]  # other labels from here to the end
+    dropped_NK = ~of_tail_NK & (after_NK <= short_N[:, None])
+    kept_first_NK = np.argsort(dropped_NK, axis=1, kind="stable")
+    lists_NK = np.take_along_axis(top_NK, kept_first_NK, axis=1)
+    added_NK = np.arange(top_NK.shape[1]) - (top_NK.shape[1] - short_N)[:, None]
+    next_NK = np.take_along_axis(tail_first_NK, np.maximum(added_NK + have_N[:, None], 0), axis=1)
+    return np.where(added_NK >= 0, next_NK, lists_NK)
+
+
+def frontier(dial: Dial, task: Task, top_of: Mapping[Setting, Int32], facts: LabelFacts, k: int) -> Frontier:
+    """Measure lists of k labels along the bonus and reserved places, and read λ's line from the curve.
+
+    Args:
+        top_of: the task's lists at `bonus_settings`, int32 [N, ≥ K] each.
+    """
+    names = [f"recall@{k}", f"recall@{k}/torso", f"recall@{k}/tail"]
+    (without, first_NK), *more, (_, tail_first_NK) = ((at, top_NK[:, :k]) for at, top_NK in top_of.items())
+    reserved = np.unique(np.linspace(0, k // 2, _STEPS + 1).astype(int)).tolist()
+    lists = {
+        "bonus": {str(at): top_NK for at, top_NK in [(without, first_NK), *more]},
+        "places": {
+            f"{places} of {k} places": with_places(first_NK, tail_first_NK, facts.buckets_L, places)
+            for places in reserved
+        },
+    }
+    dial_name, symbol = ("popularity", "μ") if without.popularity else ("bias_removal", "λ")
+    line = [
+        FrontierPoint(str(Setting.of(point)), *(point.metrics[name].value for name in names))
+        for point in line_of(dial.curve, dial_name, without)
+    ]
+    ways = {f"dial {symbol}": line} if len(line) > 1 else {}
+    for way, top_of_point in lists.items():
+        ways[way] = []
+        for words, top_NK in top_of_point.items():
+            ratios = task.ratios(str(k), top_NK, facts)
+            recalls = (ratios[name][0].sum() / max(ratios[name][1].sum(), 1e-300) for name in names)
+            ways[way].append(FrontierPoint(words, *map(float, recalls)))
+    return ways
