@@ -42,6 +42,8 @@ class Prior(Record):
     """Value of labels that the table lacks, and of labels added while serving without a value."""
     kappa: float = Field(gt=0, allow_inf_nan=False)
     """Scale of the prior's coordinate."""
+    alone: bool = False
+    """Whether a request weighs no other prior at the same time."""
 
     @property
     def largest(self) -> float:

@@ -88,6 +88,7 @@ class Client:
 
     retrieve = _blocking(calls.retrieve)
     similar = _blocking(calls.similar)
+    queries_for = _blocking(calls.queries_for)
     embed = _blocking(calls.embed)
     label = _blocking(calls.label)
     add_labels = _blocking(calls.add_labels)
@@ -171,6 +172,7 @@ class AsyncClient:
 
     retrieve = _awaited(calls.retrieve)
     similar = _awaited(calls.similar)
+    queries_for = _awaited(calls.queries_for)
     embed = _awaited(calls.embed)
     label = _awaited(calls.label)
     add_labels = _awaited(calls.add_labels)

@@ -8,6 +8,7 @@ Releases(releases).open(name).searcher.search(queries, k)  answers
 from __future__ import annotations
 
 from longtail.index.construct.priors import Limits, PriorTable
+from longtail.index.construct.queries import QueryTable
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     DeviceError,
@@ -16,6 +17,7 @@ from longtail.index.errors import (
     NothingNewError,
     NotPublishableError,
     PriorsError,
+    QueriesError,
     QueryError,
     RecallFloorError,
     ReleaseCorruptError,
@@ -52,7 +54,9 @@ __all__ = [
     "NothingNewError",
     "PriorTable",
     "PriorsError",
+    "QueriesError",
     "QueryError",
+    "QueryTable",
     "RecallAt",
     "RecallFloorError",
     "Release",

@@ -17,6 +17,7 @@ from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
 from longtail.index.construct.priors import Limits, PriorTable
+from longtail.index.construct.queries import QueryTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.vectors import VectorFiles
@@ -90,6 +91,13 @@ def build(
         str | None,
         typer.Option(metavar="NAME", help="Take over kind and lists of this release, so that nothing is clustered."),
     ] = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE", help="Known queries, for POST /v1/queries: ids, features, columns to filter by."),
+    ] = None,
+    query_id: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of ids in --queries (default: the bundle's).")
+    ] = None,
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
     checked, floors = _device(device), Releases(releases).floors() if publish else None
@@ -108,6 +116,7 @@ def build(
             if filterable is None
             else [name for part in filterable.split(",") if (name := part.strip())],
             lists_of=lists_of,
+            queries=None if queries is None else QueryTable(as_place(queries), query_id),
         )
     _report(releases, manifest, notes, published=publish)
     if floors is not None:

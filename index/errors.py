@@ -77,6 +77,10 @@ class VectorsError(LongtailIndexError):
     """A table of labels, vectors, counts or queries that cannot become a bundle."""
 
 
+class QueriesError(LongtailIndexError):
+    """A table of known queries, or a bundle, of which no index of queries can be made."""
+
+
 class PriorsError(LongtailIndexError):
     """A wrong table of priors, wrong limits, or a release whose priors the table cannot refresh."""
 

@@ -202,10 +202,12 @@ class ReleaseManifest(Record):
     faiss: str
     filtered: FilteredSearch | None = None
     """Measurements of search under filters; None for an exact index."""
+    queries: int = Field(default=0, ge=0)
+    """Rows of the index of known queries, a release in `queries/`; 0: none."""
     filterable: list[str] | None = None
     """Display columns that requests may filter by; None: the service decides by the columns' types."""
     files: dict[str, FileRecord]
-    """Every file of index/, by path below the release."""
+    """Every file of index/ and queries/, by path below the release."""
     checksum: str = ""
     """sha256 of this manifest as JSON without this field, so that damage to release.json is noticed."""
 

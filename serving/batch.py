@@ -12,25 +12,21 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest, Vocabulary
+from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import describe
-from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.label_changes import read_record, record_json
-from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
@@ -42,9 +38,10 @@ from longtail.serving.settings import explain
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.features import WRITTEN, as_json, as_written, feature_columns
 from longtail.tables.lake import version_of
 from longtail.tables.table import Part, Table, open_file, read_table
-from longtail.tables.values import TEXT, in_words, is_nested, is_text
+from longtail.tables.values import in_words, is_nested, is_text
 
 ROWS = 100_000
 """Most rows of a file of answers."""
@@ -54,8 +51,6 @@ _K = 100
 """Default k, or all labels if there are fewer."""
 _MEMORY = 2 << 30
 """Bytes of memory for reading tables; DuckDB spills larger tables that are not Parquet to a temporary folder."""
-_WRITTEN = "written:"
-"""Prefix of a second column with the ids exactly as a text file spells them."""
 _MANIFEST, _LABELS, _BEGUN = "_batch.json", "_labels.jsonl", "_begun.txt"
 """Names with a leading underscore, which readers of the folder as a table skip."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
@@ -181,7 +176,6 @@ def _read(
 ) -> Table:  # fmt: skip
     """Read the table of queries: columns of features, columns to keep, `exclude` and `history`."""
     expected = [feature.name for feature in features]
-    ids = [feature.name for feature in features if feature.kind == "id"]
     lists = [name for name in (table_options.exclude, table_options.history) if name is not None]
     needed = [*(table_options.keep or ()), *lists]
 
@@ -194,13 +188,12 @@ def _read(
         every = table_options.keep is None
         names = [name for name in opened.names if name in expected or (every and not is_nested(opened.column(name)[1]))]
         read = {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
-        as_written = [name for name in ids if name in read and read[name][1] == TEXT]
-        return read | {_WRITTEN + name: (read[name][0], "VARCHAR") for name in as_written}
+        return read | as_written(opened, [feature for feature in features if feature.name in read])
 
     table = read_table(duck, files, wanted, where, views=("parquet",))
     for part in table.parts:
         for name in table.kinds:
-            part.opened.column(name.removeprefix(_WRITTEN))
+            part.opened.column(name.removeprefix(WRITTEN))
     table.refuse_rejected()
     for name in lists:
         if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
@@ -227,7 +220,7 @@ def _kept(table: Table, table_options: TableOptions) -> list[str]:
     """List the columns to copy into the answers."""
     if table_options.keep is not None:
         return list(dict.fromkeys(table_options.keep))
-    return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(_WRITTEN)]
+    return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(WRITTEN)]
 
 
 def _slices(table: Table, where: str) -> list[_Slice]:
@@ -383,14 +376,9 @@ def _queries(
     options: Mapping[str, Any],
 ) -> list[Query]:
     """Create a query for every row; `first` is the first row's number in the slice."""
-    features = [each for each in _features_of(retriever.manifest) if each.name in rows.column_names]
-    columns = {each.name: _as_json(rows[each.name], as_lists=each.kind == "history") for each in features}
-    for each in features:
-        if (written := _WRITTEN + each.name) in rows.column_names:
-            known = retriever.vocabularies[str(each.vocabulary)]
-            columns[each.name] = _as_known(rows[written].to_pylist(), columns[each.name], known)
+    columns = feature_columns(rows, _features_of(retriever.manifest), retriever.vocabularies)
     lists = [
-        [None] * rows.num_rows if name is None else _as_json(rows[name], as_lists=True)
+        [None] * rows.num_rows if name is None else as_json(rows[name], as_lists=True)
         for name in (table_options.exclude, table_options.history)
     ]
     queries = []
@@ -407,50 +395,3 @@ def _queries(
         except ValidationError as error:
             raise part.wrong(first + row, ": ".join(filter(None, explain(error, Query)))) from None
     return queries
-
-
-def _as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
-    """Choose for each id of a text file: its spelling if the release knows that, otherwise its parsed value."""
-    words = [text or "" for text in texts]
-    rows = zip(vocabulary.lookup_all(words), vocabulary.lookup_all(map(respelled, words)), strict=True)
-    return [text if text and any(found) else value for text, value, found in zip(texts, values, rows, strict=True)]
-
-
-def _as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:
-    """Convert the values of a column to JSON values; with `as_lists`, parse text as lists."""
-    array = in_one_piece(column)
-    kind = array.type
-    if pa.types.is_timestamp(kind):
-        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
-    values: list[Any] = as_float64(array).to_pylist()
-    if as_lists and pa.types.is_string(kind):
-        return [text if text is None or (found := parts_of(text, None)) is None else found for text in values]
-    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
-    plain = pa.types.is_string(kind) or (
-        lists and not (pa.types.is_nested(kind.value_type) or _is_odd(kind.value_type))
-    )
-    return values if plain else [*map(_json_value, values)]
-
-
-def _is_odd(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind))
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return id_text(value)
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, bytes):  # text that its writer did not name as such
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return value
-    if isinstance(value, dict):  # of JSON lines, where an entry that a row lacks is null
-        return {name: _json_value(each) for name, each in value.items() if each is not None}
-    if isinstance(value, list):
-        pairs = value and isinstance(value[0], tuple)  # of a map
-        return {str(id_text(key)): _json_value(each) for key, each in value} if pairs else [*map(_json_value, value)]
-    return None if value != value else value

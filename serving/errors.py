@@ -66,6 +66,10 @@ class UnknownLabelError(ServingError):
     """The request is about a label that the current release does not have."""
 
 
+class NoQueriesError(ServingError):
+    """Queries for a label, of a release without an index of queries."""
+
+
 class UnknownReleaseError(ServingError):
     """The request names a release that is not loaded."""
 

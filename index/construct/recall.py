@@ -143,13 +143,13 @@ def _places(bundle: Bundle) -> list[Place]:
 
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
-    """List weights at their limits: every combination, or each prior alone and all together."""
-    ends = [(prior.minimum, prior.maximum) for prior in settings]
-    if len(ends) <= _ALL_CORNERS_UP_TO:
+    """List weights at their limits: every combination, or each prior alone and, unless they stand alone, all."""
+    ends, apart = [(prior.minimum, prior.maximum) for prior in settings], any(prior.alone for prior in settings)
+    if len(ends) <= _ALL_CORNERS_UP_TO and not apart:
         return product(*ends)
     defaults = [prior.default for prior in settings]
     alone = [(*defaults[:place], end, *defaults[place + 1 :]) for place, both in enumerate(ends) for end in both]
-    return [*alone, *zip(*ends, strict=True)]
+    return alone if apart else [*alone, *zip(*ends, strict=True)]
 
 
 def _pairs(bundle: Bundle) -> list[tuple[float, float]]:

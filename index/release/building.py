@@ -4,7 +4,8 @@ NAME/
   bundle/         every file of the bundle, hard-linked where the file system allows it
   index/          index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
                   head.rows.npy and head.vectors.npy, the exact head; priors.npy, if there are priors
-  release.json    the bundle, the index, its measurements, and the sha256 of every file of index/
+  queries/        the index of known queries, if there are any: a release whose rows are queries
+  release.json    the bundle, the index, its measurements, and the sha256 of every file of index/ and queries/
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import faiss
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Bundle, LabelChanges, Vocabulary
+from longtail.bundle import Bundle, FileRecord, LabelChanges, Vocabulary
 from longtail.bundle.arrays import Float64
 from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.errors import describe
@@ -35,6 +36,7 @@ from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.exposure import exposure_lines
 from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs
 from longtail.index.construct.priors import PriorTable
+from longtail.index.construct.queries import QueryTable, query_bundle
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
@@ -43,10 +45,11 @@ from longtail.index.errors import LongtailIndexError, NothingNewError, PriorsErr
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
 from longtail.index.release.merge import with_changes
-from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
+from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, QUERIES, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
 from longtail.index.search.collection import CollectionSearcher
 from longtail.index.search.faiss_index import FaissIndex
+from longtail.index.search.searcher import Searcher
 from longtail.tables import as_place
 
 _MEASURED = (
@@ -71,6 +74,7 @@ def build(
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
     lists_of: str | None = None,
+    queries: QueryTable | str | Path | None = None,
 ) -> ReleaseManifest:
     """Index a bundle's labels, measure recall, and write a new release; publishes nothing.
 
@@ -85,6 +89,7 @@ def build(
         filterable: the only display columns that requests may filter by, with any number of values; None: all columns
             of supported types, except strings with very many values.
         lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.
+        queries: table of known queries, for `POST /v1/queries`, or a `QueryTable`.
 
     Raises:
         LongtailIndexError: the spec, device, name, priors or measured recall is wrong; no files are left.
@@ -117,8 +122,12 @@ def build(
     if priors is not None:
         source = replace(source, priors=_table(priors).read(source, progress=progress))
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
+    queries_bundle = None
+    if queries is not None:
+        queries = queries if isinstance(queries, QueryTable) else QueryTable(as_place(queries))
+        queries_bundle = query_bundle(source, *queries.read(source, progress), progress)
     tuned = _tuned(source, spec, there, filterable, progress, device, like)
-    return _write(there, name, source, tuned, spec, filterable, progress, device, registered)
+    return _write(there, name, source, tuned, spec, filterable, progress, device, registered, queries_bundle)
 
 
 def build_from_vectors(
@@ -301,10 +310,17 @@ def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, p
     """Write a release of a bundle with spec, lists and device of the release `before`."""
     name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
     like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
+    queries_bundle, lists = None, None
+    if before.queries is not None and isinstance(before.queries.searcher, Searcher):
+        # Embeddings of queries stay; log Z follows the new priors of labels.
+        rows, lists = before.queries.bundle, before.queries.searcher.index
+        vectors_QD = np.asarray(rows.embeddings)
+        queries_bundle = query_bundle(bundle, rows.labels.ids, vectors_QD, rows.labels.display, progress)
     tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)
     return _write(
-        there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device, manifest.registered
-    )
+        there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device, manifest.registered,
+        queries_bundle, lists,
+    )  # fmt: skip
 
 
 def _with_index_of(there: Releases, before: Release, bundle: Bundle, name: str, progress: Progress) -> ReleaseManifest:
@@ -372,16 +388,24 @@ def _write(
     progress: Progress,
     device: Device,
     registered: RegisteredVersion | None,
+    queries: Bundle | None = None,
+    like: FaissIndex | None = None,
 ) -> ReleaseManifest:
     """Write a bundle and its index as a release, completely or not at all.
 
     Where the releases are at a URL, the release is uploaded afterwards.
+
+    Args:
+        queries: the bundle of an index of queries, which is built exact if `spec` is, else as `auto`.
+        like: an earlier index of queries whose lists it takes over.
     """
     progress(f"write {name} to {there}")
     # The collection is held first: a prune that runs between these steps must not drop it.
     with there.collections.held(name, tuned.collection), atomic_directory(there.root / name) as working:
         _link_bundle(source_of(bundle)[0], bundle, working / BUNDLE)
         files = write_index(working, tuned.index, bundle.priors)
+        if queries is not None:
+            files |= _write_queries(working, queries, spec, progress, like)
         manifest = ReleaseManifest(
             name=name,
             created_at=datetime.now(UTC),
@@ -398,6 +422,7 @@ def _write(
             device=device,
             build_seconds=round(tuned.seconds, 2),
             faiss=faiss.__version__,
+            queries=0 if queries is None else len(queries.embeddings),
             filterable=None if filterable is None else list(filterable),
             files=files,
             **{name: getattr(tuned, name) for name in _MEASURED},
@@ -405,6 +430,24 @@ def _write(
         (working / RELEASE_MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     there.shelf.complete(name)
     return manifest
+
+
+def _write_queries(
+    working: Path, queries: Bundle, spec: IndexSpec, progress: Progress, like: FaissIndex | None
+) -> dict[str, FileRecord]:
+    """Write an index of queries as a release inside a release; returns the records of its files."""
+    spec = IndexSpec("flat" if spec.text == "flat" else "auto", spec.recall_floor)
+    tuned = tune_index(queries, spec, "cpu", lambda line: progress(f"index of queries: {line}"), like)
+    lowest = tuned.chosen.lowest.recall
+    progress(f"queries: {tuned.kind} over {len(queries.embeddings):,}, recall@{tuned.recall_k} {lowest:.3f} or more")
+    with working_directory(working / f"{QUERIES}.bundle") as folder:
+        written = replace(queries.write(folder / BUNDLE), priors=queries.priors)
+        _write(Releases(working), QUERIES, written, tuned, spec, None, lambda _: None, "cpu", None)
+    files = [path for path in sorted((working / QUERIES).rglob("*")) if path.is_file()]
+    return {
+        path.relative_to(working).as_posix(): FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
+        for path in files
+    }
 
 
 def source_of(bundle: Bundle | str | Path) -> tuple[Path, RegisteredVersion | None]:

@@ -77,6 +77,15 @@ def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]
     ]
 
 
+def refused_queries(before: int, after: int) -> list[str]:
+    """Describe the loss of an index of known queries, by the numbers of its rows."""
+    if after or not before:
+        return []
+    return [
+        "queries: expected an index of queries as in the published release, found none: /v1/queries would answer 404"
+    ]
+
+
 def _accepted(feature: Feature) -> set[str]:
     taken = _JSON_TYPES.get(feature.kind, {feature.expects})
     if feature.separator is not None:

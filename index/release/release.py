@@ -36,6 +36,8 @@ from longtail.index.search.searcher import Searcher
 RELEASE_MANIFEST = "release.json"
 BUNDLE = "bundle"
 BUNDLE_MANIFEST = f"{BUNDLE}/manifest.json"
+QUERIES = "queries"
+"""Name and folder of the release whose rows are known queries."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 CURRENT = "CURRENT"
 _RESERVED = (CURRENT, f"{CURRENT}.probe", "promise.toml", "experiments.toml")
@@ -52,6 +54,8 @@ class Release:
     bundle: Bundle
     searcher: Searcher | CollectionSearcher
     manifest: ReleaseManifest
+    queries: Release | None = None
+    """The index of known queries, whose rows are queries; None without one."""
 
     def __repr__(self) -> str:
         return f"Release({self.name!r}, {self.manifest.kind}, model {self.bundle.manifest.in_words()})"
@@ -142,7 +146,10 @@ def _open(
         opened = read_index(path, manifest, bundle, device=device, mapped=mapped)
         filtered = manifest.filtered.efforts if manifest.filtered else ()
         searcher = Searcher(bundle, opened, manifest.effort, filtered, manifest.efforts)
-    return Release(path.name, path, bundle, searcher, manifest)
+    queries = (
+        _open(path / QUERIES, "cpu", milvus, mapped=mapped, towers=True, verify=verify) if manifest.queries else None
+    )
+    return Release(path.name, path, bundle, searcher, manifest, queries)
 
 
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:

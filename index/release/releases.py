@@ -25,7 +25,7 @@ from longtail.index.errors import (
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, Report
 from longtail.index.release.collections import HeldCollections
-from longtail.index.release.compatibility import refused_features, refused_priors
+from longtail.index.release.compatibility import refused_features, refused_priors, refused_queries
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers
 from longtail.index.release.release import (
@@ -197,6 +197,7 @@ class Releases:
             if bundle is not None and index is not None and now.current != name:
                 before, after = ([prior.name for prior in each.priors] for each in (index, release.manifest))
                 unmet += refused_features(bundle, release.bundle.manifest) + refused_priors(before, after)
+                unmet += refused_queries(index.queries, release.manifest.queries)
             if unmet and not force:
                 raise NotPublishableError(
                     f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; `longtail-index "

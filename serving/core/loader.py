@@ -60,11 +60,22 @@ def load_release(
             promises=_measure_promises(release, available),
             max_new_labels=max_new_labels,
             filterable=filterable,
+            queries=None if release.queries is None else _retriever_of_queries(release.queries),
         )
         retriever.catalogue.attributes.read_columns(filterable or ())
         retriever.warm()
         retriever.overlay.load_tower()
         return retriever
+
+
+def _retriever_of_queries(release: Release) -> Retriever:
+    """Create the retriever of an index of queries, which finds queries for vectors of labels."""
+    bundle, manifest = release.bundle, release.bundle.manifest
+    encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
+    return Retriever(
+        name=release.name, created_at=release.manifest.created_at, bundle=bundle, searcher=release.searcher,
+        encoder=encoder,
+    )  # fmt: skip
 
 
 def _measure_promises(release: Release, available: Eligible | None) -> Promises | None:

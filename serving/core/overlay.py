@@ -14,10 +14,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
-from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Patch, Upsert
+from longtail.bundle import Bundle, Features, FixedLabelsError, InputError, LabelChanges, LabelRecord, Patch, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.sets import is_among, with_members, without_members
@@ -177,6 +178,25 @@ class Overlay:
                 "the added labels (longtail-index merge)",
                 field="labels",
             )
+
+    def augmented(self, rows_N: Int64) -> Float32:
+        """Get the augmented rows of labels, float32 [N, E]."""
+        above_N = rows_N >= self.base
+        rows_NE = self._release.bundle.rows(np.where(above_N, 0, rows_N))
+        rows_NE[above_N] = self.rows.augmented_ME[rows_N[above_N] - self.base]
+        return rows_NE
+
+    def embed(self, features: Features) -> Float32:
+        """Compute the augmented row of a label from its features, float32 [1, E]; raises like `check`."""
+        adder, upsert = self._release.adder, Upsert(id="", at=datetime.now(UTC), features=dict(features))
+        with serving_errors("labels"):
+            try:
+                adder.check([upsert])
+            except InputError as error:
+                raise InvalidRequestError(error.message, field=error.field) from error
+            except FixedLabelsError as error:
+                raise NoLabelTowerError(str(error), field="features") from error
+        return self._release.augmented(adder.add([upsert])[0])
 
     def check_patches(self, patches: Sequence[Patch]) -> None:
         """Refuse the columns of a request that could not be served, before they are acknowledged.

@@ -430,6 +430,71 @@ class SimilarQuery(SearchOptions):
         return self
 
 
+class QueriesFor(RequestModel):
+    """Labels whose likeliest queries are wanted: one label's id, several in `ids`, or a new label's features."""
+
+    id: LabelId | None = None
+    ids: list[LabelId] | None = Field(default=None, min_length=1, max_length=MOST_QUERIES)
+    features: dict[str, JsonValue] | None = Field(
+        default=None, description="Of a label that the release lacks: inputs of its label tower, by name."
+    )
+    k: int = Field(default=10, ge=1, description="Queries wanted of each label; fewer where fewer may be answered.")
+    by: Literal["log_p", "score"] = Field(
+        default="log_p",
+        description="The order: `log_p`, the logarithm of p(y|x), how likely query x is to choose label y rather than "
+        "another; or `score`, s(x, y), which favours queries that score every label high.",
+    )
+    bias_removal: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="λ of s and of p(y|x), one of those that GET /v1/release lists in `queries`. Null: the release's "
+        "default. μ and the weights of priors have their defaults, and ω is 0.",
+    )
+    filter: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        json_schema_extra=_NO_MEMBERS,
+        description="Conditions on columns of the queries, as on columns of labels in /v1/retrieve.",
+        examples=[{"country": {"in": ["AT", "DE"]}, "age": {"ge": 18}}],
+    )
+    exclude: list[LabelId] = Field(
+        default_factory=list,
+        max_length=MAX_IDS,
+        json_schema_extra={"default": []},
+        description="Queries never to answer; unknown ones are counted.",
+    )
+    exclude_history: bool | None = Field(
+        default=None,
+        description="Whether queries that chose the label are left out, as far as the release remembers their last "
+        "labels. Null: the release's own `exclude_history`, if it remembers queries.",
+    )
+    display: _Display = Field(default=True, description="Columns of the queries: all, none (false), or these.")
+
+    @property
+    def labels(self) -> list[str | int]:
+        """Return the requested ids, in order."""
+        return self.ids if self.ids is not None else [] if self.id is None else [self.id]
+
+    @property
+    def depth(self) -> int:
+        """Return the number of queries to search for."""
+        return self.k
+
+    @property
+    def extra(self) -> int:
+        """Estimate what the search of one label costs beyond `depth`; lists are read once for many labels."""
+        return entries([self.exclude, *(self.features or {}).values()]) // 8
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        given = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PydanticCustomError(
+                "one_of_three", "expected one of id, ids and features, received {received}",
+                {"received": " and ".join(given) or "none"},
+            )  # fmt: skip
+        return self
+
+
 class QueryFeatures(RequestModel):
     """One query of which the vector is wanted."""
 

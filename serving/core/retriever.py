@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import accumulate, islice
 from time import perf_counter
 from types import MappingProxyType
@@ -35,7 +36,7 @@ from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
 from longtail.bundle.sets import with_members
-from longtail.index.release.compatibility import losses, refused_features, refused_priors
+from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
@@ -49,6 +50,7 @@ from longtail.serving.core.queries import (
     NO_HISTORY,
     Dials,
     History,
+    QueriesFor,
     Query,
     ResolvedQuery,
     SearchOptions,
@@ -68,7 +70,7 @@ from longtail.serving.core.ranking import (
     rank_each,
 )
 from longtail.serving.core.tree_ranking import TreeRanker
-from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
+from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
 from longtail.serving.monitoring.records import IdKind
 
@@ -122,6 +124,7 @@ class Retriever:
         searcher: finds rows of the bundle's augmented label table. If the bundle has a tree p_n(y|x), the tree ranks
             queries with features too: λ then multiplies the tree's conditional log p_n.
         filterable: columns that requests may filter by; None: all supported columns but strings with many values.
+        queries: retriever of the index of known queries; None without one.
 
     Attributes:
         engine: the searcher, if it depends on an external server.
@@ -145,6 +148,7 @@ class Retriever:
         promises: Promises | None = None,
         max_new_labels: int = 0,
         filterable: Sequence[str] | None = None,
+        queries: Retriever | None = None,
     ) -> None:
         if searcher.labels != bundle.manifest.labels:
             raise UnservableReleaseError(
@@ -175,6 +179,7 @@ class Retriever:
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
         self._span = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now())
         self._promise_holds = True
+        self._queries = queries
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -267,6 +272,9 @@ class Retriever:
             if id_ not in kept and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
+        refused += refused_queries(
+            *(0 if each._queries is None else each._queries.manifest.labels for each in (before, self))
+        )
         lost = losses(refused, dropped)
         if lost:
             raise UnservableReleaseError(
@@ -543,6 +551,108 @@ class Retriever:
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
+    @property
+    def queries(self) -> Retriever:
+        """Get the retriever of the index of known queries, whose labels are queries; raises NoQueriesError."""
+        if self._queries is None:
+            raise NoQueriesError(
+                f"expected a release with an index of queries, found {self.name}, which has none; build one by "
+                "`longtail-index build --queries TABLE`"
+            )
+        return self._queries
+
+    def queries_for(self, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
+        """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
+
+        Queries are compared by `log p(y|x) = s − log Z(x)`: see `longtail.index.construct.queries`. Raises
+        NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
+        """
+        index, vectors, resolved = self.queries, list[Float32](), list[ResolvedQuery]()
+        terms, named = list[np.float32](), list[tuple[str | int | None, int, bool]]()
+        assert index.bundle.priors is not None
+        for request in requests:
+            place = self._place_of(request)
+            likeliest = request.by == "log_p"
+            options = SearchOptions(
+                k=request.k, filter=request.filter, exclude=request.exclude, display=request.display,
+                priors={index.priors[place]: 1.0} if likeliest else {},
+            )  # fmt: skip
+            histories: list[History] = [NO_HISTORY]
+            if request.features is not None:
+                rows_NE = self.overlay.embed(request.features)
+            else:
+                fields = ["id"] if request.ids is None else [f"ids.{number}" for number in range(len(request.ids))]
+                ids = zip(request.labels, fields, strict=True)
+                rows_N = np.array([self.catalogue.row(id_, field=field) for id_, field in ids], np.int64)
+                rows_NE, histories = self.overlay.augmented(rows_N), self._choosers(request, rows_N)
+            resolved += [
+                ResolvedQuery.from_options(options, index._dials_of_labels, index.catalogue, history=history)
+                for history in histories
+            ]
+            vectors.append(rows_NE[:, : self.manifest.dim])
+            terms += [*self._terms(rows_NE, float(index.priors[place]))]
+            named += [(id_, place, likeliest) for id_ in (request.labels or (None,))]
+        found = index._answer(
+            index._by_label, np.concatenate(vectors), {}, resolved, [{} for _ in named], None, perf_counter()
+        )
+        results = []
+        for result, (id_, place, likeliest), term, end in zip(found.results, named, terms, found.ends_B, strict=True):
+            log_z_K = -index.bundle.priors.values_LP[found.rows_N[end - len(result["labels"]) : end], place]
+            queries = []
+            for query, log_z in zip(result["labels"], log_z_K, strict=True):
+                score = query["score"] + term + (log_z if likeliest else 0)
+                queries.append({"id": query["id"], "score": score, "log_p": score - log_z, "display": query["display"]})
+            unknown = {"exclude": result["unknown"]["exclude"]}
+            results.append({"queries": queries, "bias_removal": float(index.priors[place]), "unknown": unknown})
+            if id_ is not None:
+                results[-1] = {"id": str(id_), **results[-1]}
+        return results
+
+    def _place_of(self, request: QueriesFor) -> int:
+        """Return which coordinate of queries holds log Z at a request's λ; raises InvalidRequestError."""
+        dial, lambdas = self.manifest.bias_removal, [float(name) for name in self.queries.priors]
+        wanted = dial.default if request.bias_removal is None else request.bias_removal
+        for place, value in enumerate(lambdas):
+            if abs(value - wanted) <= _ROUNDING:
+                return place
+        raise InvalidRequestError(
+            f"expected a bias_removal at which queries are compared, one of {lambdas}, received {wanted}",
+            field="bias_removal",
+        )
+
+    def _terms(self, rows_NE: Float32, bias_removal: float) -> Float32:
+        """Compute b + λ·log ν + μ·log π + Σ w·r of labels at the default μ and weights, float32 [N]."""
+        priors, none_1D = self.bundle.priors, np.zeros((1, self.manifest.dim), np.float32)
+        weights = None if priors is None else priors.defaults
+        popularity = self.manifest.popularity.default
+        query_E = self.bundle.augmentation.queries(none_1D, bias_removal, popularity, weights)[0]
+        terms_N: Float32 = rows_NE @ query_E / np.float32(self.manifest.temperature)
+        return terms_N
+
+    def _choosers(self, request: QueriesFor, rows_N: Int64) -> list[History]:
+        """List for each label the queries that are left out, as they chose it; raises InvalidRequestError."""
+        remembers = self.bundle.remembered is not None
+        if request.exclude_history and not remembers:
+            raise InvalidRequestError(
+                "expected exclude_history false or null, as this release remembers no queries, received true",
+                field="exclude_history",
+            )
+        excluded = self.manifest.exclude_history if request.exclude_history is None else request.exclude_history
+        if not (excluded and remembers):
+            return [NO_HISTORY] * len(rows_N)
+        queries_P, ends_L = self._queries_of_labels
+        rows_N = self.overlay.built(rows_N)
+        return [
+            NO_HISTORY if row < 0 else History(left_out=queries_P[ends_L[row] : ends_L[row + 1]])
+            for row in rows_N.tolist()
+        ]
+
+    @cached_property
+    def _queries_of_labels(self) -> tuple[Int64, Int64]:
+        """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
+        assert self.bundle.remembered is not None
+        return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)
+
     def _explain(
         self,
         ranker: Ranker,
@@ -586,6 +696,17 @@ class Retriever:
                 Query(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[self.catalogue.id_of(0)]),
             ]
         )
+        if self._queries is not None:
+            self.queries_for(
+                [QueriesFor(id=self.catalogue.id_of(0), exclude_history=self.bundle.remembered is not None)]
+            )
+
+    def filterable_json(self) -> list[dict[str, Any]]:
+        """Return `Filterable` of the HTTP API for every column that can be filtered by."""
+        return [
+            {"name": name, "kind": kind, "operators": operators(kind)}
+            for name, kind in self.catalogue.attributes.kinds.items()
+        ]
 
     def release_json(self, *, curve: bool = False) -> dict[str, Any]:
         """Return `ReleaseAnswer` of the HTTP API, but for the request's id; what a query needs stands first.
@@ -616,10 +737,7 @@ class Retriever:
                 for feature in self._encoder.features
             ],
             "exclude_history": manifest.exclude_history,
-            "filterable": [
-                {"name": name, "kind": kind, "operators": operators(kind)}
-                for name, kind in self.catalogue.attributes.kinds.items()
-            ],
+            "filterable": self.filterable_json(),
             "priors": [
                 prior.model_dump(include={"name", "minimum", "default", "maximum"})
                 for prior in (() if self.bundle.priors is None else self.bundle.priors.settings)
@@ -630,6 +748,12 @@ class Retriever:
             "forecast": self.forecast
             and self.forecast.model_dump(include={"kind", "served", "until", "horizon", "nats"}),
             "bias_removal": dial,
+            "queries": self._queries
+            and {
+                "count": self._queries.manifest.labels,
+                "bias_removal": [float(name) for name in self._queries.priors],
+                "filterable": self._queries.filterable_json(),
+            },
             "cooccurrence": together
             and {
                 **together.model_dump(include={"default", "minimum", "maximum", "kind", "last", "decay"}),

@@ -37,7 +37,7 @@ from longtail.serving.core.feedback import (
 )
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, entries
+from longtail.serving.core.queries import QueriesFor, Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, entries
 from longtail.serving.core.queue import (
     LABELS_PER_QUERY,
     BoundedExecutor,
@@ -88,7 +88,7 @@ class Search:
 
     Attributes:
         retriever: the release that answers.
-        options: queries of a retrieval, or requests for similar labels.
+        options: queries of a retrieval, or requests for similar labels or for queries.
         embed: the request for vectors, in place of `options`.
         name: unique name of the request.
         preview: whether no user sees the answer, so that it is not counted.
@@ -101,7 +101,7 @@ class Search:
     """
 
     retriever: Retriever
-    options: Sequence[SearchOptions] = ()
+    options: Sequence[SearchOptions | QueriesFor] = ()
     embed: ToEmbed | None = None
     name: str = ""
     preview: bool = False
@@ -399,11 +399,12 @@ class Service:
 
     def _pieces(self, search: Search) -> list[tuple[Search, Cost]]:
         """Split a search into pieces no larger than a batch, with their costs."""
-        catalogue, embed, most = search.retriever.catalogue, search.embed, self.settings.max_batch
+        retriever, embed, most = search.retriever, search.embed, self.settings.max_batch
         if embed is not None:
             costs = [Cost(1, 1, extra=entries([*query.features.values()])) for query in embed.queries or ()]
             costs = costs or [Cost(1, 1)] * embed.count
         else:
+            catalogue = (retriever.queries if isinstance(search.options[0], QueriesFor) else retriever).catalogue
             # Bytes are an estimate, before the labels are known: every label takes the mean size.
             costs = [
                 Cost(1, each.depth, min(each.k, catalogue.labels) * catalogue.mean_bytes(each.display), each.extra)
@@ -453,12 +454,19 @@ class Service:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
             self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
             return vectors
+        if isinstance(searches[0].options[0], QueriesFor):
+            requests = [one for search in searches if isinstance(one := search.options[0], QueriesFor)]
+            rankings = retriever.queries_for(requests)
+            encoded = iter([orjson.dumps(ranking, option=orjson.OPT_SERIALIZE_NUMPY) for ranking in rankings])
+            seconds = {"search": perf_counter() - started}
+            self.monitoring.metrics.count_search(sum(len(search.options) for search in searches), waited, seconds)
+            return [[*islice(encoded, len(search.options))] for search in searches]
         names = [
             f"{place}:{search.name}"
             for search in searches
             for place in (range(len(search.options)) if search.in_request is None else search.in_request)
         ]
-        asked = [each for search in searches for each in search.options]
+        asked = [each for search in searches for each in search.options if isinstance(each, SearchOptions)]
         queries = [each for each in asked if isinstance(each, Query)]
         similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
         draws = Draws(self._lottery, names)
@@ -736,7 +744,7 @@ def _too_long(search: Search, limit: int, size: float) -> InvalidRequestError:
     return InvalidRequestError(
         f"expected an answer of at most {limit} bytes, received a request for about {size:.0f}; request fewer labels, "
         "or fewer columns in `display`",
-        field="k" if isinstance(search.options[0], SimilarQuery) else "queries",
+        field="k" if isinstance(search.options[0], SimilarQuery | QueriesFor) else "queries",
     )
 
 
@@ -757,7 +765,7 @@ def _piece(search: Search, start: int, end: int) -> Search:
             "labels": embed.labels and embed.labels[start:end],
         }
         return replace(search, embed=embed.model_copy(update=parts), in_request=places)
-    if isinstance(one := search.options[0], SimilarQuery):
+    if isinstance(one := search.options[0], SimilarQuery | QueriesFor):
         options = [one.model_copy(update={"ids": one.labels[start:end]})] * (end - start)
     return replace(search, options=options, in_request=places)
 

@@ -23,7 +23,7 @@ from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.routes import routes
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest, PatchesRequest, PatchRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
-from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
+from longtail.serving.http.schemas.retrieval import EmbedRequest, QueriesRequest, RetrieveRequest, SimilarRequest
 
 _TITLE = "Longtail"
 _DESCRIPTION = (
@@ -34,8 +34,8 @@ _DESCRIPTION = (
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""
-_BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, PatchRequest, PatchesRequest, LabelIdsRequest,
-           FeedbackRequest)  # fmt: skip
+_BODIES = (RetrieveRequest, SimilarRequest, QueriesRequest, EmbedRequest, LabelsRequest, PatchRequest, PatchesRequest,
+           LabelIdsRequest, FeedbackRequest)  # fmt: skip
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 

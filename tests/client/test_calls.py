@@ -54,6 +54,18 @@ CASES: list[tuple[Call[Any], str, Any]] = [
     ),
     (calls.similar(4, preview=True), SIMILAR, {"id": 4, "preview": True}),
     (calls.similar(["b", 4], release="r", **PARTS), SIMILAR, {"ids": ["b", 4], "release": "r", **SENT}),
+    (calls.queries_for("b"), "POST /v1/queries", {"id": "b"}),
+    (
+        calls.queries_for(["b", 4], k=3, by="score", bias_removal=0.5, filter={"age": 9}, exclude=["u"], release="r"),
+        "POST /v1/queries",
+        {"ids": ["b", 4], "k": 3, "by": "score", "bias_removal": 0.5, "filter": {"age": 9}, "exclude": ["u"]}
+        | {"release": "r"},
+    ),
+    (
+        calls.queries_for(features={"year": 1}, exclude_history=False, display=["age"]),
+        "POST /v1/queries",
+        {"features": {"year": 1}, "exclude_history": False, "display": ["age"]},
+    ),
     (calls.embed({"u": 1}), "POST /v1/embed", {"queries": [{"features": {"u": 1}}]}),
     (calls.embed([{}], release="r"), "POST /v1/embed", {"queries": [{"features": {}}], "release": "r"}),
     (calls.embed(labels={"a": 1}), "POST /v1/embed", {"labels": ["a"]}),

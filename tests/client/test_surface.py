@@ -21,6 +21,7 @@ METHODS += [
     "monitoring",
     "patch_label",
     "patch_labels",
+    "queries_for",
     "ready",
     "release",
     "reload",

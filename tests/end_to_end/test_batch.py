@@ -24,10 +24,11 @@ import pytest
 
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
 from longtail.index import Releases, build
-from longtail.serving.batch import BatchError, TableOptions, _as_known, answer
+from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from longtail.state import LabelStore
+from longtail.tables.features import as_known
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail, served
 
@@ -371,7 +372,7 @@ def test_ids_of_text_files_are_found_as_written_or_as_what_they_spell() -> None:
     known = Vocabulary(pa.array([" 7", "1.10", "9007199254740993", "0.5", "true"]))
     texts = [" 7", "1.10", "9007199254740993.0", "0.50", "True", None, "8.0"]
     values = [7.0, 1.1, 9007199254740992.0, 0.5, True, None, 8.0]
-    assert _as_known(texts, values, known) == [" 7", "1.10", "9007199254740993.0", 0.5, "True", None, 8.0]
+    assert as_known(texts, values, known) == [" 7", "1.10", "9007199254740993.0", 0.5, "True", None, 8.0]
 
 
 BROKEN = {

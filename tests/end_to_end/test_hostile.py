@@ -129,7 +129,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     for name, one, other in of_two:
         del schemas[name]["properties"][other]
         schemas[name]["required"] = [*schemas[name].get("required", []), one]
-    for name in ("RetrieveRequest", "SimilarRequest", "EmbedRequest"):
+    for name in ("RetrieveRequest", "SimilarRequest", "QueriesRequest", "EmbedRequest"):
         schemas[name]["properties"]["release"] = {"enum": ["only", None]}
     return document
 

@@ -1,4 +1,4 @@
-"""Routes of retrieval: top-k labels for queries and for labels, and the vectors of both."""
+"""Routes of retrieval: top-k labels for queries and for labels, queries for labels, and the vectors of both."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.retrieval import (
     EmbedAnswer,
     EmbedRequest,
+    QueriesAnswer,
+    QueriesRequest,
     RetrieveAnswer,
     RetrieveRequest,
     SimilarAnswer,
@@ -90,6 +92,23 @@ async def similar(request: Request) -> Response:
     retriever = service.retriever(body.release)
     search = service.search(Search(retriever, options, None, state["name"], body.preview, body.answer_ids))
     results = await _while_connected(request, search)
+    return json_response(request, {"results": results, "release": retriever.name})
+
+
+@router.post(
+    "/v1/queries",
+    openapi_extra=json_body(QueriesRequest, {"id": "50", "k": 100, "filter": {"country": "AT"}}),
+    responses={200: {"model": QueriesAnswer}, **_ERRORS},
+)
+async def queries(request: Request) -> Response:
+    """Find the known queries that are likeliest to choose each given label.
+
+    The request waits in the queue of searches. No figures of answers include it.
+    """
+    service, body = service_of(request), await read_body(request, QueriesRequest)
+    retriever = service.retriever(body.release)
+    search = Search(retriever, [body] * max(1, len(body.labels)), name=request.scope["state"]["name"], preview=True)
+    results = await _while_connected(request, service.search(search))
     return json_response(request, {"results": results, "release": retriever.name})
 
 

@@ -47,6 +47,14 @@ class FilterableColumn(BaseModel):
     operators: list[str]
 
 
+class ReleaseQueries(BaseModel):
+    """The index of known queries that /v1/queries searches."""
+
+    count: int
+    bias_removal: list[float] = Field(description="The λ at which queries can be compared.")
+    filterable: list[FilterableColumn] = Field(description="Columns of queries that `filter` of a request may name.")
+
+
 class ReleaseCooccurrence(Popularity):
     """The dial ω: its default and limits, and how c is computed from a history."""
 
@@ -132,6 +140,7 @@ class ReleaseAnswer(BaseModel):
     )
     forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
     bias_removal: ReleaseDial
+    queries: ReleaseQueries | None = Field(description="Null where the release has no index of queries.")
     cooccurrence: ReleaseCooccurrence | None = Field(
         default=None, description="Null where the release knows nothing of what was chosen together."
     )

@@ -1,4 +1,4 @@
-"""Define bodies and answers of /v1/retrieve, /v1/similar and /v1/embed."""
+"""Define bodies and answers of /v1/retrieve, /v1/similar, /v1/queries and /v1/embed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import MAX_IDS, AtLeast, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import (
+    MAX_IDS,
+    AtLeast,
+    BucketName,
+    QueriesFor,
+    Query,
+    SearchOptions,
+    SimilarQuery,
+    ToEmbed,
+)
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import Body, at_most, check_lengths
 from longtail.serving.settings import MOST_QUERIES, Settings
@@ -73,7 +82,22 @@ class SimilarRequest(SimilarQuery, Body):
         _check_options([self] * len(self.labels), settings, [""] * len(self.labels), "k")
 
 
-def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixes: Sequence[str], whole: str) -> None:
+class QueriesRequest(QueriesFor, Body):
+    """Body of POST /v1/queries: a label's id, several in `ids`, or the features of a new label."""
+
+    release: str | None = _RELEASE
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check the options, and the sum of k over all labels."""
+        count = max(1, len(self.labels))
+        at_most(count, settings.max_queries, "ids", "ids")
+        check_lengths(self.features, "features")
+        _check_options([self] * count, settings, [""] * count, "k")
+
+
+def _check_options(
+    queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefixes: Sequence[str], whole: str
+) -> None:
     """Raise InvalidRequestError if the options of queries exceed a limit, singly or together.
 
     Args:
@@ -93,9 +117,7 @@ def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixe
                     at_most(len(values), MAX_IDS, "values", field)
         total += options.depth
     if total > limit:
-        pools = (
-            ", of max_per and mmr their pool," if any(each.max_per or each.mmr is not None for each in queries) else ""
-        )
+        pools = ", of max_per and mmr their pool," if any(each.depth != each.k for each in queries) else ""
         raise InvalidRequestError(
             f"expected at most {limit} labels asked for, k{pools} summed over the queries (LONGTAIL_MAX_TOTAL_K), "
             f"received {total}",
@@ -268,5 +290,37 @@ class SimilarAnswer(BaseModel):
     """Answer of POST /v1/similar."""
 
     results: list[SimilarResult]
+    release: str
+    request_id: str
+
+
+class RankedQuery(BaseModel):
+    """One query of an answer."""
+
+    id: str
+    score: float = Field(description="s(x, y) of this query and the label, in logits, at ω = 0.")
+    log_p: float = Field(description="log p(y|x): s less the logarithm of Σ exp(s) over the labels as built, in nats.")
+    display: dict[str, JsonValue] = Field(description="The query's columns.")
+
+
+class UnknownQueries(BaseModel):
+    """Numbers of ids in the request that the index of queries does not know and ignored."""
+
+    exclude: int
+
+
+class QueriesResult(BaseModel):
+    """The best known queries of one label, best first."""
+
+    id: str | None = Field(default=None, description="The label's id; left out where the request has features.")
+    queries: list[RankedQuery]
+    bias_removal: float
+    unknown: UnknownQueries
+
+
+class QueriesAnswer(BaseModel):
+    """Answer of POST /v1/queries."""
+
+    results: list[QueriesResult]
     release: str
     request_id: str

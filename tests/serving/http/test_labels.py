@@ -96,6 +96,7 @@ def test_release(client: httpx.Client) -> None:
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "priors": [],
+        "queries": None,
         "cooccurrence": None,
         "forecast": None,
         "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},

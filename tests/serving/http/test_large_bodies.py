@@ -13,14 +13,14 @@ from longtail.serving import create_app
 from longtail.serving.http.requests import Body
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
-from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
+from longtail.serving.http.schemas.retrieval import EmbedRequest, QueriesRequest, RetrieveRequest, SimilarRequest
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
 MEGABYTE, VALUES = 1 << 20, 65_000
 HISTORY = '{"queries":[{"features":{"history":['
 RETRIEVE, FEEDBACK, LABELS, DELETE = "/v1/retrieve", "/v1/feedback", "/v1/labels", "/v1/labels/delete"
-SIMILAR, EMBED = "/v1/similar", "/v1/embed"
+SIMILAR, EMBED, QUERIES = "/v1/similar", "/v1/embed", "/v1/queries"
 ENTRIES = {
     "empty queries": (RETRIEVE, '{"queries":[', "{}", "]}"),
     "queries": (RETRIEVE, '{"queries":[', '{"features":{}}', "]}"),
@@ -72,6 +72,7 @@ ENTRIES = {
     "wrong ids": (DELETE, '{"ids":[', "{}", "]}"),
     "similar": (SIMILAR, '{"ids":[', "%d", "]}"),
     "similar to lists": (SIMILAR, '{"ids":[', "[]", "]}"),
+    "queries of lists": (QUERIES, '{"ids":[', "[]", "]}"),
     "lists as an id": (SIMILAR, '{"id":[', "[]", "]}"),
     "empty queries to embed": (EMBED, '{"queries":[', "{}", "]}"),
     "queries to embed": (EMBED, '{"queries":[', '{"features":{}}', "]}"),
@@ -91,7 +92,7 @@ def filled(start: str, entry: str, end: str, most: int) -> bytes:
 JSON = {"content-type": "application/json"}
 MODELS: dict[str, type[Body]] = {
     RETRIEVE: RetrieveRequest, FEEDBACK: FeedbackRequest, LABELS: LabelsRequest, DELETE: LabelIdsRequest,
-    SIMILAR: SimilarRequest, EMBED: EmbedRequest,
+    SIMILAR: SimilarRequest, EMBED: EmbedRequest, QUERIES: QueriesRequest,
 }  # fmt: skip
 KNOWN = {"keys", "keys of a query"}
 """Unknown keys, which pydantic collects: the only errors that can be many."""

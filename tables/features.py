@@ -1,0 +1,87 @@
+"""Convert columns of query features in a table to JSON values, as requests give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from longtail.bundle import Feature, Vocabulary
+from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
+from longtail.bundle.mapped_table import in_one_piece
+from longtail.tables.engine import Opened
+from longtail.tables.values import TEXT
+
+WRITTEN = "written:"
+"""Prefix of a second column with the ids exactly as a text file spells them."""
+
+
+def as_written(opened: Opened, features: Sequence[Feature]) -> dict[str, tuple[str, str]]:
+    """Return the second columns of the ids that a text file holds, for `read_table`."""
+    ids = [feature.name for feature in features if feature.kind == "id" and feature.name in opened.names]
+    columns = {name: opened.column(name) for name in ids}
+    return {WRITTEN + name: (cell, "VARCHAR") for name, (cell, kind) in columns.items() if kind == TEXT}
+
+
+def feature_columns(
+    rows: pa.Table, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary]
+) -> dict[str, list[Any]]:
+    """Convert the features that a table has to JSON values, by name."""
+    columns = dict[str, list[Any]]()
+    for feature in (feature for feature in features if feature.name in rows.column_names):
+        name, values = feature.name, as_json(rows[feature.name], as_lists=feature.kind == "history")
+        if WRITTEN + name in rows.column_names:
+            values = as_known(rows[WRITTEN + name].to_pylist(), values, vocabularies[str(feature.vocabulary)])
+        columns[name] = values
+    return columns
+
+
+def as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
+    """Choose for each id of a text file: its spelling if the release knows that, otherwise its parsed value."""
+    words = [text or "" for text in texts]
+    rows = zip(vocabulary.lookup_all(words), vocabulary.lookup_all(map(respelled, words)), strict=True)
+    return [text if text and any(found) else value for text, value, found in zip(texts, values, rows, strict=True)]
+
+
+def as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:
+    """Convert the values of a column to JSON values; with `as_lists`, parse text as lists."""
+    array = in_one_piece(column)
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+    values: list[Any] = as_float64(array).to_pylist()
+    if as_lists and pa.types.is_string(kind):
+        return [text if text is None or (found := parts_of(text, None)) is None else found for text in values]
+    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    plain = pa.types.is_string(kind) or (
+        lists and not (pa.types.is_nested(kind.value_type) or _is_odd(kind.value_type))
+    )
+    return values if plain else [*map(_json_value, values)]
+
+
+def _is_odd(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return id_text(value)
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bytes):  # text that its writer did not name as such
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, dict):  # of JSON lines, where an entry that a row lacks is null
+        return {name: _json_value(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        pairs = value and isinstance(value[0], tuple)  # of a map
+        return {str(id_text(key)): _json_value(each) for key, each in value} if pairs else [*map(_json_value, value)]
+    return None if value != value else value

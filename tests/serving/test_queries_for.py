@@ -1,0 +1,220 @@
+"""Queries for a label against NumPy's softmax over all labels, at random releases, filters and exclusions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle import Bundle, Hide, Upsert
+from longtail.index import PriorTable, QueriesError, QueryTable, Releases, build, refresh_priors
+from longtail.index.construct.priors import Limits
+from longtail.index.construct.queries import log_normalisers
+from longtail.model import Model
+from longtail.serving import create_app
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import QueriesFor, ToEmbed
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import InvalidRequestError, NoQueriesError
+from tests.bundles import label_features, make_bundle
+from tests.serving.client import client_of
+from tests.serving.plane import plane_settings
+
+LABELS, USERS = 40, 60
+
+
+@dataclass
+class Case:
+    """A release with an index of queries, and what NumPy computes from its bundle."""
+
+    retriever: Retriever
+    vectors_QD: np.ndarray
+    countries: list[str]
+    weights: float
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.retriever.bundle
+
+    def scores(self, bias_removal: float) -> np.ndarray:
+        """s of every query and label, float64 [Q, L]."""
+        labels, manifest = self.bundle.labels, self.bundle.manifest
+        scores_QL = self.vectors_QD.astype(np.float64) @ self.bundle.embeddings.T / manifest.temperature
+        scores_QL += bias_removal * labels.log_pn + manifest.popularity.default * labels.log_pi
+        if self.bundle.priors is not None:
+            scores_QL += self.weights * self.bundle.priors.values_LP[:, 0]
+        return scores_QL if labels.bias is None else scores_QL + labels.bias
+
+    def histories(self) -> list[list[int]]:
+        assert self.bundle.remembered is not None
+        return [self.bundle.remembered.history(f"u{user}").tolist() for user in range(USERS)]
+
+
+def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
+    rng = np.random.default_rng(7)
+    bundle = make_bundle(labels=LABELS, users=USERS, label_tower=True, queries=10, **options)
+    countries = rng.choice(["AT", "DE", "FR"], USERS).tolist()
+    histories = [[f"item-{row}" for row in rng.integers(0, LABELS, 3)] for _ in range(USERS)]
+    table = pa.table({"user_id": [f"u{user}" for user in range(USERS)], "history": histories, "country": countries})
+    pq.write_table(table, folder / "users.parquet")
+    given = None
+    if priors:
+        values = pa.table({"label_id": bundle.labels.ids, "margin": rng.standard_normal(LABELS)})
+        pq.write_table(values, folder / "priors.parquet")
+        given = PriorTable(folder / "priors.parquet", {"margin": Limits(-1, 1, 0.5)})
+    written = bundle.write(folder / "bundle")
+    source = None if bundle.remembered is not None else "user_id"
+    build(written, folder / "releases", name="one", priors=given, queries=QueryTable(folder / "users.parquet", source))
+    retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
+    rows = [{"features": row} for row in table.select(["user_id", "history"]).to_pylist()]
+    vectors = retriever.embed([ToEmbed.model_validate({"queries": rows})])[0]
+    return Case(retriever, np.stack(vectors), countries, 0.5)
+
+
+@pytest.fixture(scope="module", params=["plain", "bias and priors", "popularity and histories"])
+def random_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("queries")
+    match request.param:
+        case "plain":
+            return make_case(folder, cosine=False, seed=1)
+        case "bias and priors":
+            return make_case(folder, bias=True, priors=True, seed=2)
+    return make_case(folder, popularity=True, cooccurrence=True, seed=3)
+
+
+def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
+    rng, bundle = np.random.default_rng(0), random_case.bundle
+    for bias_removal in (0.0, 0.5, 1.0):
+        scores_QL = random_case.scores(bias_removal)
+        log_p_QL = scores_QL - np.logaddexp.reduce(scores_QL, axis=1, keepdims=True)
+        for row in rng.permutation(LABELS)[:12].tolist():
+            label = bundle.labels.ids[row].as_py()
+            excluded, country = rng.permutation(USERS)[:20].tolist(), str(rng.choice(["AT", "DE", "FR"]))
+            chose = [row in history for history in random_case.histories()] if bundle.remembered else [False] * USERS
+            for options, eligible in [
+                ({}, range(USERS)),
+                ({"filter": {"country": country}}, [q for q in range(USERS) if random_case.countries[q] == country]),
+                ({"exclude": [f"u{query}" for query in excluded] + ["nobody"]}, sorted({*range(USERS)} - {*excluded})),
+                ({"exclude_history": bundle.remembered is not None}, [q for q in range(USERS) if not chose[q]]),
+            ]:
+                by = str(rng.choice(["log_p", "score"]))
+                asked = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
+                (answer,) = random_case.retriever.queries_for([QueriesFor.model_validate(asked | options)])
+                expected = (log_p_QL if by == "log_p" else scores_QL)[:, row]
+                best = sorted(eligible, key=lambda query: -expected[query])[:10]
+                assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in best]
+                np.testing.assert_allclose([q["score"] for q in answer["queries"]], scores_QL[best, row], atol=2e-5)
+                np.testing.assert_allclose([q["log_p"] for q in answer["queries"]], log_p_QL[best, row], atol=2e-5)
+                assert answer["unknown"] == {"exclude": int("exclude" in options)}
+                assert [q["display"]["country"] for q in answer["queries"]] == [random_case.countries[q] for q in best]
+
+
+def test_log_z_of_queries_is_that_of_numpy(random_case: Case) -> None:
+    values = random_case.retriever.queries.bundle.priors
+    assert values is not None
+    assert values.names == ["0.0", "0.5", "1.0"]
+    for place, bias_removal in enumerate((0.0, 0.5, 1.0)):
+        log_z_Q = np.logaddexp.reduce(random_case.scores(bias_removal), axis=1)
+        np.testing.assert_allclose(values.values_LP[:, place], -log_z_Q, atol=2e-5)
+
+
+def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case) -> None:
+    at, features = datetime(2026, 11, 1, tzinfo=UTC), {**label_features(1), "item_id": "item-1"}
+    changes = [Upsert(id="new", at=at, features=features, display={"title": "New"}), Hide(id="item-2", at=at)]
+    changed = random_case.retriever.with_changes(changes)
+    by_id, by_features = changed.queries_for([
+        QueriesFor(id="new", k=5), QueriesFor(features=features, k=5)
+    ])  # fmt: skip
+    assert by_id["queries"] == by_features["queries"]
+    assert "id" not in by_features
+    taste_Q = random_case.vectors_QD @ random_case.bundle.embeddings[1] / random_case.bundle.manifest.temperature
+    order = np.argsort(-(taste_Q - np.logaddexp.reduce(random_case.scores(0.5), axis=1)))[:5]
+    assert [query["id"] for query in by_id["queries"]] == [f"u{query}" for query in order]
+    with pytest.raises(InvalidRequestError, match="expected one of the features") as refused:
+        changed.queries_for([QueriesFor(features={"colour": "red"})])
+    assert refused.value.field == "features.colour"
+
+
+def test_what_cannot_be_answered_is_refused(random_case: Case, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"one of \[0.0, 0.5, 1.0\], received 0.3"):
+        random_case.retriever.queries_for([QueriesFor(id="item-1", bias_removal=0.3)])
+    if random_case.bundle.remembered is None:
+        with pytest.raises(InvalidRequestError, match="remembers no queries"):
+            random_case.retriever.queries_for([QueriesFor(id="item-1", exclude_history=True)])
+    bundle = make_bundle(proposal=True).write(tmp_path / "tree")
+    pq.write_table(pa.table({"user_id": ["u1", "u1"]}), tmp_path / "twice.parquet")
+    with pytest.raises(QueriesError, match=r"an id in every row, once, found \['u1'\] repeated"):
+        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "twice.parquet", "user_id"))
+    pq.write_table(pa.table({"user_id": ["u1", "u2"]}), tmp_path / "users.parquet")
+    with pytest.raises(QueriesError, match=r"not possible with a tree"):
+        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id"))
+    with pytest.raises(QueriesError, match=r"expected a column of ids 'query_id'"):
+        build(bundle, tmp_path / "releases", queries=tmp_path / "users.parquet")
+    with pytest.raises(NoQueriesError, match="--queries TABLE"):
+        load_release(Releases(tmp_path / "releases"), build(bundle, tmp_path / "releases").name).queries_for(
+            [QueriesFor(id="item-1")]
+        )
+
+
+def test_log_z_from_sampled_labels_tells_its_error() -> None:
+    bundle = make_bundle(labels=6_000, cosine=True, seed=4)
+    vectors_QD = np.asarray(bundle.calibration_queries)
+    exact_QG, none = log_normalisers(bundle, vectors_QD, [0.0, 1.0])
+    sampled_QG, error = log_normalisers(bundle, vectors_QD, [0.0, 1.0], most_scores=0)
+    assert none == 0
+    assert 0 < error < 0.3
+    assert np.sqrt(np.mean((sampled_QG - exact_QG) ** 2, axis=0)).max() == pytest.approx(error, rel=1e-3)
+
+
+def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
+    before = make_case(tmp_path, bias=True, priors=True, seed=2)
+    values = pa.table({"label_id": before.bundle.labels.ids, "margin": np.linspace(-3, 3, LABELS)})
+    pq.write_table(values, tmp_path / "other.parquet")
+    refresh_priors(tmp_path / "releases", tmp_path / "other.parquet", source="one", name="two")
+    after = Case(load_release(Releases(tmp_path / "releases"), "two"), before.vectors_QD, before.countries, 0.5)
+    (answer,) = after.retriever.queries_for([QueriesFor(id="item-7", k=USERS)])
+    scores_QL = after.scores(0.5)
+    log_p_Q = scores_QL[:, 7] - np.logaddexp.reduce(scores_QL, axis=1)
+    assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in np.argsort(-log_p_Q)]
+
+
+def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
+    with client_of(create_app(plane_settings(tmp_path), retriever=random_case.retriever)) as client:
+        answer = client.post("/v1/queries", json={"ids": ["item-1", "item-2"], "k": 3, "display": ["country"]})
+        assert answer.status_code == 200
+        assert [result["id"] for result in answer.json()["results"]] == ["item-1", "item-2"]
+        for result in answer.json()["results"]:
+            (expected,) = random_case.retriever.queries_for([QueriesFor(id=result["id"], k=3, display=["country"])])
+            assert [query["id"] for query in result["queries"]] == [query["id"] for query in expected["queries"]]
+            assert [*result] == ["id", "queries", "bias_removal", "unknown"]
+        for body, status, field in [
+            ({"id": "nothing"}, 404, "id"), ({"ids": ["item-1", "nothing"]}, 404, "ids.1"),
+            ({"id": "item-1", "filter": {"colour": "red"}}, 422, "filter.colour"),
+            ({"id": "item-1", "features": {}}, 422, None), ({"id": "item-1", "k": 10**6}, 422, "k"),
+            ({"id": "item-1", "cooccurrence": 1}, 422, "cooccurrence"),
+            ({"features": {"year": "late"}}, 422, "features.year"),
+        ]:  # fmt: skip
+            refused = client.post("/v1/queries", json=body)
+            assert (refused.status_code, refused.json()["error"].get("field")) == (status, field), refused.text
+        described = client.get("/v1/release").json()["queries"]
+        assert (described["count"], described["bias_removal"]) == (USERS, [0.0, 0.5, 1.0])
+        assert [column["name"] for column in described["filterable"]] == ["country"]
+        assert 'longtail_requests_total{route="/v1/queries",status="2xx"} 1.0' in client.get("/metrics").text
+    table = Model(random_case.bundle, retriever=random_case.retriever).queries_for("item-1", k=3)
+    (expected,) = random_case.retriever.queries_for([QueriesFor(id="item-1", k=3)])
+    assert table["rank"].tolist() == [1, 2, 3]
+    assert table["log_p"].tolist() == [query["log_p"] for query in expected["queries"]]
+
+
+def test_a_release_without_an_index_of_queries_says_what_to_do(client: httpx.Client) -> None:
+    refused = client.post("/v1/queries", json={"id": "a"})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (404, "no_queries")
+    assert "longtail-index build --queries TABLE" in refused.json()["error"]["message"]
+    assert client.get("/v1/release").json()["queries"] is None
