@@ -24,7 +24,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.queries import Diversity, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
@@ -82,7 +82,7 @@ def choose(
         pool: number of labels, the first ones, that may be taken without being reserved; None: all.
         reserved: positions to take in any case, which `max_per` has room for.
     """
-    crowds = _Crowds(rows_P, diversity.max_per, catalogue)
+    crowds = Crowds(rows_P, diversity.max_per, catalogue)
     for position in reserved:
         crowds.take(position)
     pool = len(rows_P) if pool is None else pool
@@ -99,25 +99,12 @@ def choose(
     return taken[np.argsort(-scores_P[taken], kind="stable")] if reserved else taken
 
 
-def reserve(
-    rows_C: Int64, scores_C: Float32, meets_FC: Bools, needs_F: Int64, diversity: Diversity, catalogue: Catalogue
-) -> tuple[list[int], Int64]:
-    """Reserve labels for floors, down the scores: positions, and what each floor still lacks, int64 [F]."""
-    crowds, unmet_F, reserved = _Crowds(rows_C, diversity.max_per, catalogue), needs_F.copy(), list[int]()
-    for position in np.argsort(-scores_C, kind="stable").tolist():
-        if (unmet_F[meets_FC[:, position]] > 0).any() and crowds.has_room(position):
-            crowds.take(position)
-            unmet_F -= meets_FC[:, position]
-            reserved.append(position)
-    return reserved, unmet_F
-
-
 def _marginal(
     rows_P: Int64,
     scores_P: Float32,
     k: int,
     weight: float,
-    crowds: _Crowds,
+    crowds: Crowds,
     catalogue: Catalogue,
     pool: int,
     reserved: frozenset[int],
@@ -148,7 +135,7 @@ def _marginal(
     return np.array(chosen, np.int64)
 
 
-class _Crowds:
+class Crowds:
     """Count the taken labels by the values of the columns."""
 
     def __init__(self, rows_P: Int64, max_per: Mapping[str, int], catalogue: Catalogue) -> None:

@@ -15,9 +15,9 @@ subsets. Given the query and the release, a label's propensity P(shown) is π fo
 always shown, and 0 for all others. Clicks weighted by 1/π are an unbiased estimate of the clicks that always showing a
 candidate would bring.
 
-**Floors.** If the query has floors, the places without chance hold the best list that keeps the floors in as many
-labels, and each bucket's candidates are its best labels beyond that list. The list depends on the query and the release
-alone, so the propensities stay exact: its labels have 1.
+**Floors.** If the query has floors, the places without chance are filled as if they were all of the answer, and each
+bucket's candidates are its best labels beyond these. What fills them depends on the query and the release alone, so the
+propensities stay exact: these labels have 1.
 
 **Positions.** Drawn labels get positions drawn uniformly from the whole answer; the other labels fill the remaining
 positions in order of score. So a drawn label's position is independent of the label, and clicks on drawn labels can be
@@ -172,7 +172,7 @@ def explore(
         free: dict[int, int] = {}
         while slots != free:  # until each bucket has as many labels beside the certain ones as slots
             slots = free or slots
-            _, kept = floored[0].best(floored[1] - sum(slots.values()))
+            kept = floored[0].best(floored[1] - sum(slots.values()))
             free = {
                 bucket: min(count, int((~np.isin(of_bucket[bucket][0], kept[0])).sum()))
                 for bucket, count in slots.items()

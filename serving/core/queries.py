@@ -44,9 +44,8 @@ _MOST_COMPARED = 1 << 21
 """Most pairs of labels that `mmr` compares: k times the pool."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
-_GROWN_POOL, _EXPLORED_BUCKET, _FLOOR_SEARCH = 512, 250, 100
-"""Estimated work, in labels of a search, of a pool of `max_per`, which may grow, of drawing from a bucket, and of one
-search for floors."""
+_GROWN_POOL, _OTHER_SEARCH = 512, 250
+"""Estimated work, in labels searched, of a pool of `max_per`, which may grow, and of a search for slots or a floor."""
 _MOST_FLOORS = 8
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {
@@ -237,7 +236,7 @@ class SearchOptions(RequestModel):
         default_factory=list,
         max_length=_MOST_FLOORS,
         json_schema_extra={"default": []},
-        description="Floors: at least so many labels of a bucket, or that pass a filter, at the least loss of summed "
+        description="Floors: at least so many labels of a bucket, or that pass a filter, at little loss of summed "
         'scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for floors of buckets. The result\'s '
         "`floors` and `cost` say how many were found and what they cost.",
         examples=[[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]],
@@ -305,11 +304,9 @@ class SearchOptions(RequestModel):
         filters = [self.filter, *(floor.filter for floor in self.at_least)]
         conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
         pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
-        explored = sum([_EXPLORED_BUCKET + slots for slots in self.explore.values()])
-        # A search for each floor, and for each set of floors that a label may meet together: of buckets, one at most.
-        buckets = sum(not floor.filter for floor in self.at_least)
-        floored = _FLOOR_SEARCH * (((1 + buckets) << len(self.at_least) - buckets) - 1)
-        return pooled + explored + floored + entries([self.exclude, self.allow, self.display, *conditions])
+        others = [*self.explore.values(), *(floor.n for floor in self.at_least)]
+        searched = sum([_OTHER_SEARCH + slots for slots in others])
+        return pooled + searched + entries([self.exclude, self.allow, self.display, *conditions])
 
 
 def entries(values: Sequence[object]) -> int:

@@ -800,7 +800,7 @@ class Retriever:
             )
             for place, candidates in exploring.items():
                 certain = len(rows_B[place]) - sum(explored_B[place].slots.values())
-                floored[place] = Floored.of(*candidates.best(certain))
+                floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -834,10 +834,8 @@ class Retriever:
             if place in floored:
                 met_FK = meets(query, rows_B[place], self.catalogue)
                 prices_K = floored[place].prices(rows_B[place], met_FK)
-                met = list(zip(query.floors, met_FK.sum(axis=1).tolist(), strict=True))
-                result["floors"] = [{**floor.json, "met": count} for floor, count in met]
-                result["cost"] = floored[place].cost
-                unmet += any(count < floor.n for floor, count in met)
+                result |= floored[place].json(query, met_FK)
+                unmet += any(floor["met"] < floor["n"] for floor in result["floors"])
             if place in explained:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
                 history_H = query.history_H if query.cooccurrence else NO_ROWS

@@ -339,6 +339,7 @@ PROMISES = {
     '[over.popularity]\n"recall@5" = -1.0\n"recall@5/tail" = 1.5': ["kept", "broken"],
     "[findings]\nwithout_list = 1\nseen_listed = 0\nshort = 0": ["kept", "kept", "kept"],
     "[findings]\nwithout_list = 0": ["broken"],
+    "[in_each_list.1]\nhead = 0.0\ntail = 1.01\n[in_each_list.6]\nhead = 0.01": ["kept", "broken", "broken"],
 }  # fmt: skip
 REFUSED = {
     '[floors]\n"recal@5" = 0.1': "promise: floors: 'recal@5' is not allowed because this audit has no such figure; use "
@@ -351,6 +352,8 @@ REFUSED = {
     "reads no times; use --timestamp",
     "[findings]\nseen = 0": "findings: 'seen' is not allowed because this audit has no such figure; use one that was",
     "max_drop = 0.1": "received an unknown key: did you mean 'over'?",
+    "[in_each_list.1]\nrare = 1": "in_each_list.1: 'rare' is not allowed because",
+    "[in_each_list.0]\ntail = 1": "in_each_list.0",
     "[floors]\ntail = 'high'": "floors.tail: expected a number",
     "[floors": "expected TOML",
 }
@@ -375,6 +378,21 @@ def test_a_promise_that_cannot_be_judged_is_refused(promise: str, compared: Audi
     with pytest.raises(DataError) as error:
         Promise.read(tmp_path / "promise.toml").judge(compared)
     assert REFUSED[promise] in str(error.value)
+
+
+def test_lists_with_labels_of_a_bucket_are_counted(compared: Audit, tmp_path: Path) -> None:
+    entries = sum(int(of.sum()) for of in compared.listed.values())
+    for bucket, listed in compared.listed.items():
+        assert listed.sum() / entries == pytest.approx(compared.metrics[f"exposure@5/{bucket}"].value)
+        assert len(listed) == compared.queries
+    (tmp_path / "promise.toml").write_text("[in_each_list.2]\ntail = 0.5")
+    (judged,) = Promise.read(tmp_path / "promise.toml").judge(compared)
+    assert judged.figure.value == pytest.approx(
+        sum(of >= 2 for of in compared.listed["tail"].tolist()) / compared.queries
+    )
+    assert 0 < judged.figure.value < 1
+    assert str(judged).startswith(("kept", "broken"))
+    assert ": in each list at least 2: tail 0." in str(judged)
 
 
 def test_a_floor_of_a_bucket_without_pairs_is_refused_and_chance_is_said(compared: Audit, tmp_path: Path) -> None:

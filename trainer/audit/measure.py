@@ -128,6 +128,7 @@ class Audit:
 
     Attributes:
         metric: recall at the first k.
+        listed: labels of each bucket among the first k of every query's list, by the bucket's name, int64 [N].
         notes: what was left out or read in another way, and which order was taken; of baselines, where none ran.
     """
 
@@ -138,6 +139,7 @@ class Audit:
     labels: int
     metrics: dict[str, Interval]
     buckets: list[Bucket]
+    listed: dict[str, Int64]
     groups: list[Group]
     compared: Comparison | None
     findings: list[Finding]
@@ -190,10 +192,13 @@ def audit(audited: Audited) -> Audit:
     compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
     sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
+    top_NK = placed.top_NK[:, : audited.ks[0]]
+    bucket_NK = np.where(top_NK < 0, -1, bucket_L[top_NK])
     return Audit(
         where, config.metric, len(task.rows_N), len(task.positives.keys), labels,
         task.metrics(placed.top_NK, facts),
         [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
+        {name: (bucket_NK == bucket).sum(axis=1) for bucket, name in enumerate(BUCKET_NAMES)},
         figures_by_group(config.groups, dataset, task, placed.top_NK, facts),
         compared,
         _findings(placed, dataset, task, to_find, audited, named),

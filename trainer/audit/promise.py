@@ -17,6 +17,9 @@ A promise is TOML, every key optional:
     [over.popularity]                # least difference to a baseline
     "recall@20" = 0.0
 
+    [in_each_list.2]                 # least share of lists with at least two labels of a bucket
+    tail = 0.99
+
     [findings]                       # most entries, pairs or queries
     seen_listed = 0
 """
@@ -27,8 +30,9 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
@@ -36,6 +40,7 @@ from longtail.bundle.validation import nearest, refused
 from longtail.trainer.audit.measure import BEFORE_OWN_TRAIN, BEFORE_TRAIN_ENDS, Audit
 from longtail.trainer.config.base import Section
 from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.metrics import interval_of_share
 
 _ROUNDING = 1e-12
 
@@ -56,6 +61,8 @@ class Promise(Bounds):
     """By column and value of groups of queries."""
     over: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Least difference to a baseline, by its name and the metric's."""
+    in_each_list: dict[Annotated[int, Field(ge=1)], dict[str, float]] = Field(default_factory=dict)
+    """Least share of lists with at least so many labels of a bucket, by the number and the bucket's name."""
     findings: dict[str, int] = Field(default_factory=dict)
     """Most of what a finding counts."""
 
@@ -91,6 +98,12 @@ class Promise(Bounds):
             for metric, bound in least.items():
                 _measured(f"over.{baseline}", metric, differences[baseline], audit.metrics)
                 judged.append(Judged(f"over {baseline}", metric, ">=", bound, differences[baseline][metric]))
+        for n, shares in self.in_each_list.items():
+            for bucket, bound in shares.items():
+                _known(f"in_each_list.{n}", bucket, audit.listed)
+                kept_Q = (audit.listed[bucket] >= n).astype(np.float64)
+                share = interval_of_share(kept_Q, np.ones_like(kept_Q))
+                judged.append(Judged(f"in each list at least {n}", bucket, ">=", bound, share))
         findings = {finding.name: finding.count for finding in audit.findings}
         for name, most in self.findings.items():
             if name in (BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN) and name not in findings:
@@ -117,7 +130,7 @@ class Judged:
     """Compare a promise with its figure.
 
     Attributes:
-        where: a group, `over BASELINE`, `findings`, or empty for all queries.
+        where: a group, `over BASELINE`, `in each list at least N`, `findings`, or empty for all queries.
     """
 
     where: str
