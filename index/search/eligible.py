@@ -5,6 +5,7 @@ Legend: `L` labels, `R` label rows, `C` inverted lists.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -13,10 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import distinct
+from longtail.bundle.sets import distinct, with_members, without_members
 
 Bits = npt.NDArray[np.uint8]
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
+
+
+def _bytes_of(rows_R: Int64) -> tuple[Int64, Bits]:
+    """Get the places of the bytes of a bitmap that hold some rows, ascending and not none, and the rows' bits there."""
+    bytes_R = rows_R >> 3
+    # An assignment by places writes a byte once, so the bits of rows that share a byte are joined.
+    first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
+    return bytes_R[first], np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
 
 
 def _rows_of(bits: Bits) -> Int64:
@@ -52,10 +61,9 @@ class Eligible:
         self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
-        self._earlier: tuple[Bits, Int64] | None = None
-        """Bits of an earlier version of the set, and its rows per list."""
-        self._in_head_H: Bools | None = None
-        self._count_in_head: int | None = None
+        self._outside_H: Int64 | None = None
+        self._earlier: Eligible | None = None
+        """An earlier version of the set, of which something was computed."""
 
     @classmethod
     def from_mask(cls, mask_L: Bools) -> Eligible:
@@ -83,8 +91,8 @@ class Eligible:
             return self
         if np.array_equal(self._bits, earlier._bits):
             return earlier
-        counted_C = earlier._per_list_C
-        self._earlier = earlier._earlier if counted_C is None else (earlier._bits, counted_C)
+        is_known = earlier._per_list_C is not None or earlier._outside_H is not None
+        self._earlier, earlier._earlier = earlier if is_known else earlier._earlier, None
         return self
 
     def share_unlike(self, other: Eligible) -> float:
@@ -98,12 +106,20 @@ class Eligible:
         # Lists that are sorted already, the usual case, need no sort.
         rising = len(rows_R) == 1 or bool((rows_R[1:] > rows_R[:-1]).all())
         rows_R = (rows_R if rising else distinct(rows_R)).astype(np.int64, copy=False)
-        bits, bytes_R = self._bits.copy(), rows_R >> 3
-        # `bits[…] &= …` writes a byte once, so the bits of rows that share a byte are joined first.
-        first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
-        bits[bytes_R[first]] &= ~np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
+        bits = self._bits.copy()
+        bytes_N, bits_N = _bytes_of(rows_R)
+        bits[bytes_N] &= ~bits_N
         count = self.count - int(np.count_nonzero(self.contains(rows_R)))
         return Eligible(bits, self.labels, self.expression, self._admitted, count)
+
+    def changed(self, rows_R: Int64, held_R: Bools) -> Eligible:
+        """Get a set without an expression that holds some distinct rows, ascending, or does not, and others as here."""
+        bits = self._bits.copy()
+        for rows, is_held in ((rows_R[held_R], True), (rows_R[~held_R], False)):
+            if rows.size:
+                bytes_N, bits_N = _bytes_of(rows)
+                bits[bytes_N] = bits[bytes_N] | bits_N if is_held else bits[bytes_N] & ~bits_N
+        return Eligible(bits, self.labels)
 
     def contains(self, rows: Int64) -> Bools:
         """Compute whether each row, in an array of any shape, is in the set; −1 never is."""
@@ -112,20 +128,27 @@ class Eligible:
         held &= rows >= 0
         return held
 
-    def in_head(self, rows_H: Int64) -> Bools:
-        """Compute which rows of an exact head are in the set, bool [H].
+    def outside(self, rows_H: Int64, places: Callable[[Int64], Int64]) -> Int64:
+        """Get the places of an exact head whose rows are not in the set, int64, ascending.
 
         The result is cached: calls must always pass the same head.
-        """
-        if self._in_head_H is None:
-            self._in_head_H = self.contains(rows_H)
-        return self._in_head_H
 
-    def count_in_head(self, rows_H: Int64) -> int:
-        """Count the rows of an exact head in the set; cached like `in_head`."""
-        if self._count_in_head is None:
-            self._count_in_head = int(np.count_nonzero(self.in_head(rows_H)))
-        return self._count_in_head
+        Args:
+            places: finds the place of each row in the head; the head's length for other rows.
+        """
+        if self._outside_H is None:
+            earlier = self._earlier
+            if earlier is None or earlier._outside_H is None:
+                self._outside_H = np.flatnonzero(~self.contains(rows_H))
+            else:
+                come, gone = (distinct(places(rows_R)) for rows_R in self._changes(earlier))
+                outside_H = with_members(without_members(earlier._outside_H, come), gone[gone < len(rows_H)])
+                self._outside_H = outside_H
+        return self._outside_H
+
+    def _changes(self, earlier: Eligible) -> tuple[Int64, Int64]:
+        """Get the rows that an earlier version of the set lacks, and those that it alone has."""
+        return _rows_of(self._bits & ~earlier._bits), _rows_of(earlier._bits & ~self._bits)
 
     @cached_property
     def rows_to_drop(self) -> Int64:
@@ -144,13 +167,12 @@ class Eligible:
         The result is cached: calls must always pass the same lists.
         """
         if self._per_list_C is None:
-            if (earlier := self._earlier) is None:
+            earlier = self._earlier
+            if earlier is None or earlier._per_list_C is None:
                 self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
             else:
-                new_R, old_R = _rows_of(self._bits & ~earlier[0]), _rows_of(earlier[0] & ~self._bits)
-                new_C, old_C = (np.bincount(lists_L[rows_R], minlength=lists) for rows_R in (new_R, old_R))
-                self._per_list_C = earlier[1] + new_C - old_C
-                self._earlier = None
+                come_C, gone_C = (np.bincount(lists_L[rows], minlength=lists) for rows in self._changes(earlier))
+                self._per_list_C = earlier._per_list_C + come_C - gone_C
         return self._per_list_C
 
     def parameters(self, kind: type, **knobs: int) -> Any:

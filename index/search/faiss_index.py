@@ -34,6 +34,8 @@ NEARLY_WHOLE = 0.98
 _MARGIN = 100
 """Extra results that the GPU fetches before ineligible ones are dropped: a few hidden labels are a negligible share of
 the catalogue, but may all be the best of one query."""
+_SPARE = 16
+"""Extra results fetched where nearly all labels are eligible: a selector would cost every label that is scored."""
 _SCORES_AT_ONCE = 1 << 20
 """Largest number of exact scores held at once: 4 MiB."""
 _TOLERANCE = 1e-4
@@ -64,6 +66,15 @@ class Head:
         places: Int64 = np.where(self._ascending_H[at] == rows, self._order_H[at], len(self))
         return places
 
+    def count(self, eligible: Eligible) -> int:
+        """Count the eligible labels of the head."""
+        return len(self) - len(eligible.outside(self.rows_H, self._places))
+
+    def _outside(self, eligible: Eligible, size: int) -> Int64:
+        """Get the places among the first `size` whose labels are not eligible, int64."""
+        outside_H = eligible.outside(self.rows_H, self._places)
+        return outside_H if size == len(self) else outside_H[: np.searchsorted(outside_H, size)]
+
     def best(self, queries_BE: Float32, k: int, eligible: Eligible) -> tuple[Float32, Int64]:
         """Get the k best eligible labels of the head: float32 and int64 [B, k]; −inf and −1 beyond."""
         step = max(1, _SCORES_AT_ONCE // len(self))
@@ -72,7 +83,7 @@ class Head:
             return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
         scores_BH = queries_BE @ self.vectors_HE.T
         if not eligible.whole:
-            scores_BH[:, ~eligible.in_head(self.rows_H)] = -np.inf
+            scores_BH[:, self._outside(eligible, len(self))] = -np.inf
         return top_k([scores_BH], [np.broadcast_to(self.rows_H, scores_BH.shape)], k)
 
     def merge(
@@ -89,13 +100,13 @@ class Head:
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
         # The index holds the head's labels too: only their exact score from the head counts.
         scores_BC[self._places(rows_BC) < size] = -np.inf
-        ruled_out_H = None if eligible.whole else ~eligible.in_head(self.rows_H)[:size]
+        ruled_out = None if eligible.whole else self._outside(eligible, size)
         found_B, found_H, found = [], [], []
         step = max(1, _SCORES_AT_ONCE // max(1, size))
         for start in range(0, len(queries_BE), step):
             scores_bH = queries_BE[start : start + step] @ self.vectors_HE[:size].T
-            if ruled_out_H is not None:
-                scores_bH[:, ruled_out_H] = -np.inf
+            if ruled_out is not None:
+                scores_bH[:, ruled_out] = -np.inf
             least_b = least_B[start : start + step]
             # Where the index found fewer than k, the head's own k-th best bounds the answer.
             if np.isneginf(least_b).any():
@@ -118,7 +129,7 @@ class Head:
         """Merge for one query, in a third of the time that the batched code takes."""
         scores_H = self.vectors_HE[:size] @ query_E
         if not eligible.whole:
-            scores_H[~eligible.in_head(self.rows_H)[:size]] = -np.inf
+            scores_H[self._outside(eligible, size)] = -np.inf
         rows_C, least = rows_1C[0], float(kth_best(scores_1C, k)[0])
         # Head labels that the index found already count once, with the index's score.
         places_C = self._places(rows_C)
@@ -207,6 +218,10 @@ class FaissIndex:
         elif self.has_lists and filtered:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
+        elif not eligible.whole and eligible.share >= NEARLY_WHOLE:
+            more = min(fetch + _SPARE + fetch // _SPARE, self.labels)
+            scores_BC, rows_BC = self._search_cpu(queries_BE, more, probes, None)
+            scores_BC, rows_BC = self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
         else:
             scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
         if rows_BC[:, -1].min() < 0:  # FAISS writes what is missing last
@@ -217,7 +232,7 @@ class FaissIndex:
         """Compute which share of the labels outside the head is eligible; the index has to find those."""
         if self.head is None or eligible.whole:
             return eligible.share
-        outside = eligible.count - eligible.count_in_head(self.head.rows_H)
+        outside = eligible.count - self.head.count(eligible)
         return outside / max(1, self.labels - len(self.head))
 
     def nearest_lists(
@@ -264,11 +279,13 @@ class FaissIndex:
         )  # fmt: skip
         return scores, rows
 
-    def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible) -> tuple[Float32, Int64]:
-        if self.has_lists:
-            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
-        else:
-            parameters = eligible.parameters(faiss.SearchParameters)
+    def _search_cpu(
+        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None
+    ) -> tuple[Float32, Int64]:
+        """Search the CPU's index for eligible labels; None: for all."""
+        knobs = {"nprobe": min(probes, self.index.nlist)} if self.has_lists else {}
+        kind = faiss.SearchParametersIVF if self.has_lists else faiss.SearchParameters
+        parameters = kind(**knobs) if eligible is None else eligible.parameters(kind, **knobs)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
         # The checks in FAISS's Python method `search` take as long as scoring some 200 labels.
         queries_BE = np.ascontiguousarray(queries_BE)
@@ -287,11 +304,19 @@ class FaissIndex:
         scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, lists, GPU_MAX_RESULTS))
         if eligible.whole:
             return scores_BC, rows_BC
+        return self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
+
+    def _without_ineligible(
+        self, queries_BE: Float32, scores_BC: Float32, rows_BC: Int64, fetch: int, probes: int, eligible: Eligible
+    ) -> tuple[Float32, Int64]:
+        """Drop ineligible candidates; queries left with fewer than `fetch` are searched once more by the CPU."""
         kept_BC = eligible.contains(rows_BC)
-        rows_BC[~kept_BC] = NO_ROW
+        if kept_BC.all():
+            return scores_BC[:, :fetch], rows_BC[:, :fetch]
+        scores_BC[~kept_BC], rows_BC[~kept_BC] = -np.inf, NO_ROW
         short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, eligible.count))
         if short.size:
-            rows_BC[short] = NO_ROW
+            scores_BC[short], rows_BC[short] = -np.inf, NO_ROW
             scores_BC[short, :fetch], rows_BC[short, :fetch] = self._search_cpu(
                 queries_BE[short], fetch, probes, eligible
             )

@@ -5,12 +5,14 @@ Legend: `L` labels, `N` boundaries: every time at which a lifetime begins or end
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
 import numpy as np
 
 from longtail.bundle.arrays import Bools, Int64
+from longtail.bundle.sets import distinct
 from longtail.index.search.eligible import Eligible
 
 
@@ -37,7 +39,6 @@ class Span(NamedTuple):
 
     begin: float
     end: float
-    mask_L: Bools
     labels: Eligible
 
 
@@ -59,17 +60,17 @@ class Lifetimes:
 
     def at(self, at: float) -> Span:
         """Get the available labels at a time, seconds since 1970."""
-        last, limits = self._last, np.iinfo(np.int64)
+        last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
             return last
-        place = int(np.searchsorted(self._times_N, at, side="right"))
+        place = int(np.searchsorted(self._times_N, second, side="right"))
         begin = float(self._times_N[place - 1]) if place else float(limits.min)
         end = float(self._times_N[place]) if place < len(self._times_N) else float(limits.max)
         if last is None:
-            mask_L = available(self._lifetimes_L2, at)
+            labels = Eligible.from_mask(available(self._lifetimes_L2, at))
         else:
-            before, mask_L = int(np.searchsorted(self._times_N, last.begin, side="right")), last.mask_L.copy()
-            changed_R = self._rows_N[min(before, place) : max(before, place)]
-            mask_L[changed_R] = available(self._lifetimes_L2[changed_R], at)
-        span = self._last = Span(begin, end, mask_L, Eligible.from_mask(mask_L))
+            before = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
+            changed_R = distinct(self._rows_N[min(before, place) : max(before, place)])
+            labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
+        span = self._last = Span(begin, end, labels)
         return span

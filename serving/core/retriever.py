@@ -221,7 +221,7 @@ class Retriever:
         view._is_view, view._in_use_M, view._between = True, in_use_M, (max(begin, span.begin), min(end, span.end))
         view._promise_holds = span.labels.share_unlike(self._span.labels) <= _MOST_CHANGED
         view._span = span
-        hidden = overlay.hidden if self.bundle.proposal is None else np.flatnonzero(~span.mask_L)
+        hidden = overlay.hidden if self.bundle.proposal is None else span.labels.rows_to_drop
         view._rank_by(overlay.searcher_within(span.labels, in_use_M), with_members(hidden, overlay.hidden))
         return view
 
@@ -229,7 +229,10 @@ class Retriever:
         """Compute whether each of some rows that are not hidden is available, bool [N]; of a release of `at`."""
         if not self._is_view or self._span is None:
             return np.ones(len(rows_N), np.bool_)
-        return np.concatenate([self._span.mask_L, self._in_use_M])[rows_N]
+        above_N = rows_N >= self.overlay.base
+        found_N = self._span.labels.contains(np.where(above_N, 0, rows_N))
+        found_N[above_N] = self._in_use_M[rows_N[above_N] - self.overlay.base]
+        return found_N
 
     @property
     def availability(self) -> dict[str, Any]:
@@ -238,7 +241,7 @@ class Retriever:
         labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
         if not view._is_view or view._span is None:
             return {"labels": labels, "next_change": None}
-        labels = view._span.labels.count - int(np.count_nonzero(view._span.mask_L[overlay.masked]))
+        labels = view._span.labels.count - int(np.count_nonzero(view._span.labels.contains(overlay.masked)))
         labels += int(np.count_nonzero(view._in_use_M))
         end = view._between[1]
         return {"labels": labels, "next_change": datetime.fromtimestamp(end, UTC) if end < _YEAR_10_000 else None}

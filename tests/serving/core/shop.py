@@ -15,6 +15,8 @@ from tests.bundles import make_bundle
 
 LABELS = 400
 DAY = datetime.date(2026, 1, 1)
+DATED = datetime.datetime(2026, 6, 1, tzinfo=datetime.UTC)
+"""Lifetimes begin and end within a hundred seconds of this time."""
 KINDS = {
     "title": "string",
     "brand": "string",
@@ -61,6 +63,24 @@ def shop_bundle(labels: int = LABELS, **options: Any) -> Bundle:
         labels=replace(bundle.labels, display=columns),
         manifest=bundle.manifest.model_copy(update={"display": columns.column_names}),
     )
+
+
+def dated(bundle: Bundle, seed: int = 0) -> Bundle:
+    """Give three quarters of the labels a beginning, as times, and an end, as texts."""
+    rng, labels = np.random.default_rng(seed), bundle.manifest.labels
+    begins, lasts, limits = rng.integers(-80, 60, labels), rng.integers(1, 80, labels), rng.random((labels, 2)) < 0.75
+    begin = [
+        DATED + datetime.timedelta(seconds=int(n)) if limited else None
+        for n, limited in zip(begins, limits[:, 0], strict=True)
+    ]
+    until = [
+        f"{DATED + datetime.timedelta(seconds=int(n)):%Y-%m-%d %H:%M:%S}" if limited else ("" if n % 2 else None)
+        for n, limited in zip(begins + lasts, limits[:, 1], strict=True)
+    ]
+    display = bundle.labels.display.append_column("available_from", pa.array(begin, pa.timestamp("us", "UTC")))
+    display = display.append_column("available_until", pa.array(until, pa.string()))
+    manifest = bundle.manifest.model_copy(update={"display": display.column_names})
+    return replace(bundle, labels=replace(bundle.labels, display=display), manifest=manifest)
 
 
 def meets(shown: dict[str, Any], filter_: dict[str, Any]) -> bool:

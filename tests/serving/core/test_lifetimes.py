@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Bundle, BundleInvariantError, Hide, Patch, Restore, Upsert
+from longtail.bundle import BundleInvariantError, Hide, Patch, Restore, Upsert
 from longtail.bundle.lifetimes import lifetimes_of
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
@@ -25,18 +25,16 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
-from tests.serving.core.shop import LABELS, meets, shop_bundle, some_filter
+from tests.serving.core.shop import DATED, LABELS, dated, meets, shop_bundle, some_filter
 from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
-DAY = datetime(2026, 6, 1, tzinfo=UTC)
-"""Lifetimes begin and end within a hundred seconds of this time."""
 
 
 class Clock:
     def __init__(self) -> None:
-        self.seconds = DAY.timestamp()
+        self.seconds = DATED.timestamp()
 
     def __call__(self) -> float:
         return self.seconds
@@ -47,23 +45,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(lifetimes, "now", clock)
     return clock
-
-
-def dated(bundle: Bundle, seed: int = 0) -> Bundle:
-    """Give three quarters of the labels a beginning, as times, and an end, as texts."""
-    rng, labels = np.random.default_rng(seed), bundle.manifest.labels
-    begins, lasts, limits = rng.integers(-80, 60, labels), rng.integers(1, 80, labels), rng.random((labels, 2)) < 0.75
-    begin = [
-        DAY + timedelta(seconds=int(n)) if limited else None for n, limited in zip(begins, limits[:, 0], strict=True)
-    ]
-    until = [
-        f"{DAY + timedelta(seconds=int(n)):%Y-%m-%d %H:%M:%S}" if limited else ("" if n % 2 else None)
-        for n, limited in zip(begins + lasts, limits[:, 1], strict=True)
-    ]
-    display = bundle.labels.display.append_column("available_from", pa.array(begin, pa.timestamp("us", "UTC")))
-    display = display.append_column("available_until", pa.array(until, pa.string()))
-    manifest = bundle.manifest.model_copy(update={"display": display.column_names})
-    return replace(bundle, labels=replace(bundle.labels, display=display), manifest=manifest)
 
 
 def alive(shown: dict[str, Any], at: float) -> bool:
@@ -93,7 +74,7 @@ def changed(retriever: Retriever) -> Retriever:
     rows = rng.choice(LABELS, 70, replace=False).tolist()
     records: list[Any] = [Hide(id=f"item-{row}", at=AT) for row in rows[:10]]
     for place, row in enumerate(rows[10:]):
-        begin = DAY + timedelta(seconds=int(rng.integers(-60, 60)))
+        begin = DATED + timedelta(seconds=int(rng.integers(-60, 60)))
         lifetime: dict[str, Any] = {
             "available_from": begin.isoformat() if place % 3 else None,
             "available_until": (begin + timedelta(seconds=30)).isoformat() if place % 4 else None,
@@ -240,8 +221,9 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
 @pytest.mark.parametrize(
     "column",
     [
-        pa.array([datetime(2026, 6, 1), None]), pa.array([DAY.date(), None]), pa.array(["2026-06-01 00:00:00.25", ""]),
-        pa.array([DAY, None], pa.timestamp("ns", "Europe/Berlin")), pa.array(["2026-06-01T02:00+02:00", None]),
+        pa.array([datetime(2026, 6, 1), None]), pa.array([DATED.date(), None]),
+        pa.array(["2026-06-01 00:00:00.25", ""]),
+        pa.array([DATED, None], pa.timestamp("ns", "Europe/Berlin")), pa.array(["2026-06-01T02:00+02:00", None]),
         pa.array(["2026-06-01", None]).dictionary_encode(), pa.array([None, None]),
     ],
     ids=lambda column: str(column.type),
@@ -249,7 +231,7 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
 def test_times_of_every_kind(column: pa.Array) -> None:
     read = lifetimes_of(pa.table({"available_from": column}), pa.array(["a", "b"]))
     limits = np.iinfo(np.int64)
-    begin = limits.min if pa.types.is_null(column.type) else int(DAY.timestamp())
+    begin = limits.min if pa.types.is_null(column.type) else int(DATED.timestamp())
     assert read is not None
     assert read.tolist() == [[begin, limits.max], [limits.min, limits.max]]
     assert lifetimes_of(pa.table({"title": column}), pa.array(["a", "b"])) is None
@@ -260,7 +242,7 @@ def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
     retriever = retriever_of(bundle, ExactSearcher(bundle))
     shown = [label["display"] for label in retriever.catalogue.labels_json(range(90))]
     for seconds in (-200, -20, -19, 30, 200):
-        clock.seconds = DAY.timestamp() + seconds
+        clock.seconds = DATED.timestamp() + seconds
         query = Query.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
         (result,) = results_of(retriever.retrieve([query]))
         ids = {label["id"] for label in result["labels"]}
@@ -277,7 +259,7 @@ def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path
         return set(pq.read_table(tmp_path / out)["labels"][2].as_py())
 
     def available(seconds: float) -> set[str]:
-        return {f"item-{row}" for row in range(LABELS) if alive(shown[row], DAY.timestamp() + seconds)}
+        return {f"item-{row}" for row in range(LABELS) if alive(shown[row], DATED.timestamp() + seconds)}
 
     assert answered("then", "2026-06-01T00:00:25Z") == available(25) != available(0)
     assert answered("now", None) == available(0)
@@ -289,13 +271,13 @@ def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path
 
 
 def test_answers_are_judged_only_while_nearly_the_same_labels_are_available(releases: Releases, clock: Clock) -> None:
-    clock.seconds = DAY.timestamp() - 1000
+    clock.seconds = DATED.timestamp() - 1000
     retriever = load_release(releases, "flat")
     assert retriever.promises is not None
     query = Query(features={"user_id": "u1"})
     assert np.isfinite(retriever.retrieve([query]).judged_at_B).all()
     assert not retriever.promises.whole
-    clock.seconds = DAY.timestamp()
+    clock.seconds = DATED.timestamp()
     assert np.isnan(retriever.retrieve([query]).judged_at_B).all()
     assert np.isfinite(load_release(releases, "flat").retrieve([query]).judged_at_B).all()
 

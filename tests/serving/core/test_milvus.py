@@ -16,13 +16,14 @@ from longtail.bundle.arrays import Float32
 from longtail.index import Filter, Releases, build
 from longtail.index.search.collection import WHOLE, CollectionSearcher
 from longtail.serving import Retriever
+from longtail.serving.core import lifetimes
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
 from tests.bundles import make_bundle
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
-from tests.serving.core.shop import shop_bundle, some_filter
+from tests.serving.core.shop import DATED, dated, shop_bundle, some_filter
 from tests.serving.plane import results_of
 
 pytestmark = pytest.mark.process
@@ -33,7 +34,7 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 @pytest.fixture(scope="module")
 def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> Releases:  # noqa: ARG001
     root = tmp_path_factory.mktemp("shops")
-    shop_bundle(LABELS, cooccurrence=True).write(root / "bundle")
+    dated(shop_bundle(LABELS, cooccurrence=True)).write(root / "bundle")
     for spec in ("flat", COLLECTIONS[0]):
         build(root / "bundle", root / "releases", spec=spec, name=spec)
     return Releases(root / "releases")
@@ -110,12 +111,15 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
-def test_answers_are_those_of_faiss(name: str, releases: Releases) -> None:
+def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     if name not in releases.names():
         build(releases.root.parent / "bundle", releases.root, spec=name, name=name)
     exact, milvus = (load_release(releases, each, max_new_labels=500) for each in ("flat", name))
     rng = np.random.default_rng(3)
-    for exact, milvus in ((exact, milvus), (changed(exact), changed(milvus))):  # noqa: B020
+    pairs = [(exact, milvus), (changed(exact), changed(milvus)), (exact, milvus)]
+    for seconds, (exact, milvus) in zip((-5, 0, 40), pairs, strict=True):
+        monkeypatch.setattr(lifetimes, "now", lambda: DATED.timestamp() + seconds)  # noqa: B023
+        assert 0.2 < exact.availability["labels"] / LABELS < 0.8
         queries = [_query(rng) for _ in range(60)]
         agreed = _agreement(results_of(exact.retrieve(queries)), results_of(milvus.retrieve(queries)))
         assert agreed == 1 if name == "milvus_flat" else agreed > 0.97

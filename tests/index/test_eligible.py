@@ -1,0 +1,43 @@
+"""Sets of labels that succeed each other know what was computed before, as if it were computed again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.faiss_index import Head
+
+
+def test_a_successor_counts_as_a_set_of_its_own() -> None:
+    rng, labels = np.random.default_rng(0), 1_003
+    lists_L = rng.integers(0, 9, labels).astype(np.int32)
+    rows_H = rng.permutation(labels)[:300]
+    head = Head(rows_H, np.zeros((300, 1), np.float32))
+    mask_L, latest = rng.random(labels) < 0.5, None
+    for step in range(40):
+        rows_R = np.sort(rng.choice(labels, rng.choice([0, 1, 9, 400]), replace=False))
+        held_R = rng.random(len(rows_R)) < 0.5
+        before = Eligible.from_mask(mask_L) if latest is None else latest
+        mask_L[rows_R] = held_R
+        now = before.changed(rows_R, held_R).succeeding(latest)
+        assert now.rows.tolist() == np.flatnonzero(mask_L).tolist()
+        assert now.count == mask_L.sum()
+        assert now.rows_to_drop.tolist() == np.flatnonzero(~mask_L).tolist()
+        if step % 3:  # of every third set nothing is computed
+            expected_C = np.bincount(lists_L[mask_L], minlength=9)
+            assert now.per_list(lists_L, 9).tolist() == expected_C.tolist()
+            assert now.outside(rows_H, head._places).tolist() == np.flatnonzero(~mask_L[rows_H]).tolist()
+            assert head.count(now) == mask_L[rows_H].sum()
+        latest = now
+    assert latest is not None
+    assert latest.changed(np.empty(0, np.int64), np.empty(0, np.bool_)).succeeding(latest) is latest
+
+
+def test_what_an_expression_admits_and_a_set_lacks() -> None:
+    admitted_L, visible_L = np.arange(20) % 2 == 0, np.arange(20) > 4
+    admitted = Eligible.from_mask(np.ones(20, np.bool_)).where(admitted_L, "bucket in [2]")
+    assert admitted.rows_to_drop.size == 0
+    found = admitted.within(Eligible.from_mask(visible_L)).without(np.array([8, 9]))
+    assert found.rows.tolist() == [6, 10, 12, 14, 16, 18]
+    assert found.rows_to_drop.tolist() == [0, 2, 4, 8]
+    assert found.expression == "bucket in [2]"
