@@ -25,7 +25,7 @@ from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
 from longtail.trainer.evaluation.examples import Example
-from longtail.trainer.evaluation.frontier import FrontierPoint
+from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
@@ -157,7 +157,7 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 def html_report(
     recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
     groups: Sequence[Group] = (), examples: Sequence[Example] = (), buckets: str = "",
-    ways: Mapping[str, Sequence[FrontierPoint]] = MappingProxyType({}),
+    ways: Frontier = MappingProxyType({}),
 ) -> bytes:  # fmt: skip
     """Write report.html: the verdict, plots over each dial and of the training, examples, tables and facts."""
     metric = recipe.evaluation.metric
@@ -187,7 +187,7 @@ def html_report(
     )
     body = (
         f"{_examples_html(examples)}{baselines_html(compared, names)}{groups_html(groups, names)}"
-        f"{price_html(dial, k)}\n"
+        f"{price_html(dial, k)}{frontier_html(ways, k)}\n"
         f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
     )
     verdict = "" if compared is None else compared.sentence
@@ -292,10 +292,28 @@ def price_html(dial: Dial, k: str) -> str:
     ]
     words = (
         "The changes are from the λ above. A rate of −2: two points of recall for every point that the tail loses. "
-        "evaluation.floor holds the default λ to a least recall of a bucket, or to a share of what it is at another λ."
+        "evaluation.floor holds the default to a least recall of a bucket, or to a share of what it is at another λ, "
+        "by λ or by a bonus."
     )
     heads = ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"]
     return f"<h2>What recall costs the tail</h2><p>{words}</p>{_html_table(heads, rows)}"
+
+
+def frontier_html(ways: Frontier, k: str) -> str:
+    """Write recall, and recall of torso and tail, along λ, the bonus and reserved places."""
+    rows = [
+        ([name, html.escape(at)], "".join(f"<td>{figure:.4f}</td>" for figure in figures), False)
+        for name, points in ways.items()
+        for at, *figures in points
+    ]
+    if not rows:
+        return ""
+    words = (
+        "Three ways to show more of the tail. The bonus β is added to the scores of its labels: the least loss for a "
+        "floor of their recall. Reserved places give so many labels of the tail to every list."
+    )
+    heads = ["", "at", f"recall@{k}", f"recall@{k}/torso", f"recall@{k}/tail"]
+    return f"<h2>λ, a bonus, or reserved places</h2><p>{words}</p>{_html_table(heads, rows)}"
 
 
 def _html_table(headings: Sequence[str], rows: Iterable[tuple[list[str], str, bool]]) -> str:
@@ -440,13 +458,13 @@ def _name_areas(axes: Axes, grid_P: Float64, share_BP: Float64) -> None:
             axes.text(at_Q[i], middle, bucket, color="white", weight="bold", ha="center", va="center")
 
 
-def _frontier(axes: Axes, ways: Mapping[str, Sequence[FrontierPoint]], k: str) -> None:
+def _frontier(axes: Axes, ways: Frontier, k: str) -> None:
     for (name, points), colour in zip(ways.items(), (INK, GREEN, AMBER), strict=False):
         axes.plot(
             [point.tail for point in points], [point.recall for point in points], "o-", markersize=3.5, color=colour,
             label=name,
         )  # fmt: skip
-    axes.set(title="What the tail costs", xlabel=f"recall@{k} of the tail", ylabel=f"recall@{k}", ylim=(0, None))
+    axes.set(title="What the tail costs", xlabel=f"recall@{k} of the tail", ylabel=f"recall@{k}")
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
