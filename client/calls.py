@@ -218,37 +218,25 @@ def queries_for(
     ids: LabelId | Iterable[LabelId] | None = None,
     *,
     features: Features | None = None,
-    k: int | None = None,
-    by: Literal["log_p", "score"] | None = None,
-    bias_removal: float | None = None,
-    filter: Mapping[str, Any] | None = None,
-    exclude: Collection[LabelId] | None = None,
-    exclude_history: bool | None = None,
-    display: bool | Collection[str] | None = None,
+    by: Literal["log_p", "choices"] | None = None,
     release: str | None = None,
+    **selection: Any,
 ) -> Call[Json]:
     """Get the known queries that are likeliest to choose each label.
 
     Args:
         ids: id of one label, or ids of several.
         features: features of a label that the release lacks, in place of `ids`.
-        k: number of queries of each label.
-        by: `log_p`, the logarithm of p(y|x), which is the default; or `score`.
-        bias_removal: λ, one of `release()["queries"]["bias_removal"]`; None: the release's default.
-        filter: conditions on columns of the queries.
-        exclude: ids of queries that the answer must not contain.
-        exclude_history: whether to leave out queries that chose the label; None: the release's default.
-        display: columns to return with each query: True all (the default), False none, or their names.
+        by: `log_p`, how likely the next choice is the label, which is the default; or `choices`, among the next n.
         release: see `retrieve`.
+        selection: `k`, `bias_removal`, `filter`, `exclude`, `exclude_history` and `display`, of queries.
     """
     _one_of(ids=ids, features=features)
     several = isinstance(ids, Iterable) and not isinstance(ids, str)
-    label = {"ids": list(ids)} if several else _given(id=ids, features=features)  # type: ignore[arg-type]
-    sent = _json(Query({}, k=k, bias_removal=bias_removal, filter=filter, exclude=exclude, display=display))
+    label = _several("ids", ids) if several else _given(id=ids, features=features)  # type: ignore[arg-type]
+    sent = Query({}, **selection).json() | _given(by=by, release=release)
     del sent["features"]
-    return Call("POST", "/v1/queries", Json, {
-        **label, **sent, **_given(by=by, exclude_history=exclude_history, release=release)
-    })  # fmt: skip
+    return Call("POST", "/v1/queries", Json, {**sent, **label})
 
 
 def embed(

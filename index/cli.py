@@ -98,6 +98,9 @@ def build(
     query_id: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column of ids in --queries (default: the bundle's).")
     ] = None,
+    query_choices: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Choices that each of --queries is expected to make.")
+    ] = None,
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
     checked, floors = _device(device), Releases(releases).floors() if publish else None
@@ -116,7 +119,7 @@ def build(
             if filterable is None
             else [name for part in filterable.split(",") if (name := part.strip())],
             lists_of=lists_of,
-            queries=None if queries is None else QueryTable(as_place(queries), query_id),
+            queries=None if queries is None else QueryTable(as_place(queries), query_id, query_choices),
         )
     _report(releases, manifest, notes, published=publish)
     if floors is not None:

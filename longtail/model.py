@@ -130,33 +130,31 @@ class Model:
         leading = [{"query": id_} for id_ in ids] if several else [{}]
         return like(None, _table(leading, [self.retriever.similar([query])], self.label_id))
 
-    def queries_for(
-        self, ids: Any = None, k: int = 10, *, features: Mapping[str, Any] | None = None, **options: Any
-    ) -> Any:
+    def queries_for(self, ids: Any = None, k: int = 10, **options: Any) -> Any:
         """Return the known queries that are likeliest to choose a label, or each of several.
 
-        The model must be of a release with an index of queries, such as `longtail.Model(bundle, retriever=...)`.
-
         Args:
-            ids: a label's id, or a list of ids.
-            features: features of a label that the release lacks, in place of `ids`.
-            options: options of `POST /v1/queries`: `filter`, `exclude`, `exclude_history`, `bias_removal`, `by`.
+            ids: a label's id, or a list of ids; None if `features` of a new label are given.
+            options: options of `POST /v1/queries`: `filter`, `exclude`, `exclude_history`, `bias_removal`, `by`, …
 
         Returns:
-            A frame like that of `similar`: the label's id if there are several, `rank` from 1, the query's id, `score`,
-            `log_p`, and the query's columns.
+            A frame: the label's id if there are several, `rank` from 1, the query's id, `score`, `log_p`, its columns.
 
         Raises:
             ServingError: an option is wrong, there is no such label, or the release has no index of queries.
         """
-        ids = _plain(ids)
-        label = {"features": features} if ids is None else {"ids" if isinstance(ids, list) else "id": ids}
-        results = self.retriever.queries_for([_checked(QueriesFor, {**options, **label, "k": k})])
-        id_column, rows = self.query_id or "query_id", list[dict[str, Any]]()
-        for result in results:
+        ids, id_column, rows = _plain(ids), self.query_id or "query_id", list[dict[str, Any]]()
+        label = {} if ids is None else {"ids" if isinstance(ids, list) else "id": ids}
+        for result in self.retriever.queries_for([_checked(QueriesFor, {**options, **label, "k": k})]):
+            leading = {self.label_id: result["id"]} if isinstance(ids, list) else {}
             for rank, query in enumerate(result["queries"], start=1):
-                row = {self.label_id: result["id"]} if isinstance(ids, list) else {}
-                row |= {"rank": rank, id_column: query["id"], "score": query["score"], "log_p": query["log_p"]}
+                row = {
+                    **leading,
+                    "rank": rank,
+                    id_column: query["id"],
+                    "score": query["score"],
+                    "log_p": query["log_p"],
+                }
                 rows.append({**row, **_renamed(query["display"], row)})
         return like(None, pa.Table.from_pylist(rows))
 

@@ -5,7 +5,8 @@ scores of two queries do not compare. p(y|x) = exp(s(x, y)) / Z(x), Z(x) = Σ_y'
 queries that are shown label y makes one choice, Σ p(y|x) of them choose y on average: the k largest p(y|x) are the best
 k. With b, log ν, log π and the priors of one label fixed, log p(y|x) is u·v/T − log Z(x) plus a constant: the inner
 product of `[v, 1]` and `[u, −T·log Z]`. Z depends on λ, so rows have a coordinate for each of some λ, and a search
-weighs one of them. μ and priors have their defaults in Z; co-occurrence is left out of s and Z.
+weighs one of them. μ and priors have their defaults in Z; co-occurrence is left out of s and Z. Where a query makes n
+choices, n·p(y|x) of them are expected to be y: a search may add log n, which the index holds in the place of log ν.
 
 An index of queries is itself a release: its rows are the queries, and −log Z at each λ are its priors.
 
@@ -20,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtail.bundle import Bundle, InputError, Prior, Priors, Tower
-from longtail.bundle.arrays import Float32, Float64
+from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.ids import repeated_ids
 from longtail.bundle.labels import RESERVED_COLUMNS
@@ -50,15 +52,17 @@ class QueryTable:
     Args:
         path: file, directory, glob or URL of the table.
         id: column of ids; None: the one by which the bundle remembers queries, else `query_id`.
+        choices: column of n, the choices that each query is expected to make, such as its past ones; None: 1 each.
     """
 
     path: Path | str
     id: str | None = None
+    choices: str | None = None
 
     __repr__ = one_line
 
-    def read(self, bundle: Bundle, progress: Callable[[str], None]) -> tuple[pa.Array, Float32, pa.Table]:
-        """Read ids, embeddings, float32 [Q, D], and columns of the queries; raises QueriesError or TowerError."""
+    def read(self, bundle: Bundle, progress: Callable[[str], None]) -> tuple[pa.Array, Float32, Int64, pa.Table]:
+        """Read ids, embeddings, float32 [Q, D], n, int64 [Q], and columns; raises QueriesError or TowerError."""
         together = bundle.manifest.cooccurrence
         name = self.id or ("query_id" if together is None else together.log.query_id)
         try:
@@ -75,13 +79,23 @@ class QueryTable:
                     )
                 progress(f"queries: embed {len(ids):,}")
                 vectors_QD = np.concatenate([*self._embedded(table, bundle)])
-                shown = [column for column in table.kinds if column not in (_ID, name)]
+                n_Q = self._choices(table) if self.choices is not None else np.ones(len(ids), np.int64)
+                shown = [column for column in table.kinds if column not in (_ID, name, self.choices)]
                 shown = [each for each in shown if not (each.startswith(WRITTEN) or is_nested(table.kinds[each]))]
                 if reserved := [each for each in shown if each in RESERVED_COLUMNS]:
                     raise QueriesError(f"{self.path}: columns {reserved} are not allowed to be shown; rename them")
-                return ids, vectors_QD, table.arrow(shown)
+                return ids, vectors_QD, n_Q, table.arrow(shown)
         except DataError as error:
             raise QueriesError(str(error)) from error
+
+    def _choices(self, table: Table) -> Int64:
+        try:
+            column = table.arrow([str(self.choices)])[str(self.choices)].cast(pa.int64())
+            if not column.null_count and pc.min(column).as_py() >= 0:
+                return np.asarray(column, np.int64)
+        except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # no such column, or no whole numbers
+            pass
+        raise QueriesError(f"{self.path}, column {self.choices!r}: expected whole numbers from 0 on in every row")
 
     def _embedded(self, table: Table, bundle: Bundle) -> Iterator[Float32]:
         tower = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
@@ -118,9 +132,11 @@ def _columns(bundle: Bundle, id_column: str) -> Columns:
 
 
 def query_bundle(
-    bundle: Bundle, ids: pa.Array, vectors_QD: Float32, shown: pa.Table, progress: Callable[[str], None]
+    bundle: Bundle, ids: pa.Array, vectors_QD: Float32, n_Q: Int64, shown: pa.Table, progress: Callable[[str], None]
 ) -> Bundle:
     """Create the bundle of an index of queries, whose rows are queries and whose queries are labels.
+
+    Its log ν is log n, up to a constant, with half a choice added to each n.
 
     Raises QueriesError for a bundle with a tree p_n(y|x), by which ν differs between queries.
     """
@@ -135,7 +151,7 @@ def query_bundle(
         f" from sampled labels, ± {error:.3f} nats" if error else ", exact"))  # fmt: skip
     drawn = np.random.default_rng(0).permutation(len(bundle.embeddings))[:_CALIBRATED]
     made = Bundle.from_vectors(
-        ids, vectors_QD, np.ones(len(ids), np.int64), name="queries", temperature=bundle.manifest.temperature,
+        ids, vectors_QD, n_Q, name="queries", temperature=bundle.manifest.temperature,
         queries=np.asarray(bundle.embeddings[np.sort(drawn)]), display=shown,
     )  # fmt: skip
     settings = tuple(
@@ -143,8 +159,8 @@ def query_bundle(
               kappa=fitted_scale(vectors_QD, log_z_QG[:, place]))
         for place, value in enumerate(lambdas_G)
     )  # fmt: skip
-    fixed = BiasRemoval(default=0, minimum=0, maximum=0, chosen_by="the index of queries")
-    manifest = made.manifest.model_copy(update={"bias_removal": fixed})
+    choices = BiasRemoval(default=0, minimum=0, maximum=1, noise="n", chosen_by="the index of queries")
+    manifest = made.manifest.model_copy(update={"bias_removal": choices})
     return replace(made, manifest=manifest, priors=Priors(settings, -log_z_QG))
 
 

@@ -314,8 +314,8 @@ def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, p
     if before.queries is not None and isinstance(before.queries.searcher, Searcher):
         # Embeddings of queries stay; log Z follows the new priors of labels.
         rows, lists = before.queries.bundle, before.queries.searcher.index
-        vectors_QD = np.asarray(rows.embeddings)
-        queries_bundle = query_bundle(bundle, rows.labels.ids, vectors_QD, rows.labels.display, progress)
+        vectors_QD, labels = np.asarray(rows.embeddings), rows.labels
+        queries_bundle = query_bundle(bundle, labels.ids, vectors_QD, labels.counts, labels.display, progress)
     tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)
     return _write(
         there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device, manifest.registered,

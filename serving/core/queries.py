@@ -436,28 +436,22 @@ class QueriesFor(RequestModel):
         default=None, description="Of a label that the release lacks: inputs of its label tower, by name."
     )
     k: int = Field(default=10, ge=1, description="Queries wanted of each label; fewer where fewer may be answered.")
-    by: Literal["log_p", "score"] = Field(
+    by: Literal["log_p", "choices"] = Field(
         default="log_p",
-        description="The order: `log_p`, the logarithm of p(y|x), how likely query x is to choose label y rather than "
-        "another; or `score`, s(x, y), which favours queries that score every label high.",
+        description="The order: `log_p`, how likely the next choice of query x is label y; or `choices`, n·p(y|x), how "
+        "many of its next n choices are expected to be, with n of the index's column of choices.",
     )
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="λ of s and of p(y|x), one of those that GET /v1/release lists in `queries`. Null: the release's "
+        description="λ of s and p(y|x), one of those that GET /v1/release lists in `queries`. Null: the release's "
         "default. μ and the weights of priors have their defaults, and ω is 0.",
     )
     filter: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        json_schema_extra=_NO_MEMBERS,
-        description="Conditions on columns of the queries, as on columns of labels in /v1/retrieve.",
-        examples=[{"country": {"in": ["AT", "DE"]}, "age": {"ge": 18}}],
+        default_factory=dict, json_schema_extra=_NO_MEMBERS, description="Of queries, by their columns; see `Query`."
     )
     exclude: list[LabelId] = Field(
-        default_factory=list,
-        max_length=MAX_IDS,
-        json_schema_extra={"default": []},
-        description="Queries never to answer; unknown ones are counted.",
+        default_factory=list, json_schema_extra={"default": []}, description="Ids of queries never to answer."
     )
     exclude_history: bool | None = Field(
         default=None,
@@ -484,12 +478,10 @@ class QueriesFor(RequestModel):
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
         given = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise PydanticCustomError(
-                "one_of_three", "expected one of id, ids and features, received {received}",
-                {"received": " and ".join(given) or "none"},
-            )  # fmt: skip
-        return self
+        if len(given) == 1:
+            return self
+        received = {"received": " and ".join(given) or "none"}
+        raise PydanticCustomError("one_of_three", "expected one of id, ids and features, received {received}", received)
 
 
 class QueryFeatures(RequestModel):

@@ -567,91 +567,81 @@ class Retriever:
     def queries_for(self, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
         """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
 
-        Queries are compared by `log p(y|x) = s − log Z(x)`: see `longtail.index.construct.queries`. Raises
-        NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
+        The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.construct.queries`.
+        Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
         """
-        index, vectors, resolved = self.queries, list[Float32](), list[ResolvedQuery]()
-        terms, named = list[np.float32](), list[tuple[str | int | None, int, bool]]()
-        assert index.bundle.priors is not None
+        index, rows, resolved, answers = self.queries, list[Float32](), list[ResolvedQuery](), list[dict[str, Any]]()
         for request in requests:
-            place = self._place_of(request)
-            likeliest = request.by == "log_p"
+            bias_removal = self._compared_at(request)
             options = SearchOptions(
                 k=request.k, filter=request.filter, exclude=request.exclude, display=request.display,
-                priors={index.priors[place]: 1.0} if likeliest else {},
+                bias_removal=float(request.by == "choices"), priors={repr(bias_removal): 1.0},
             )  # fmt: skip
-            histories: list[History] = [NO_HISTORY]
             if request.features is not None:
-                rows_NE = self.overlay.embed(request.features)
+                rows_NE, histories = self.overlay.embed(request.features), [NO_HISTORY]
             else:
                 fields = ["id"] if request.ids is None else [f"ids.{number}" for number in range(len(request.ids))]
                 ids = zip(request.labels, fields, strict=True)
                 rows_N = np.array([self.catalogue.row(id_, field=field) for id_, field in ids], np.int64)
                 rows_NE, histories = self.overlay.augmented(rows_N), self._choosers(request, rows_N)
+            rows += [*rows_NE]
             resolved += [
                 ResolvedQuery.from_options(options, index._dials_of_labels, index.catalogue, history=history)
                 for history in histories
             ]
-            vectors.append(rows_NE[:, : self.manifest.dim])
-            terms += [*self._terms(rows_NE, float(index.priors[place]))]
-            named += [(id_, place, likeliest) for id_ in (request.labels or (None,))]
-        found = index._answer(
-            index._by_label, np.concatenate(vectors), {}, resolved, [{} for _ in named], None, perf_counter()
-        )
-        results = []
-        for result, (id_, place, likeliest), term, end in zip(found.results, named, terms, found.ends_B, strict=True):
-            log_z_K = -index.bundle.priors.values_LP[found.rows_N[end - len(result["labels"]) : end], place]
-            queries = []
-            for query, log_z in zip(result["labels"], log_z_K, strict=True):
-                score = query["score"] + term + (log_z if likeliest else 0)
-                queries.append({"id": query["id"], "score": score, "log_p": score - log_z, "display": query["display"]})
-            unknown = {"exclude": result["unknown"]["exclude"]}
-            results.append({"queries": queries, "bias_removal": float(index.priors[place]), "unknown": unknown})
-            if id_ is not None:
-                results[-1] = {"id": str(id_), **results[-1]}
-        return results
+            heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
+            answers += [{**head, "bias_removal": bias_removal} for head in heads]
+        rows_NE, dim = np.stack(rows), self.manifest.dim
+        found = index._answer(index._by_label, rows_NE[:, :dim], {}, resolved, [{}] * len(rows), None, perf_counter())
+        assert index.bundle.priors is not None
+        lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
+        # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
+        weights = None if self.bundle.priors is None else self.bundle.priors.defaults
+        zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), self.manifest.popularity.default
+        weights_NE = self.bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, weights)
+        terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(self.manifest.temperature)
+        for place, (result, answer, end) in enumerate(zip(found.results, answers, found.ends_B, strict=True)):
+            rows_K = found.rows_N[end - len(result["labels"]) : end]
+            log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
+            log_n_K = np.float32(resolved[place].bias_removal) * index.bundle.labels.log_pn[rows_K]
+            log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
+            columns = result["labels"], log_p_K + log_z_K, log_p_K
+            answer["queries"] = [
+                {"id": query["id"], "score": score, "log_p": log_p, "display": query["display"]}
+                for query, score, log_p in zip(*columns, strict=True)
+            ]
+            answer["unknown"] = {"exclude": result["unknown"]["exclude"]}
+        return answers
 
-    def _place_of(self, request: QueriesFor) -> int:
-        """Return which coordinate of queries holds log Z at a request's λ; raises InvalidRequestError."""
-        dial, lambdas = self.manifest.bias_removal, [float(name) for name in self.queries.priors]
-        wanted = dial.default if request.bias_removal is None else request.bias_removal
-        for place, value in enumerate(lambdas):
+    def _compared_at(self, request: QueriesFor) -> float:
+        """Return the λ of a request, at which the index of queries holds log Z; raises InvalidRequestError."""
+        wanted = self.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
+        for value in map(float, self.queries.priors):
             if abs(value - wanted) <= _ROUNDING:
-                return place
+                return value
         raise InvalidRequestError(
-            f"expected a bias_removal at which queries are compared, one of {lambdas}, received {wanted}",
+            f"expected a bias_removal at which queries are compared, one of {[*map(float, self.queries.priors)]}, "
+            f"received {wanted}",
             field="bias_removal",
         )
 
-    def _terms(self, rows_NE: Float32, bias_removal: float) -> Float32:
-        """Compute b + λ·log ν + μ·log π + Σ w·r of labels at the default μ and weights, float32 [N]."""
-        priors, none_1D = self.bundle.priors, np.zeros((1, self.manifest.dim), np.float32)
-        weights = None if priors is None else priors.defaults
-        popularity = self.manifest.popularity.default
-        query_E = self.bundle.augmentation.queries(none_1D, bias_removal, popularity, weights)[0]
-        terms_N: Float32 = rows_NE @ query_E / np.float32(self.manifest.temperature)
-        return terms_N
-
     def _choosers(self, request: QueriesFor, rows_N: Int64) -> list[History]:
         """List for each label the queries that are left out, as they chose it; raises InvalidRequestError."""
-        remembers = self.bundle.remembered is not None
-        if request.exclude_history and not remembers:
+        remembered = self.bundle.remembered
+        excluded = self.manifest.exclude_history if request.exclude_history is None else request.exclude_history
+        if request.exclude_history and remembered is None:
             raise InvalidRequestError(
                 "expected exclude_history false or null, as this release remembers no queries, received true",
                 field="exclude_history",
             )
-        excluded = self.manifest.exclude_history if request.exclude_history is None else request.exclude_history
-        if not (excluded and remembers):
+        if remembered is None or not excluded:
             return [NO_HISTORY] * len(rows_N)
-        queries_P, ends_L = self._queries_of_labels
-        rows_N = self.overlay.built(rows_N)
-        return [
-            NO_HISTORY if row < 0 else History(left_out=queries_P[ends_L[row] : ends_L[row + 1]])
-            for row in rows_N.tolist()
-        ]
+        queries_P, ends_L = self._queries_by_label
+        rows = self.overlay.built(rows_N).tolist()
+        return [History(left_out=queries_P[ends_L[row] : ends_L[row + 1]]) if row >= 0 else NO_HISTORY for row in rows]
 
     @cached_property
-    def _queries_of_labels(self) -> tuple[Int64, Int64]:
+    def _queries_by_label(self) -> tuple[Int64, Int64]:
         """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
         assert self.bundle.remembered is not None
         return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)

@@ -56,9 +56,9 @@ CASES: list[tuple[Call[Any], str, Any]] = [
     (calls.similar(["b", 4], release="r", **PARTS), SIMILAR, {"ids": ["b", 4], "release": "r", **SENT}),
     (calls.queries_for("b"), "POST /v1/queries", {"id": "b"}),
     (
-        calls.queries_for(["b", 4], k=3, by="score", bias_removal=0.5, filter={"age": 9}, exclude=["u"], release="r"),
+        calls.queries_for(["b", 4], k=3, by="choices", bias_removal=0.5, filter={"age": 9}, exclude=["u"], release="r"),
         "POST /v1/queries",
-        {"ids": ["b", 4], "k": 3, "by": "score", "bias_removal": 0.5, "filter": {"age": 9}, "exclude": ["u"]}
+        {"ids": ["b", 4], "k": 3, "by": "choices", "bias_removal": 0.5, "filter": {"age": 9}, "exclude": ["u"]}
         | {"release": "r"},
     ),
     (

@@ -37,7 +37,8 @@ class Case:
     retriever: Retriever
     vectors_QD: np.ndarray
     countries: list[str]
-    weights: float
+    choices_Q: np.ndarray
+    weights: float = 0.5
 
     @property
     def bundle(self) -> Bundle:
@@ -63,7 +64,8 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
     countries = rng.choice(["AT", "DE", "FR"], USERS).tolist()
     histories = [[f"item-{row}" for row in rng.integers(0, LABELS, 3)] for _ in range(USERS)]
     table = pa.table({"user_id": [f"u{user}" for user in range(USERS)], "history": histories, "country": countries})
-    pq.write_table(table, folder / "users.parquet")
+    choices_Q = rng.integers(0, 40, USERS)
+    pq.write_table(table.append_column("count", pa.array(choices_Q)), folder / "users.parquet")
     given = None
     if priors:
         values = pa.table({"label_id": bundle.labels.ids, "margin": rng.standard_normal(LABELS)})
@@ -71,11 +73,17 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
         given = PriorTable(folder / "priors.parquet", {"margin": Limits(-1, 1, 0.5)})
     written = bundle.write(folder / "bundle")
     source = None if bundle.remembered is not None else "user_id"
-    build(written, folder / "releases", name="one", priors=given, queries=QueryTable(folder / "users.parquet", source))
+    build(
+        written,
+        folder / "releases",
+        name="one",
+        priors=given,
+        queries=QueryTable(folder / "users.parquet", source, "count"),
+    )
     retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
     rows = [{"features": row} for row in table.select(["user_id", "history"]).to_pylist()]
     vectors = retriever.embed([ToEmbed.model_validate({"queries": rows})])[0]
-    return Case(retriever, np.stack(vectors), countries, 0.5)
+    return Case(retriever, np.stack(vectors), countries, choices_Q)
 
 
 @pytest.fixture(scope="module", params=["plain", "bias and priors", "popularity and histories"])
@@ -104,10 +112,10 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
                 ({"exclude": [f"u{query}" for query in excluded] + ["nobody"]}, sorted({*range(USERS)} - {*excluded})),
                 ({"exclude_history": bundle.remembered is not None}, [q for q in range(USERS) if not chose[q]]),
             ]:
-                by = str(rng.choice(["log_p", "score"]))
+                by = str(rng.choice(["log_p", "choices"]))
                 asked = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
                 (answer,) = random_case.retriever.queries_for([QueriesFor.model_validate(asked | options)])
-                expected = (log_p_QL if by == "log_p" else scores_QL)[:, row]
+                expected = log_p_QL[:, row] + (np.log(random_case.choices_Q + 0.5) if by == "choices" else 0)
                 best = sorted(eligible, key=lambda query: -expected[query])[:10]
                 assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in best]
                 np.testing.assert_allclose([q["score"] for q in answer["queries"]], scores_QL[best, row], atol=2e-5)
@@ -155,6 +163,8 @@ def test_what_cannot_be_answered_is_refused(random_case: Case, tmp_path: Path) -
     pq.write_table(pa.table({"user_id": ["u1", "u2"]}), tmp_path / "users.parquet")
     with pytest.raises(QueriesError, match=r"not possible with a tree"):
         build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id"))
+    with pytest.raises(QueriesError, match=r"'city': expected whole numbers from 0 on in every row"):
+        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id", "city"))
     with pytest.raises(QueriesError, match=r"expected a column of ids 'query_id'"):
         build(bundle, tmp_path / "releases", queries=tmp_path / "users.parquet")
     with pytest.raises(NoQueriesError, match="--queries TABLE"):
@@ -178,7 +188,9 @@ def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
     values = pa.table({"label_id": before.bundle.labels.ids, "margin": np.linspace(-3, 3, LABELS)})
     pq.write_table(values, tmp_path / "other.parquet")
     refresh_priors(tmp_path / "releases", tmp_path / "other.parquet", source="one", name="two")
-    after = Case(load_release(Releases(tmp_path / "releases"), "two"), before.vectors_QD, before.countries, 0.5)
+    after = Case(
+        load_release(Releases(tmp_path / "releases"), "two"), before.vectors_QD, before.countries, before.choices_Q
+    )
     (answer,) = after.retriever.queries_for([QueriesFor(id="item-7", k=USERS)])
     scores_QL = after.scores(0.5)
     log_p_Q = scores_QL[:, 7] - np.logaddexp.reduce(scores_QL, axis=1)
@@ -193,7 +205,7 @@ def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
         for result in answer.json()["results"]:
             (expected,) = random_case.retriever.queries_for([QueriesFor(id=result["id"], k=3, display=["country"])])
             assert [query["id"] for query in result["queries"]] == [query["id"] for query in expected["queries"]]
-            assert [*result] == ["id", "queries", "bias_removal", "unknown"]
+            assert [*result] == ["id", "bias_removal", "queries", "unknown"]
         for body, status, field in [
             ({"id": "nothing"}, 404, "id"), ({"ids": ["item-1", "nothing"]}, 404, "ids.1"),
             ({"id": "item-1", "filter": {"colour": "red"}}, 422, "filter.colour"),
