@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32, Int8, Int64
@@ -47,7 +48,7 @@ class AddedLabels:
         buckets: int8 [M]; a new label is in the bucket `new`.
         bias: float32 [M], 0 for a new label; None if the bundle's labels have no bias.
         display: M objects, every display column of a label as JSON values.
-        priors: float32 [M, P], values of the release's priors; None if the release has no priors.
+        priors: float32 [M, P], values of the release's priors.
         lifetimes: int64 [M, 2], when each label is available; see `Labels.lifetimes`.
     """
 
@@ -60,7 +61,7 @@ class AddedLabels:
     buckets: Int8
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
-    priors: Float32 | None = None
+    priors: Float32
     lifetimes: Int64 | None = None
 
     def __len__(self) -> int:
@@ -128,14 +129,15 @@ class LabelAdder:
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse records that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
         self._require_tower(records)
-        row, names = 0, [] if self._priors is None else self._priors.names
+        row, names = 0, [prior.name for prior in self._priors.of_table]
         try:
             for place, record in enumerate(records):
                 row = place
-                check_lifetime(self._shown(record))
+                shown = self._shown(record)
+                check_lifetime(shown)
                 if unknown := [name for name in record.priors if name not in names]:
                     raise unknown_prior(names, unknown[0])
-                self._check_priors(record)
+                self._priors.check(record.priors, shown)
             for row in range(0, len(records), _BATCH):
                 self._embed(records[row : row + _BATCH])
         except InputError as error:
@@ -160,8 +162,8 @@ class LabelAdder:
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:
                 shown = [self._shown(record) for record in part]
-                for record in part:
-                    self._check_priors(record)
+                for record, columns in zip(part, shown, strict=True):
+                    self._priors.check(record.priors, columns)
                 embedded = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
@@ -189,6 +191,11 @@ class LabelAdder:
         known_M = rows_M != NEW_LABEL
         like_M = np.where(known_M, rows_M, self._rarest)
         none_BD = np.empty((0, self._bundle.manifest.dim), np.float32)
+        buckets_M = np.where(known_M, labels.buckets[rows_M], np.int8(NEW))
+
+        def column(name: str) -> pa.ChunkedArray:
+            return pa.chunked_array([self._display.column(name, [shown[name] for shown in display])])
+
         return AddedLabels(
             [record.id for record in records],
             rows_M,
@@ -196,10 +203,10 @@ class LabelAdder:
             np.where(known_M, labels.counts[rows_M], 0),
             labels.log_pn[like_M],
             self._log_popularity(records, rows_M, like_M),
-            np.where(known_M, labels.buckets[rows_M], np.int8(NEW)),
+            buckets_M,
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
-            None if self._priors is None else self._priors.of_added(rows_M, [record.priors for record in records]),
+            self._priors.of_added(rows_M, [record.priors for record in records], buckets_M, column),
             None
             if labels.lifetimes is None
             else np.array([lifetime_in(shown) for shown in display], np.int64).reshape(-1, 2),
@@ -272,10 +279,6 @@ class LabelAdder:
         if own_id is None or features.get(own_id) is not None:
             return features
         return {**features, own_id: record.id}
-
-    def _check_priors(self, record: Upsert) -> None:
-        if self._priors is not None:
-            self._priors.check(record.priors)
 
     def _shown(self, record: Upsert) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)

@@ -81,7 +81,7 @@ class Bundle:
         cooccurrence: the term of co-occurrence; None without one.
         remembered: the last labels of every query of training; None if requests must give their history.
         reports: further files kept with the model (report.html, metrics.json), by name.
-        priors: priors of the release that serves the bundle; the release stores them, `write` does not. None without.
+        priors: priors of the release that serves the bundle; the release stores them, `write` does not.
         path: directory of the bundle; None before it is written.
     """
 
@@ -100,7 +100,7 @@ class Bundle:
     cooccurrence: Cooccurrence | None = None
     remembered: Remembered | None = None
     reports: Mapping[str, bytes] = field(default_factory=dict)
-    priors: Priors | None = None
+    priors: Priors = field(default_factory=Priors)
     path: Path | None = None
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class Bundle:
             manifest.kappa,
             manifest.kappa_bias,
             manifest.kappa_popularity,
-            () if self.priors is None else self.priors.kappas,
+            self.priors.kappas,
         )
 
     def stored_reports(self) -> dict[str, bytes]:
@@ -150,7 +150,7 @@ class Bundle:
             labels.log_pn[rows_R],
             None if labels.bias is None else labels.bias[rows_R],
             None if labels.log_popularity is None else labels.log_popularity[rows_R],
-            None if self.priors is None else self.priors.values_LP[rows_R],
+            self.priors.of_rows(rows_R),
         )
 
     def write(self, target: str | Path) -> Bundle:

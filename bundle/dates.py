@@ -21,11 +21,11 @@ DATE_ROWS = 61
 """Rows of the table of a `date`."""
 MISSING_DATE = int(np.iinfo(np.int64).min)
 """Marks a missing time among times in seconds."""
-_DAY = 86_400
+DAY_SECONDS = 86_400
 
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 _BEFORE_ZONE = re.compile(r"\s+(?=[+-]\d\d(?::?\d\d)?$|Z$)")
 _UTC = re.compile(r"\s*(?:UTC|GMT)$")
 
@@ -55,9 +55,9 @@ def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) 
     """Compute the rows of each part of times, int32 [B, parts]."""
     known_B = seconds_B != MISSING_DATE
     times_B = np.where(known_B, seconds_B, 0)
-    days_B = times_B // _DAY
+    days_B = times_B // DAY_SECONDS
     rows: dict[DatePart, Int64] = {
-        "hour": 1 + times_B % _DAY // 3600,
+        "hour": 1 + times_B % DAY_SECONDS // 3600,
         "weekday": 25 + (days_B + date(1970, 1, 1).weekday()) % 7,
         "month": 32 + times_B.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64) % 12,
         "age": _age_rows(int(reference.timestamp()) - times_B),
@@ -66,6 +66,6 @@ def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) 
 
 
 def _age_rows(seconds_B: Int64) -> Int64:
-    days_B = np.maximum(seconds_B // _DAY, 0)
+    days_B = np.maximum(seconds_B // DAY_SECONDS, 0)
     powers_B = np.frexp((1 + days_B).astype(np.float64))[1] - 1
     return np.where(seconds_B < 0, 44, 45 + np.minimum(powers_B, 15)).astype(np.int64)

@@ -53,6 +53,14 @@ class DisplayError(InputError):
     """An unknown display column, or a value that does not fit the column."""
 
 
+class ConditionError(BundleError, ValueError):
+    """A filter that does not fit the columns; `field` is its dotted path, such as `filter.price.lt`."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.message, self.field = message, field
+
+
 class TowerError(BundleError):
     """A file that is not a working ONNX model, or whose inputs or output differ from the manifest."""
 

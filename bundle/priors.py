@@ -4,34 +4,49 @@ In `s = u·v/T + b + λ·log ν + μ·log π + Σ_j w_j·r_j`, r_j may be the lo
 popularity in another market. Priors belong to a release, not to the model: an index is built with them, and they change
 without training.
 
+Behind the priors of a table, which requests weigh by `priors`, stand those that follow from a label itself: 1 for
+labels of a bucket or a filter, weighed by `bonus`, and numbers and dates of display columns, by `slope` and `decay`.
+
 Legend: `L` labels, `M` added labels, `P` priors, `B` queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
+import pyarrow as pa
+from pydantic import Field, JsonValue
 
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Float64, Int8, Int64
+from longtail.bundle.conditions import Attributes, NumberColumn, read_conditions
 from longtail.bundle.errors import FeatureError, describe
+from longtail.bundle.filterable import filter_kind
+from longtail.bundle.frequency import BUCKET_NAMES
 from longtail.bundle.manifest import Record
 from longtail.bundle.one_line import one_line
 
 MAX_PRIORS = 8
-"""Most priors. Each costs four bytes per label and a coordinate of every search, and multiplies the places where
-recall is measured."""
-_TERMS = 2 * MAX_PRIORS
+"""Most priors that a build declares. Each costs four bytes per label and a coordinate of every search, and multiplies
+the places where recall is measured."""
+_TERMS = 4 * MAX_PRIORS
 """Terms assumed by the overflow check of a score; a real score has fewer."""
 
 
 class Prior(Record):
     """One prior: limits of its weight, and the scale of its coordinate."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=80)
+    """The column of the table; of others the key of requests and what it names, such as `bonus.tail`."""
+    source: Literal["table", "bucket", "filter", "number", "date"] = "table"
+    """What the values come from: a table of priors, or each label's bucket or display columns."""
+    filter: dict[str, JsonValue] = Field(default={})
+    """Conditions of the source `filter`."""
+    origin: float = Field(default=0.0, allow_inf_nan=False)
+    """Number of the source `number`, or day since 1970 of `date`, at which the coordinate is 0."""
     minimum: float = Field(allow_inf_nan=False)
     """Least weight that a request may give."""
     default: float = Field(allow_inf_nan=False)
@@ -46,6 +61,31 @@ class Prior(Record):
     """Whether a request weighs no other prior at the same time."""
 
     @property
+    def key(self) -> str:
+        """Return what a request names the prior by, below `priors`, `bonus`, `slope` or `decay`."""
+        return self.name if self.source == "table" else self.name.partition(".")[2]
+
+    @property
+    def indicates(self) -> bool:
+        """Return whether a value is 1 or 0: whether a label gets the bonus."""
+        return self.source in ("bucket", "filter")
+
+    def values(self, buckets_L: Int8, column: Callable[[str], pa.ChunkedArray]) -> Float64:
+        """Compute the values of labels, float64 [L], from their buckets or display columns.
+
+        Raises ConditionError for a filter that does not fit the columns.
+        """
+        if self.source == "bucket":
+            in_bucket_L: Float64 = (buckets_L == BUCKET_NAMES.index(self.key)).astype(np.float64)
+            return in_bucket_L
+        if self.source == "filter":
+            kinds = {name: kind for name in self.filter if (kind := filter_kind(column(name).type)) is not None}
+            conditions = read_conditions(kinds, self.filter, self.name)
+            return Attributes(kinds, len(buckets_L), column).mask(conditions).astype(np.float64)
+        numbers_L = NumberColumn(column(self.key)).numbers
+        return np.where(np.isnan(numbers_L), self.missing, numbers_L - self.origin)
+
+    @property
     def largest(self) -> float:
         """Return the largest absolute value for which coordinate and scores fit float32."""
         return float(np.finfo(np.float32).max) / (_TERMS * max(1.0, self.kappa, abs(self.minimum), abs(self.maximum)))
@@ -53,19 +93,27 @@ class Prior(Record):
 
 @dataclass(frozen=True)
 class Priors:
-    """The priors of one release: settings in the order of the coordinates, and every label's values, float32 [L, P]."""
+    """The priors of one release: settings in the order of the coordinates, and every label's values, float32 [L, P].
 
-    settings: tuple[Prior, ...]
-    values_LP: Float32
+    Those of a table come first. A bundle without a release has none.
+    """
+
+    settings: tuple[Prior, ...] = ()
+    values_LP: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
     __repr__ = one_line
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
-        """Return the priors' names, in order."""
+        """Return the names of all priors, in order."""
         return [prior.name for prior in self.settings]
 
-    @property
+    @cached_property
+    def of_table(self) -> tuple[Prior, ...]:
+        """Return the priors of the table."""
+        return tuple(prior for prior in self.settings if prior.source == "table")
+
+    @cached_property
     def kappas(self) -> tuple[float, ...]:
         """Return the scale of every prior's coordinate."""
         return tuple(prior.kappa for prior in self.settings)
@@ -75,34 +123,56 @@ class Priors:
         """Return every prior's default weight, float32 [P]."""
         return np.array([prior.default for prior in self.settings], np.float32)
 
-    @cached_property
-    def missing(self) -> Float32:
-        """Return every prior's value for labels without one, float32 [P]."""
-        return np.array([prior.missing for prior in self.settings], np.float32)
-
     def weights(self, asked: Mapping[str, float]) -> Float32:
         """Convert weights by name to an array, float32 [P]; absent ones get the defaults."""
         return np.array([asked.get(prior.name, prior.default) for prior in self.settings], np.float32)
 
-    def check(self, given: Mapping[str, float]) -> None:
-        """Refuse invalid values of a label; unknown names are ignored."""
-        largest = {prior.name: prior.largest for prior in self.settings}
-        for name, value in given.items():
-            if name in largest and not abs(value) <= largest[name]:
+    def of_rows(self, rows_R: Int64 | slice) -> Float32 | None:
+        """Return the values of some labels, float32 [R, P]; None without priors."""
+        return self.values_LP[rows_R] if self.settings else None
+
+    def with_table(self, table: Priors) -> Priors:
+        """Replace the priors of the table."""
+        first = len(self.of_table)
+        values_LP = np.concatenate([table.values_LP, self.values_LP[:, first:]], axis=1)
+        return Priors((*table.settings, *self.settings[first:]), values_LP)
+
+    def check(self, given: Mapping[str, float], display: Mapping[str, JsonValue]) -> None:
+        """Refuse values of a label that overflow, of a table's priors or of columns; unknown names are ignored."""
+        for prior in self.settings:
+            value: object = given.get(prior.name) if prior.source == "table" else None
+            if prior.source == "number":
+                value = display.get(prior.key)
+            if value is not None and not abs(float(str(value)) - prior.origin) <= prior.largest:
+                low, high = (prior.origin + sign * prior.largest for sign in (-1, 1))
                 raise FeatureError(
-                    f"expected a number from {-largest[name]:.3g} to {largest[name]:.3g}, received {describe(value)}",
+                    f"expected a number from {low:.3g} to {high:.3g}, received {describe(value)}",
                     row=0,
-                    field=f"priors.{name}",
+                    field=f"{'priors' if prior.source == 'table' else 'display'}.{prior.key}",
                 )
 
-    def of_added(self, rows_M: Int64, given_M: Sequence[Mapping[str, float]]) -> Float32:
-        """Compute the values of labels that were added or embedded again, float32 [M, P]."""
-        known_M = rows_M >= 0
-        values_MP: Float32 = np.where(known_M[:, None], self.values_LP[np.where(known_M, rows_M, 0)], self.missing)
-        for place, name in enumerate(self.names):
+    def of_added(
+        self,
+        rows_M: Int64,
+        given_M: Sequence[Mapping[str, float]],
+        buckets_M: Int8,
+        column: Callable[[str], pa.ChunkedArray],
+    ) -> Float32:
+        """Compute the values of labels that were added, changed or embedded again, float32 [M, P].
+
+        Args:
+            column: returns a display column of these labels by its name.
+        """
+        values_MP = np.empty((len(rows_M), len(self.settings)), np.float32)
+        for place, prior in enumerate(self.settings):
+            if prior.source != "table":
+                values_MP[:, place] = prior.values(buckets_M, column)
+                continue
+            known_M = rows_M >= 0
+            values_MP[:, place] = np.where(known_M, self.values_LP[np.where(known_M, rows_M, 0), place], prior.missing)
             for row, given in enumerate(given_M):
-                if name in given:
-                    values_MP[row, place] = given[name]
+                if prior.name in given:
+                    values_MP[row, place] = given[prior.name]
         return values_MP
 
 

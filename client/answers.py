@@ -39,6 +39,7 @@ class Result:
     Attributes:
         unknown: numbers of ids that the release does not know: of features (`query`), `history`, `exclude`, `allow`.
         id: the label of a `similar` request.
+        bonus, slope, decay: weights that are not 0, as `Query` names them.
         exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
         floors: the floors of `at_least`, each with `met`, the number of answered labels that meet it.
         cost: loss of summed scores by these floors, in logits.
@@ -56,6 +57,9 @@ class Result:
     id: str | None = None
     exploration: Mapping[str, Any] | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
+    bonus: Mapping[str, float] = field(default_factory=dict)
+    slope: Mapping[str, float] = field(default_factory=dict)
+    decay: Mapping[str, Any] | None = None
     pool: int | None = None
     floors: list[Mapping[str, Any]] | None = None
     cost: float | None = None

@@ -38,6 +38,9 @@ class Query:
             release's default, 0 for `similar`.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; absent priors get the release's default, 0
             for `similar`.
+        bonus: bonus β of labels, by bucket or by the name of one of the release's filters, such as `{"tail": 1.5}`.
+        slope: weights of columns of numbers, in logits per unit, such as `{"price": -0.02}`.
+        decay: `column` of dates, `half_life` such as `7d`, and `weight`: how scores fade with the age of labels.
         exclude: ids that the answer must not contain.
         exclude_history: whether to exclude the labels of the query's history; None: the release's default.
         explain: whether to return the parts of each label's score, and the interval of λ in which the label is among
@@ -65,6 +68,9 @@ class Query:
     popularity: float | None = None
     cooccurrence: float | None = None
     priors: Mapping[str, float] | None = None
+    bonus: Mapping[str, float] | None = None
+    slope: Mapping[str, float] | None = None
+    decay: Mapping[str, Any] | None = None
     exclude: Collection[LabelId] | None = None
     allow: Collection[LabelId] | None = None
     buckets: Collection[BucketName] | None = None

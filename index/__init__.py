@@ -7,6 +7,7 @@ Releases(releases).open(name).searcher.search(queries, k)  answers
 
 from __future__ import annotations
 
+from longtail.bundle.conditions import Condition
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.queries import QueryTable
 from longtail.index.construct.spec import IndexSpec
@@ -34,7 +35,7 @@ from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.release import Release
 from longtail.index.release.releases import Releases, publish
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Condition, Filter, Selection
+from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.milvus import MilvusServer
 from longtail.index.search.searcher import Searcher
 

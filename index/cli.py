@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from pydantic import JsonValue
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -48,6 +50,26 @@ PriorOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
 ]
+BonusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILTER",
+        help='Labels that requests may give a bonus, as a filter in JSON: promoted=\'{"seller": "s1"}\'.',
+    ),
+]
+DecayOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN[=HALF_LIFE]",
+        help="Column of dates by which scores may decay, and the shortest half-life at weight 1 (default: 1d).",
+    ),
+]
+SlopeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN[=MIN:MAX]", help="Column of numbers to weigh, in nats per unit, such as price=-0.1:0.1."
+    ),
+]
 MissingOption = Annotated[
     str | None,
     typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
@@ -79,6 +101,9 @@ def build(
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
+    bonus: BonusOption = None,
+    decay: DecayOption = None,
+    slope: SlopeOption = None,
     filterable: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +139,9 @@ def build(
             name=name,
             device=checked,
             priors=table,
+            bonuses=dict(map(_bonus, bonus or ())),
+            decay={column: half_life or "1d" for column, _, half_life in (text.partition("=") for text in decay or ())},
+            slopes=dict(Limits.parse(text) if "=" in text else (text, None) for text in slope or ()),
             progress=_progress(status, notes),
             filterable=None
             if filterable is None
@@ -393,6 +421,20 @@ def _table_of(path: str | None, priors: list[str] | None, missing: str | None) -
     if priors or missing is not None:
         raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
     return None
+
+
+def _bonus(text: str) -> tuple[str, dict[str, JsonValue]]:
+    """Parse a bonus's name and filter from `NAME=FILTER`."""
+    name, _, filter_ = text.partition("=")
+    try:
+        conditions = json.loads(filter_)
+        if not (name and isinstance(conditions, dict) and conditions):
+            raise ValueError(text)
+    except ValueError:
+        raise LongtailIndexError(
+            f'--bonus: expected NAME=FILTER, such as promoted=\'{{"seller": "s1"}}\', received {text!r}'
+        ) from None
+    return name, conditions
 
 
 def _prior_table(path: str, priors: list[str] | None, missing: str | None) -> PriorTable:

@@ -54,7 +54,7 @@ class RecallAt(Record):
     @property
     def where(self) -> str:
         """Describe λ, μ unless it is 0, and the weights of the priors in words."""
-        weights = [f"{name} = {weight:g}" for name, weight in self.priors.items()]
+        weights = [f"{name} = {weight:g}" for name, weight in self.priors.items() if weight]
         return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
 
 

@@ -74,8 +74,8 @@ class Model:
                 feature. None if `vector` is given.
             history, exclude: ids of labels; of a frame or place, the name of a column of such lists. A list to
                 `exclude` counts for every query.
-            options: options of a query of `POST /v1/retrieve`: `bias_removal`, `popularity`, `cooccurrence`, `filter`,
-                `buckets`, `allow`, `at_least`, `max_per`, `mmr`, `explain`, `vector`, …
+            options: options of a query of `POST /v1/retrieve`: `bias_removal`, `popularity`, `cooccurrence`, `bonus`,
+                `decay`, `filter`, `buckets`, `allow`, `at_least`, `max_per`, `mmr`, `explain`, `vector`, …
 
         Returns:
             A frame of the library of `queries`; if that is no frame, of pandas if installed, else of Arrow. Columns:

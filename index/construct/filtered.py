@@ -77,8 +77,9 @@ class FilteredTrial:
         places = sorted({min(max(value, dial.minimum), dial.maximum) for value in (0.0, dial.default, 1.0)})
         if bundle.proposal is not None:  # with a tree p_n(y|x), λ is not a coordinate of the rows
             places = [0.0]
-        self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, place) for place in places])
-        self._one_E = bundle.augmentation.queries(queries_CD[:1], places[0])[0]
+        queries, defaults_P = bundle.augmentation.queries, bundle.priors.defaults
+        self.queries_QE = np.concatenate([queries(queries_CD, place, 0.0, defaults_P) for place in places])
+        self._one_E = queries(queries_CD[:1], places[0], 0.0, defaults_P)[0]
 
     def selections(self, selectivity: float) -> Iterator[tuple[_Name, Int64]]:
         """Yield the name and the rows, int64 [R], ascending, of each selection at a selectivity."""

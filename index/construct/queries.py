@@ -174,7 +174,7 @@ def log_normalisers(
     log_nu_L, bias_L, log_pi_L, priors_LP = bundle.columns()
     noise_L = log_nu_L.astype(np.float64)
     base_L = bundle.manifest.popularity.default * (noise_L if log_pi_L is None else log_pi_L.astype(np.float64))
-    if bundle.priors is not None and priors_LP is not None:
+    if priors_LP is not None:
         base_L = base_L + priors_LP @ bundle.priors.defaults.astype(np.float64)
     base_L = base_L if bias_L is None else base_L + bias_L
     log_weights_LG = base_L[:, None] + noise_L[:, None] * np.array(lambdas_G)

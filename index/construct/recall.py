@@ -48,18 +48,21 @@ class Calibration:
     among the places, with both ends of μ.
 
     With priors all these places use the default weights, and the corners of the weights are added at the least, the
-    default and the largest λ.
+    default and the largest λ; bonuses keep their defaults.
 
     Args:
         rows_LE: float32 [L, E], augmented rows of the bundle; None: read from the bundle in parts, for catalogues
             beyond memory.
+        places: places to measure instead, such as `bonus_places`.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], at the largest depth.
     """
 
-    def __init__(self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES) -> None:
-        self.places = _places(bundle)
+    def __init__(
+        self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES, places: Sequence[Place] | None = None
+    ) -> None:
+        self.places = usual_places(bundle) if places is None else places
         available = bundle.calibration_queries
         picked = np.unique(np.linspace(0, len(available) - 1, min(queries, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
@@ -67,7 +70,7 @@ class Calibration:
         self.k = min(MEASURED_DEPTH, len(bundle.embeddings))
         self.depths = sorted({min(_FEW, self.k), self.k})
         self._exact = ExactRows(bundle)
-        self._names = [] if bundle.priors is None else bundle.priors.names
+        self._names = bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, self.best_QK = _exact_best(bundle, rows_LE, self.queries_QE, self.k)
         # An answer counts by its exact score, not by its row: labels that tie with the k-th best are right as well.
@@ -127,19 +130,39 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
     return scores_QK, rows_QK
 
 
-def _places(bundle: Bundle) -> list[Place]:
+def usual_places(bundle: Bundle) -> list[Place]:
     """List the places: pairs of λ and μ at the priors' default weights, then the corners of the weights."""
-    pairs, settings = _pairs(bundle), () if bundle.priors is None else bundle.priors.settings
-    defaults = tuple(prior.default for prior in settings)
-    corners = sorted({*_corners(settings)} - {defaults}) if settings else []
+    settings, defaults = bundle.priors.settings, tuple(bundle.priors.defaults.tolist())
+    numbers = [place for place, prior in enumerate(settings) if not prior.indicates]
+    corners = {_at(defaults, numbers, ends) for ends in _corners([settings[place] for place in numbers])}
     dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
     if bundle.proposal is not None:
         popularity = bundle.manifest.popularity.default
     else:
         lambdas = sorted({dial.minimum, dial.default, dial.maximum})
-    return [(*pair, defaults) for pair in pairs] + [
-        (bias_removal, popularity, corner) for bias_removal in lambdas for corner in corners
+    return [(*pair, defaults) for pair in _pairs(bundle)] + [
+        (bias_removal, popularity, corner) for bias_removal in lambdas for corner in sorted(corners - {defaults})
     ]
+
+
+def bonus_places(bundle: Bundle) -> list[Place]:
+    """List places at the default λ and μ: each bonus at its largest, all at their largest, all at their least.
+
+    Bonuses that no label of the bundle gets are left out.
+    """
+    priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
+    bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]
+    limits = [(priors.settings[at].minimum, priors.settings[at].maximum) for at in bonuses]
+    weights = {_at(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
+    weights |= {_at(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
+    noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
+    return [(noise, bundle.manifest.popularity.default, each) for each in sorted(weights - {defaults})]
+
+
+def _at(defaults: tuple[float, ...], places: Sequence[int], weights: Sequence[float]) -> tuple[float, ...]:
+    """Replace the weights of some priors."""
+    given = dict(zip(places, weights, strict=True))
+    return tuple(given.get(place, default) for place, default in enumerate(defaults))
 
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:

@@ -33,15 +33,19 @@ def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) 
     the bundle in parts.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
-    if bundle.priors is None:
-        return by_popularity_L
     ranks = [by_popularity_L]
+    # A bonus lifts a whole bucket alike, so it brings no label of the bucket nearer to the head.
+    numbers = [place for place, prior in enumerate(bundle.priors.settings) if not prior.indicates]
     for place in calibration.places:
+        if not any(place[2][number] for number in numbers):
+            continue
         added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
         # A query with a zero vector scores only what the dials add, which is the same for every real query.
         lift_L = _products(bundle, rows_LE, added_E)
-        if any(place[2]) and np.ptp(lift_L) > 0:
+        if np.ptp(lift_L) > 0:
             ranks.append(np.argsort(-lift_L, kind="stable"))
+    if len(ranks) == 1:
+        return by_popularity_L
     best_L = np.full(len(by_popularity_L), len(by_popularity_L))
     for order_L in ranks:
         best_L[order_L] = np.minimum(best_L[order_L], np.arange(len(order_L)))

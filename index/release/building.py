@@ -3,7 +3,7 @@
 NAME/
   bundle/         every file of the bundle, hard-linked where the file system allows it
   index/          index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
-                  head.rows.npy and head.vectors.npy, the exact head; priors.npy, if there are priors
+                  head.rows.npy and head.vectors.npy, the exact head; priors.npy, the priors of every label
   queries/        the index of known queries, if there are any: a release whose rows are queries
   release.json    the bundle, the index, its measurements, and the sha256 of every file of index/ and queries/
 """
@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 
 import faiss
 import numpy as np
 import pyarrow as pa
+from pydantic import JsonValue
 
-from longtail.bundle import Bundle, FileRecord, LabelChanges, Vocabulary
+from longtail.bundle import Bundle, FileRecord, LabelChanges, Priors, Vocabulary
 from longtail.bundle.arrays import Float64
 from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.errors import describe
@@ -35,7 +37,7 @@ from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, 
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.exposure import exposure_lines
 from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs
-from longtail.index.construct.priors import PriorTable
+from longtail.index.construct.priors import Limits, OwnPriors, PriorTable
 from longtail.index.construct.queries import QueryTable, query_bundle
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -71,6 +73,9 @@ def build(
     name: str | None = None,
     device: Device = "cpu",
     priors: PriorTable | str | Path | None = None,
+    bonuses: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType({}),
+    decay: Mapping[str, str] = MappingProxyType({}),
+    slopes: Mapping[str, Limits | None] = MappingProxyType({}),
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
     lists_of: str | None = None,
@@ -86,6 +91,12 @@ def build(
         name: name of the release; None: UTC time and the bundle's name.
         priors: place of a table of further numbers per label, each with a weight that requests choose, or a
             `PriorTable`.
+        bonuses: filters by name, such as `{"promoted": {"seller": "s1"}}`: requests may give a bonus to labels that
+            meet one, besides those of the buckets.
+        decay: columns of dates by which requests may let scores decay, with the shortest half-life, such as
+            `{"listed_at": "1d"}`.
+        slopes: columns of numbers of which requests may add a multiple to scores, with limits of the weight; None:
+            ±3 / σ.
         filterable: the only display columns that requests may filter by, with any number of values; None: all columns
             of supported types, except strings with very many values.
         lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.
@@ -119,8 +130,8 @@ def build(
     name = _free_name(there, name, source.manifest.name)
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
-    if priors is not None:
-        source = replace(source, priors=_table(priors).read(source, progress=progress))
+    table = Priors() if priors is None else _table(priors).read(source, progress=progress)
+    source = replace(source, priors=OwnPriors(bonuses, decay, slopes).added_to(table, source))
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     queries_bundle = None
     if queries is not None:
@@ -171,10 +182,11 @@ def refresh_priors(
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
-    if before.bundle.priors is None:
+    if not before.bundle.priors.of_table:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
     table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
-    return _again(there, before, replace(before.bundle, priors=table), name, progress)
+    bundle = replace(before.bundle, priors=before.bundle.priors.with_table(table))
+    return _again(there, before, bundle, name, progress)
 
 
 def refresh(
@@ -414,7 +426,7 @@ def _write(
             registered=registered,
             spec=spec.text,
             labels=len(bundle.embeddings),
-            priors=[] if bundle.priors is None else list(bundle.priors.settings),
+            priors=list(bundle.priors.settings),
             factory=None if tuned.index is None else tuned.index.factory,
             head=tuned.chosen.head,
             effort=tuned.chosen.effort,

@@ -39,7 +39,7 @@ lists of `ivf_fastscan` into the process's memory with either flag. A FAISS with
 _reading = threading.Lock()
 
 
-def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> dict[str, FileRecord]:
+def write_index(root: Path, index: FaissIndex | None, priors: Priors) -> dict[str, FileRecord]:
     """Write `root/index/` and return the record of every file, by path below `root`; raises SpecError."""
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
@@ -50,8 +50,7 @@ def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> 
         if index.head is not None:
             files[HEAD_ROWS] = _write_array(root / HEAD_ROWS, index.head.rows_H)
             files[HEAD_VECTORS] = _write_array(root / HEAD_VECTORS, index.head.vectors_HE)
-    if priors is not None:
-        files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
+    files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
     return files
 
 
@@ -85,10 +84,10 @@ def read_index(
     )
 
 
-def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -> Priors | None:
+def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -> Priors:
     """Map the priors of a release; `verify` checks every value. Raises ReleaseCorruptError."""
     if not manifest.priors:
-        return None
+        return Priors()
     values_LP = _read_array(root / PRIORS)
     expected = (manifest.labels, len(manifest.priors))
     finite = not verify or bool(np.isfinite(values_LP).all())

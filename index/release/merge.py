@@ -128,9 +128,9 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         ).take(places),
         cooccurrence=source.cooccurrence and source.cooccurrence.take(before_n),
         remembered=source.remembered and source.remembered.take(before_n),
-        priors=None
-        if source.priors is None or added.priors is None
-        else replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[places]),
+        priors=replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[places])
+        if source.priors.settings
+        else source.priors,
         reports=source.stored_reports(),
         path=None,
     )

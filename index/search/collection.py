@@ -23,13 +23,14 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.conditions import Condition
 from longtail.bundle.sets import is_among
 from longtail.index.errors import EngineUnavailableError, LongtailIndexError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import probes_for
-from longtail.index.search.filters import Condition, Filter, Selection
+from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.milvus import Answer, MilvusServer
 from longtail.index.search.searcher import Found, Searcher
 

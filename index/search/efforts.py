@@ -32,6 +32,11 @@ class DialEfforts:
     def __init__(self, bundle: Bundle, hardest: Effort, measured: Sequence[EffortAt] = ()) -> None:
         self._hardest = hardest
         self._dim = bundle.embeddings.shape[1]
+        settings = bundle.priors.settings
+        self._bonuses = [at - len(settings) for at, prior in enumerate(settings) if prior.indicates]
+        nowhere = np.zeros((1, self._dim), np.float32)
+        self._default = bundle.augmentation.queries(nowhere, 0.0, 0.0, bundle.priors.defaults)[0, self._bonuses]
+        self._with_bonus = reduce(Effort.harder, [at.effort for at in measured], hardest)
         self._depths = sorted({at.k for at in measured})
         self._of_depth = {depth: _Places(bundle, [at for at in measured if at.k == depth]) for depth in self._depths}
         self._at = lru_cache(_REMEMBERED)(self._look_up)
@@ -39,8 +44,13 @@ class DialEfforts:
     def all_at(self, effort: Effort) -> DialEfforts:
         """Return a copy that gives every query the same effort."""
         efforts = copy(self)
-        efforts._hardest, efforts._depths = effort, []
+        efforts._hardest, efforts._with_bonus, efforts._depths = effort, effort, []
         return efforts
+
+    def hardest(self, queries_BE: Float32) -> Effort:
+        """Return the effort that suffices everywhere: at the default bonuses, if all queries have them."""
+        usual = not self._bonuses or (queries_BE[:, self._bonuses] == self._default).all()
+        return self._hardest if usual else self._with_bonus
 
     def of(self, query_E: Float32, k: int) -> Effort:
         """Look up the effort of one augmented query for k results."""
@@ -65,7 +75,8 @@ class DialEfforts:
         return [(effort, np.asarray(places)) for effort, places in groups.items()]
 
     def _look_up(self, added: bytes, depth: int) -> Effort:
-        return self._of_depth[depth].around(np.frombuffer(added, np.float32)) or self._hardest
+        own_X = np.frombuffer(added, np.float32)
+        return self._of_depth[depth].around(own_X) or self.hardest(own_X[None])
 
 
 class _Places:

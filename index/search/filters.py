@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Int8, Int64
+from longtail.bundle.conditions import Condition
 from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct, is_among
 from longtail.index.errors import QueryError
@@ -30,21 +30,6 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
     low, high = int(rows_R.min()), int(rows_R.max())
     if low < 0 or high >= labels:
         raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One operator on one display column, from a request's `filter`.
-
-    Attributes:
-        operator: eq, ne, in, not_in, lt, le, gt, ge or exists.
-        values: operands: strings, numbers, dates as microseconds since 1970, `"true"` and `"false"` for booleans; for
-            `exists`, True or False.
-    """
-
-    column: str
-    operator: str
-    values: tuple[Any, ...]
 
 
 class Selection:

@@ -249,7 +249,7 @@ class Searcher:
         if exactly and self.index.kind != "flat" and self.index.share_outside_head(eligible):
             return self._exact.top(queries_bE, eligible.rows, k)
         boost = max((effort.boost for effort in measured), default=1.0)
-        return self._candidates(queries_bE, k, self.effort, eligible, boost)
+        return self._candidates(queries_bE, k, self.efforts.hardest(queries_bE), eligible, boost)
 
     def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
         """Find the best k of the index and its head with exact scores; −inf and −1 beyond."""

@@ -163,7 +163,7 @@ class Catalogue:
 
     def priors(self, rows_N: Int64, priors: Priors) -> Float32:
         """Return the values of a release's priors of every row, float32 [N, P]."""
-        return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)  # type: ignore[index]
+        return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 for ids that this release lacks."""

@@ -33,24 +33,30 @@ _HALVINGS = 7
 
 def parts_of_scores(
     catalogue: Catalogue,
-    priors: Priors | None,
+    priors: Priors,
     query: Batch,
     temperature: float,
     rows_K: Int64,
     scores_K: Float32,
     *,
+    shift: float,
     tree: bool,
 ) -> list[dict[str, Any]]:
     """Return `Explanation` of the HTTP API for the labels of one query, without the interval.
 
     Args:
+        shift: what `decay` adds to the scores of all labels, which the scores here are without.
         tree: whether ν is p_n(y|x) of a tree; λ·log ν is then the score minus the other parts.
     """
     taste_K = catalogue.embeddings(rows_K.tolist()) @ query.queries_BD[0] / np.float32(temperature)
     boost_K = _boosts(query, rows_K)
-    weighed_KP = np.zeros((len(rows_K), 0), np.float32)
-    if priors is not None and query.priors_BP is not None:
-        weighed_KP = catalogue.priors(rows_K, priors) * query.priors_BP[0]
+    weights_P = np.zeros(len(priors.settings), np.float32) if query.priors_BP is None else query.priors_BP[0]
+    weighed_KP = np.zeros((len(rows_K), len(weights_P)), np.float32)
+    if weights_P.any():
+        weighed_KP = catalogue.priors(rows_K, priors) * weights_P
+    shown = [
+        (place, prior) for place, prior in enumerate(priors.settings) if prior.source == "table" or weights_P[place]
+    ]
     found = []
     for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
@@ -60,8 +66,12 @@ def parts_of_scores(
         parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
         parts["cooccurrence"] = boost_K[place]
         part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # −0 + 0 is 0
-        if priors is not None:
-            part["priors"] = dict(zip(priors.names, weighed_KP[place], strict=True))
+        for column, prior in shown:
+            if prior.source == "date":
+                part["decay"] = weighed_KP[place, column] + np.float32(shift)
+            else:
+                key = "priors" if prior.source == "table" else prior.name.partition(".")[0]
+                part.setdefault(key, {})[prior.key] = weighed_KP[place, column]
         found.append(part)
     return found
 

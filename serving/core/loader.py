@@ -93,7 +93,7 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
         min(_BASELINE_K, manifest.labels), manifest.bias_removal.default, manifest.popularity.default,
     )  # fmt: skip
     bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
-    priors_BP = None if bundle.priors is None else np.tile(bundle.priors.defaults, (queries, 1))
+    priors_BP = np.tile(bundle.priors.defaults, (queries, 1))
     filters: list[Filter | None] = [None] * queries
     if (seen_N2 := bundle.calibration_seen) is not None:
         # Answers leave a query's history out, which moves scores and shares: the baseline must do the same.

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import time
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -25,10 +26,12 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longtail.bundle import BUCKET_NAMES, Manifest, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.conditions import unfilterable
+from longtail.bundle.dates import DAY_SECONDS, span_seconds
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
+from longtail.bundle.validation import did_you_mean
 from longtail.index import Condition, Filter
-from longtail.serving.core.attributes import unfilterable
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
@@ -68,7 +71,6 @@ _BELOW_ZERO = (
     "; below 0 the best labels are those that this release's tree p_n(y|x) all but rules out, which no search finds: "
     "popularity below 0 favours rare labels"
 )
-_NO_WEIGHTS = np.empty(0, np.float32)
 
 
 class _OneError:
@@ -169,6 +171,16 @@ class AtLeast(RequestModel):
         return self
 
 
+class Decay(RequestModel):
+    """How scores fade with the age of labels: by `weight · log 2^(−age / half_life)`."""
+
+    column: str = Field(description="A column of dates, as GET /v1/release lists them in `decay`.")
+    half_life: str = Field(
+        description="Such as `12h`, `7d` or `4w`: a label of this age loses `weight · log 2`, one to come gains."
+    )
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the three dials stand."""
 
@@ -203,6 +215,26 @@ class SearchOptions(RequestModel):
         json_schema_extra=_NO_MEMBERS,
         description="Weights w of the release's priors r in `… + Σ w·r`, by name; of those left out, the release's "
         "defaults (0 for /v1/similar). GET /v1/release lists them with their limits.",
+    )
+    bonus: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        json_schema_extra=_NO_MEMBERS,
+        description="Bonus β, in logits, of the labels of a bucket, `torso`, `tail` or `new`, or of a filter that the "
+        "release declares; of those left out, the release's defaults (0 for /v1/similar). GET /v1/release lists them "
+        "in `bonus`.",
+        examples=[{"tail": 1.5, "torso": 0.3}],
+    )
+    slope: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        json_schema_extra=_NO_MEMBERS,
+        description="Logits per unit of a column of numbers, counted from the column's median, such as −0.02 of "
+        "`price`: cheaper labels first. GET /v1/release lists the columns in `slope`.",
+        examples=[{"price": -0.02}],
+    )
+    decay: Decay | None = Field(
+        default=None,
+        description="How scores fade with the age of labels. Off where null.",
+        examples=[{"column": "listed_at", "half_life": "7d"}],
     )
     exclude: list[LabelId] = Field(
         default_factory=list,
@@ -388,7 +420,7 @@ def features_json(features: dict[str, JsonValue]) -> bytes:
         return json.dumps(features).encode()
 
 
-_ALONE = ("bias_removal", "popularity", "cooccurrence", "priors")
+_ALONE = ("bias_removal", "popularity", "cooccurrence", "priors", "bonus", "slope", "decay")
 """Options of a score that has other parts than co-occurrence."""
 
 
@@ -538,7 +570,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """Limits and defaults of λ, μ and the weights of priors for one kind of request.
+    """Limits and defaults of λ, μ, ω and the weights of priors for one kind of request.
 
     Where ν is π, one coordinate of the index holds λ + μ, so the sum must stay within the limits of λ, for which recall
     of the index was measured. With a tree p_n(y|x) the coordinate holds μ alone, except in requests for similar labels,
@@ -550,20 +582,22 @@ class Dials:
     total: _Range | None
     """Limits of λ + μ; None where λ and μ have separate coordinates."""
     tree: bool
-    priors: Mapping[str, _Range]
+    priors: tuple[Prior, ...]
+    defaults_P: Float32
+    """Default weight of every prior."""
     cooccurrence: _Range | None
     """Limits of ω; None without such a term."""
 
     @classmethod
-    def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+    def of_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of queries; all defaults are the release's."""
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        return cls(dial, prior, total, tree, _ranges_of(priors), weight)
+        return cls(dial, prior, total, tree, priors.settings, priors.defaults, weight)
 
     @classmethod
-    def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+    def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of requests for similar labels.
 
         These seek similarity, not popularity, so all defaults are 0, or the limit nearest to 0.
@@ -571,9 +605,10 @@ class Dials:
         dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
-        weights = {name: _around_zero(limits) for name, limits in _ranges_of(priors).items()}
+        defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
-        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights, weight)
+        total = dial if manifest.kappa_popularity is None else None
+        return cls(dial, prior, total, False, priors.settings, defaults_P, weight)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
         """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
@@ -618,12 +653,16 @@ class Dials:
         return low, high
 
     def judged_at(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
-        """Return the λ whose promise holds for an answer at these weights, the others at their defaults; else NaN."""
-        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default]
-        defaults += [limits.default for limits in self.priors.values()]
+        """Return the λ whose promise holds for an answer at these weights, the others at their defaults; else NaN.
+
+        Args:
+            priors: weights of all priors, or of the first ones if the others have their defaults.
+        """
+        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default, *self.defaults_P.tolist()]
         weights = [cooccurrence, *priors]
-        if len(weights) != len(defaults) or any(
-            abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=True)
+        first = len([prior for prior in self.priors if prior.source == "table"])
+        if len(weights) not in (1 + first, len(defaults)) or any(
+            abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=False)
         ):
             return math.nan
         beyond = popularity - self.popularity.default
@@ -632,26 +671,75 @@ class Dials:
         # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
         return math.nan if self.total is None else bias_removal + beyond
 
-    def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
-        """Return a request's weight of every prior of the release, float32 [P]; raises InvalidRequestError."""
-        for name, weight in asked.priors.items():
-            limits = self.priors.get(name)
-            if limits is None:
-                raise InvalidRequestError(
-                    f"expected priors of this release, {list(self.priors)}, received {describe(name)}",
-                    field=f"{prefix}priors",
-                )
-            if not limits.minimum <= weight <= limits.maximum:
-                raise limits.refusal(f"priors.{name}", describe(weight), f"{prefix}priors.{name}")
-        return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
+    def read_priors(self, asked: SearchOptions, prefix: str = "") -> tuple[Float32, float]:
+        """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
+
+        Raises InvalidRequestError for a name or a weight that the release does not have.
+        """
+        if not (asked.priors or asked.bonus or asked.slope or asked.decay):
+            return self.defaults_P, 0.0
+        weights_P, shift = self.defaults_P.copy(), 0.0
+        for key, sources, given in (
+            ("priors", ("table",), asked.priors),
+            ("bonus", ("bucket", "filter"), asked.bonus),
+            ("slope", ("number",), asked.slope),
+        ):
+            of_name = {prior.key: place for place, prior in enumerate(self.priors) if prior.source in sources}
+            for name, weight in given.items():
+                if name not in of_name:
+                    raise _unknown_prior(key, name, list(of_name), f"{prefix}{key}")
+                limits = _range(self.priors[of_name[name]])
+                if not limits.minimum <= weight <= limits.maximum:
+                    raise limits.refusal(f"{key}.{name}", describe(weight), f"{prefix}{key}.{name}")
+                weights_P[of_name[name]] = weight
+        if asked.decay is not None:
+            place, weight = self._read_decay(asked.decay, f"{prefix}decay")
+            weights_P[place] = weight
+            # The coordinate counts days from the newest label of the build, and the score counts them from now.
+            shift = float(weights_P[place]) * (self.priors[place].origin - time() / DAY_SECONDS)
+        return weights_P, shift
+
+    def _read_decay(self, decay: Decay, field: str) -> tuple[int, float]:
+        """Return the place of a prior of dates and its weight in logits per day; raises InvalidRequestError."""
+        of_name = {prior.key: place for place, prior in enumerate(self.priors) if prior.source == "date"}
+        if decay.column not in of_name:
+            raise _unknown_prior("decay", decay.column, list(of_name), f"{field}.column")
+        place = of_name[decay.column]
+        try:
+            weight = decay.weight * math.log(2) / (span_seconds(decay.half_life) / DAY_SECONDS)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field=f"{field}.half_life") from error
+        most = self.priors[place].maximum
+        if weight > most * (1 + _SAME):
+            least = decay.weight * math.log(2) / most * 24
+            raise InvalidRequestError(
+                f"expected a half_life of at least {least:.3g}h at weight {decay.weight:g}, the shortest at which this "
+                f"release measured recall, received {describe(decay.half_life)}",
+                field=f"{field}.half_life",
+            )
+        return place, weight
+
+
+def _unknown_prior(key: str, name: str, known: list[str], field: str) -> InvalidRequestError:
+    """Create the error about a name that the release has no prior of."""
+    noun, flag = {
+        "priors": ("priors", ""), "bonus": ("bonuses", "--bonus"), "slope": ("columns", "--slope"),
+        "decay": ("columns", "--decay"),
+    }[key]  # fmt: skip
+    if name == "head" and key == "bonus":
+        return InvalidRequestError(
+            f'expected bonuses of this release, {known}, received "head": the others are measured against it, so give '
+            "each of them a bonus below 0",
+            field=field,
+        )
+    hint = flag and (did_you_mean(name, known) or f"; longtail-index build {flag} declares them")
+    return InvalidRequestError(
+        f"expected {noun} of this release, {known}, received {describe(name)}{hint}", field=field
+    )
 
 
 def _range(limits: Popularity | Prior) -> _Range:
     return _Range(limits.default, limits.minimum, limits.maximum)
-
-
-def _ranges_of(priors: Priors | None) -> dict[str, _Range]:
-    return {} if priors is None else {prior.name: _range(prior) for prior in priors.settings}
 
 
 def _around_zero(limits: _Range) -> _Range:
@@ -683,6 +771,7 @@ class ResolvedQuery:
 
     Attributes:
         history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
+        shift: what `decay` adds to the scores of all labels.
         chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
         filter: filter of the eligible label rows; None if all are eligible.
         explore: numbers of slots to draw at random, by bucket; all above 0.
@@ -695,6 +784,8 @@ class ResolvedQuery:
     popularity: float
     cooccurrence: float
     priors: Float32
+    shift: float
+    decay: Decay | None
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
@@ -727,6 +818,7 @@ class ResolvedQuery:
         """
         k = min(options.k, catalogue.labels)
         bias_removal, popularity = dials.read(options, prefix)
+        priors, shift = dials.read_priors(options, prefix)
         apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
         restricts = options.exclude or options.filter or options.allow is not None or options.buckets is not None
@@ -750,7 +842,9 @@ class ResolvedQuery:
             bias_removal=bias_removal,
             popularity=popularity,
             cooccurrence=dials.read_cooccurrence(options, prefix),
-            priors=dials.read_priors(options, prefix) if dials.priors or options.priors else _NO_WEIGHTS,
+            priors=priors,
+            shift=shift,
+            decay=options.decay,
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
@@ -839,7 +933,8 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
-            raise unfilterable(name, list(columns), f"{prefix}max_per.{name[:_LONGEST_NAME]}")
+            field = f"{prefix}max_per.{name[:_LONGEST_NAME]}"
+            raise InvalidRequestError(unfilterable(name, list(columns)), field=field)
     asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
@@ -896,5 +991,5 @@ def _floors(options: SearchOptions, catalogue: Catalogue, where: str) -> list[Fl
             )
         bucket = None if floor.bucket is None else BUCKET_NAMES.index(floor.bucket)
         conditions = catalogue.attributes.read(floor.filter, f"{where}.{position}.filter")
-        floors.append(Floor(floor.n, bucket, tuple(conditions), floor.model_dump(exclude_unset=True)))
+        floors.append(Floor(floor.n, bucket, conditions, floor.model_dump(exclude_unset=True)))
     return floors

@@ -27,18 +27,19 @@ from longtail.bundle import (
     Inputs,
     LabelChanges,
     LabelRecord,
+    Priors,
     Tower,
     TowerError,
     Vocabulary,
 )
 from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.conditions import operators
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
-from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
@@ -91,12 +92,14 @@ class Retrieval(AnsweredBatch):
         results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
         explanations: unfinished explanations by the query's position; each is in its result once it has ended.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
+        priors_B: weights of the table's priors of each query, or of all priors if another has not its default.
         unknown: number of unknown ids in all `exclude` and in all `allow`.
     """
 
     results: list[dict[str, Any]]
     explanations: Mapping[int, Iterator[None]]
     propensities_N: Float32 | None
+    priors_B: Sequence[Sequence[float]]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
 
@@ -254,8 +257,8 @@ class Retriever:
 
     @property
     def priors(self) -> list[str]:
-        """Return the names of the release's priors."""
-        return [] if self.bundle.priors is None else self.bundle.priors.names
+        """Return the names of the release's priors, bonuses, slopes and decays."""
+        return self.bundle.priors.names
 
     def knows(self, id_: str) -> bool:
         """Return whether a label was ever in this release, also if it is now hidden or deleted."""
@@ -375,6 +378,12 @@ class Retriever:
         return self.judged_at(
             resolved.bias_removal, resolved.popularity, resolved.cooccurrence, resolved.priors.tolist()
         )
+
+    def _signed(self, weights_P: Float32) -> list[float]:
+        """Return the weights that an answer id holds: of all priors, or the table's if others are default."""
+        first = len(self.bundle.priors.of_table)
+        weights: list[float] = weights_P.tolist()
+        return weights[:first] if weights[first:] == self._dials_of_queries.defaults_P[first:].tolist() else weights
 
     def _count_ids(self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History]) -> _CountedIds:
         """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
@@ -593,10 +602,9 @@ class Retriever:
             answers += [{**head, "bias_removal": bias_removal} for head in heads]
         rows_NE, dim = np.stack(rows), self.manifest.dim
         found = index._answer(index._by_label, rows_NE[:, :dim], {}, resolved, [{}] * len(rows), None, perf_counter())
-        assert index.bundle.priors is not None
         lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
         # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
-        weights = None if self.bundle.priors is None else self.bundle.priors.defaults
+        weights = self.bundle.priors.defaults
         zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), self.manifest.popularity.default
         weights_NE = self.bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, weights)
         terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(self.manifest.temperature)
@@ -654,13 +662,16 @@ class Retriever:
         scores_K: Float32,
         limits: tuple[float, float],
         history_H: Int64,
+        shift: float,
         labels: Sequence[dict[str, Any]],
         prices_K: Sequence[dict[str, Any] | None] | None,
     ) -> Iterator[None]:
         """Put `Explanation` of the HTTP API into each label of a batch of one; yields after every search."""
         temperature = self.manifest.temperature
         tree = self.bundle.proposal is not None
-        parts = parts_of_scores(self.catalogue, self.bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
+        parts = parts_of_scores(
+            self.catalogue, self.bundle.priors, query, temperature, rows_K, scores_K, shift=shift, tree=tree
+        )
         among = yield from intervals(ranker, query, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
             history_H = self._built(history_H)
@@ -731,10 +742,7 @@ class Retriever:
             ],
             "exclude_history": manifest.exclude_history,
             "filterable": self.filterable_json(),
-            "priors": [
-                prior.model_dump(include={"name", "minimum", "default", "maximum"})
-                for prior in (() if self.bundle.priors is None else self.bundle.priors.settings)
-            ],
+            **_described(self.bundle.priors),
             **manifest.model_dump(include=described),
             "available": self.availability,
             "proposal": self._by_query.proposal,
@@ -773,7 +781,7 @@ class Retriever:
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
-        priors_BP = None if self.bundle.priors is None else np.stack([query.priors for query in resolved])
+        priors_BP = np.stack([query.priors for query in resolved])
         boosts_B = [self._boost(query) for query in resolved]
         boosted = any(boost is not None for boost in boosts_B)
         batch = Batch(
@@ -796,6 +804,13 @@ class Retriever:
                 floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
+        raw_B, scores_B = (
+            scores_B,
+            [
+                scores_K + np.float32(query.shift) if query.shift else scores_K
+                for query, scores_K in zip(resolved, scores_B, strict=True)
+            ],
+        )
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
         if not np.isfinite(scores_N).all():
             place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
@@ -816,8 +831,8 @@ class Retriever:
             result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
             if self.bundle.cooccurrence is not None:
                 result["cooccurrence"] = query.cooccurrence
-            if self.bundle.priors is not None:
-                result["priors"] = dict(zip(self.bundle.priors.names, query.priors, strict=True))
+            if self.bundle.priors.settings:
+                result |= _weights_json(self.bundle.priors, query)
             if place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):
@@ -833,7 +848,15 @@ class Retriever:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
                 history_H = query.history_H if query.cooccurrence else NO_ROWS
                 explanations[place] = self._explain(
-                    ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H, labels, prices_K
+                    ranker,
+                    of_one,
+                    rows_B[place],
+                    raw_B[place],
+                    explained[place],
+                    history_H,
+                    query.shift,
+                    labels,
+                    prices_K,
                 )
             if place in pools:
                 result["pool"] = pools[place]
@@ -864,6 +887,7 @@ class Retriever:
             propensities_N=propensities_N if explored_B else None,
             explored=slots_of(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
+            priors_B=[self._signed(query.priors) for query in resolved],
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
@@ -871,6 +895,35 @@ class Retriever:
             ids={} if ids is None else ids.sums(),
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
+
+
+def _described(priors: Priors) -> dict[str, Any]:
+    """Return what requests may weigh, as GET /v1/release lists it."""
+    shown: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
+    limits = {"minimum", "default", "maximum"}
+    for prior in priors.settings:
+        match prior.source:
+            case "table":
+                shown["priors"].append(prior.model_dump(include={"name", *limits}))
+            case "number":
+                shown["slope"][prior.key] = prior.model_dump(include={"origin", *limits})
+            case "date":
+                shown["decay"][prior.key] = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
+            case _:
+                filter_ = {"filter": prior.filter} if prior.filter else {}
+                shown["bonus"][prior.key] = prior.model_dump(include=limits) | filter_
+    return shown
+
+
+def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:
+    """Return the weights of an answer: of all priors of the table, and of the others that are not 0."""
+    shown: dict[str, Any] = {} if query.decay is None else {"decay": query.decay.model_dump()}
+    for prior, weight in zip(priors.settings, query.priors, strict=True):
+        if prior.source == "table":
+            shown.setdefault("priors", {})[prior.name] = weight
+        elif weight and prior.source != "date":
+            shown.setdefault("bonus" if prior.indicates else "slope", {})[prior.key] = weight
+    return shown
 
 
 def _texts(ids: Sequence[Any]) -> Sequence[str]:

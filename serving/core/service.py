@@ -534,7 +534,7 @@ class Service:
                 continue
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
             dials = result["bias_removal"], result["popularity"], result.get("cooccurrence", 0.0)
-            priors = [float(weight) for weight in result.get("priors", {}).values()]
+            priors = retrieval.priors_B[place]
             labels = [label["id"] for label in result["labels"]]
             answer_id, name = sign_answer(
                 key, now, release, dials, labels,

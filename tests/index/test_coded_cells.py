@@ -11,7 +11,7 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import Filter, IndexSpec, Releases, build
 from longtail.index.construct import spec as specs
-from longtail.index.construct.recall import Calibration
+from longtail.index.construct.recall import Calibration, bonus_places, usual_places
 from longtail.index.construct.training import train_index
 from longtail.index.search.gpu import GpuIndex
 from tests.bundles import make_bundle
@@ -69,11 +69,13 @@ def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_
     release = Releases(tmp_path / "releases").open("one")
     assert "x4fs,RFlat)" in release.manifest.factory
     assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
-    found, _ = Calibration(bundle, bundle.rows()).measure(release.searcher)
+    built = release.bundle
+    places = [*usual_places(built), *bonus_places(built)]
+    found, _ = Calibration(built, built.rows(), places=places).measure(release.searcher)
     assert [at.recall for at in found] == [at.recall for at in release.manifest.recall]
     assert min(at.recall for at in found) >= 0.95
     query_D = bundle.calibration_queries[0]
-    queries_BE = bundle.augmentation.queries(query_D[None], 1.0)
+    queries_BE = built.augmentation.queries(query_D[None], 1.0)
     exact_L = brute_force(bundle, query_D, 1.0)
     hidden = np.argsort(-exact_L)[:50]
     scores_BK, rows_BK = release.searcher.search(queries_BE, 20, [Filter(exclude=hidden)])

@@ -27,20 +27,22 @@ def test_the_release_answers_what_it_answered_at_any_weights() -> None:
     bundle = release.bundle
     assert bundle.priors is not None
     limits = [(prior.name, prior.minimum, prior.default, prior.maximum) for prior in bundle.priors.settings]
-    assert limits == [("recent", -1, 0.5, 2), ("margin", 0, 0, 3)]
+    bonuses = [(f"bonus.{bucket}", -5, 0, 5) for bucket in ("torso", "tail", "new")]
+    assert limits == [("recent", -1, 0.5, 2), ("margin", 0, 0, 3), *bonuses]
     # Rows 0 and 7 had none in the table; the least stands for it, as it does of labels that are added.
     values = [[-2.3895533, 0.93537432], [-1.3243589, 0.365134], [-0.24836162, 0.17583767]]
-    np.testing.assert_allclose(bundle.priors.values_LP[:3], values, rtol=1e-6)
+    np.testing.assert_allclose(bundle.priors.values_LP[:3, :2], values, rtol=1e-6)
     for λ, μ, weights, rows, scores in (
         (0.0, 0.0, [0.5, 0.0], [43, 167, 181, 68, 106], [1.1028553, 0.9833209, 0.9275545]),
         (1.0, 0.0, [2.0, 3.0], [181, 58, 143, 106, 167], [0.9070972, 0.793025, 0.7371048]),
         (0.5, 1.0, [-1.0, 1.5], [86, 167, 56, 91, 80], [0.5535121, 0.4994908, 0.4191739]),
     ):
-        found = release.searcher.search(bundle.augmentation.queries(bundle.calibration_queries, λ, μ, weights), 10)
+        queries = bundle.augmentation.queries(bundle.calibration_queries, λ, μ, [*weights, 0, 0, 0])
+        found = release.searcher.search(queries, 10)
         assert found[1][0, :5].tolist() == rows
         np.testing.assert_allclose(found[0][0, :3], scores, rtol=1e-5)
         exact = np.array([brute_force(bundle, query_D, λ, μ) for query_D in bundle.calibration_queries])
-        exact += 0.1 * bundle.priors.values_LP.astype(np.float64) @ np.array(weights)
+        exact += 0.1 * bundle.priors.values_LP[:, :2].astype(np.float64) @ np.array(weights)
         np.testing.assert_allclose(found[0], np.take_along_axis(exact, found[1], axis=1), atol=1e-5)
         assert np.array_equal(found[1], np.argsort(-exact, axis=1)[:, :10])
 

@@ -97,7 +97,7 @@ def test_it_answers_what_the_cpu_answers(
         _, rows = on_gpu(spec).searcher.search(queries, 20, filters)
         if filters is None:  # the labels of one bucket may be few enough to score each of them
             assert StandIn.searches > before
-        assert (rows == expected).mean() > 0.98
+        assert (rows == expected).mean() > 0.97
 
 
 def test_an_index_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
@@ -140,6 +140,6 @@ def test_an_index_that_does_not_fit_is_refused(
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
     build(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
     with pytest.raises(
-        DeviceError, match=r"take an index of 600 rows of 10 coordinates, it answered: .* out of memory"
+        DeviceError, match=r"take an index of 600 rows of 13 coordinates, it answered: .* out of memory"
     ):
         Releases(tmp_path).open("a", device="gpu")

@@ -88,7 +88,8 @@ def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
         PriorTable(path).read(bundle, progress=quiet)
     priors = PriorTable(path, missing=missing).read(bundle, progress=quiet)  # type: ignore[arg-type]
     assert priors.values_LP[3:6, 0].tolist() == [expected, expected, -4]
-    assert priors.of_added(np.array([-1, 5]), [{}, {}]).tolist() == [[expected], [-4]]
+    added = priors.of_added(np.array([-1, 5]), [{}, {}], np.zeros(2, np.int8), bundle.labels.display.column)
+    assert added.tolist() == [[expected], [-4]]
 
 
 def test_every_kind_of_table_of_priors_is_read_by_the_same_rules(bundle: Bundle, tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     built = build(bundle, tmp_path / "r", spec=spec, name="first", priors=PriorTable(path, limits))
     corners = [at for at in built.recall if at.priors["margin"] > 0]
     assert min(at.recall for at in built.recall) >= 0.95
-    assert {(at.bias_removal, *at.priors.values()) for at in corners} == {
+    assert {(at.bias_removal, at.priors["recent"], at.priors["margin"]) for at in corners} == {
         (dial, recent, 0.2) for dial in (-1, 0.5, 2) for recent in (-1, 1.5)
     }
     Releases(tmp_path / "r").publish("first")
@@ -219,7 +220,7 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     if first.has_lists:
         np.testing.assert_array_equal(first.centroids, second.centroids)
     before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
-    weights = np.float32([1.3, 0.15])
+    weights = np.float32([1.3, 0.15, 0, 0, 0])
     for release, numbers in ((before, values), (after, values_later)):
         queries = release.bundle.augmentation.queries(bundle.calibration_queries[:20], 0.3, 0.4, weights)
         scores, rows = release.searcher.search(queries, 10)
@@ -228,7 +229,7 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
             + bundle.labels.bias
             + 0.3 * bundle.labels.log_pn
             + 0.4 * bundle.labels.log_popularity
-            + numbers @ weights
+            + numbers @ weights[:2]
         )
         found = np.take_along_axis(formula, rows, 1)
         np.testing.assert_allclose(scores / bundle.manifest.temperature, found, rtol=1e-4, atol=1e-4)
@@ -312,9 +313,9 @@ def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     release = tmp_path / "r/one"
     manifest = ReleaseManifest.model_validate_json((release / "release.json").read_text())
     assert read_priors(release, manifest) is not None
-    for wrong in (np.zeros((L, 2), np.float32), np.zeros((L, 1)), np.full((L, 1), np.nan, np.float32)):
+    for wrong in (np.zeros((L, 2), np.float32), np.zeros((L, 4)), np.full((L, 4), np.nan, np.float32)):
         np.save(release / "index/priors.npy", wrong)
-        with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected finite float32 \[60, 1\], found float"):
+        with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected finite float32 \[60, 4\], found float"):
             read_priors(release, manifest)
     with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected sha256"):
         Releases(tmp_path / "r").open("one")

@@ -65,9 +65,10 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
         "index/head.vectors.npy",
         "index/index.faiss",
         "index/lists.npy",
+        "index/priors.npy",
     }
     index = json.loads((release / "release.json").read_text())
-    assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 10)
+    assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 13)
     assert (index["factory"], index["head"]) == ("IVF13,Flat", 60)
 
 
@@ -145,7 +146,7 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
     file = release / "index" / "index.faiss"
     content = bytearray(file.read_bytes())
-    vector_count = content.index(np.uint64(13 * 10 * 4 // 4).tobytes())
+    vector_count = content.index(np.uint64(13 * 13 * 4 // 4).tobytes())
     content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
     file.write_bytes(bytes(content))
     with pytest.raises(ReleaseCorruptError, match="cannot read this index"):

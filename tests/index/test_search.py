@@ -116,16 +116,16 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
 @pytest.mark.parametrize(
     ("queries", "k", "filters", "message"),
     [
-        (np.zeros((1, 9), np.float32), 5, None, r"expected float32 \[B, 10\] .* received float32 \[1, 9\]"),
-        (np.zeros((1, 10)), 5, None, r"received float64 \[1, 10\]"),
-        (np.zeros(10, np.float32), 5, None, r"received float32 \[10\]"),
-        (np.zeros((1, 10), np.float32), 0, None, "k: expected at least 1, received 0"),
-        (np.full((2, 10), np.nan, np.float32), 5, None, "NaN or infinity in query 0"),
-        (np.zeros((1, 10), np.float32), 5, [], "one per query, 1, received 0"),
-        (np.zeros((1, 10), np.float32), 5, [Filter(exclude=np.array([3, 600]))], "query 0, filter exclude: .* 600"),
-        (np.zeros((1, 10), np.float32), 5, [Filter(allow=np.array([-1]))], r"filter allow: .* 0\.\.599, received -1"),
-        (np.zeros((1, 10), np.float32), 5, [Filter(allow=np.array([0.5]))], "received float64"),
-        (np.zeros((1, 10), np.float32), 5, [Filter(buckets=frozenset({4}))], r"filter buckets: .* received \[4\]"),
+        (np.zeros((1, 9), np.float32), 5, None, r"expected float32 \[B, 13\] .* received float32 \[1, 9\]"),
+        (np.zeros((1, 13)), 5, None, r"received float64 \[1, 13\]"),
+        (np.zeros(13, np.float32), 5, None, r"received float32 \[13\]"),
+        (np.zeros((1, 13), np.float32), 0, None, "k: expected at least 1, received 0"),
+        (np.full((2, 13), np.nan, np.float32), 5, None, "NaN or infinity in query 0"),
+        (np.zeros((1, 13), np.float32), 5, [], "one per query, 1, received 0"),
+        (np.zeros((1, 13), np.float32), 5, [Filter(exclude=np.array([3, 600]))], "query 0, filter exclude: .* 600"),
+        (np.zeros((1, 13), np.float32), 5, [Filter(allow=np.array([-1]))], r"filter allow: .* 0\.\.599, received -1"),
+        (np.zeros((1, 13), np.float32), 5, [Filter(allow=np.array([0.5]))], "received float64"),
+        (np.zeros((1, 13), np.float32), 5, [Filter(buckets=frozenset({4}))], r"filter buckets: .* received \[4\]"),
     ],
 )
 def test_wrong_searches_say_what_is_wrong(

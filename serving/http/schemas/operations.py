@@ -39,6 +39,24 @@ class ReleasePrior(BaseModel):
     maximum: float
 
 
+class ReleaseBonus(Popularity):
+    """A bonus β of labels: its default, its limits, and the filter that gives it, of one that is not a bucket's."""
+
+    filter: dict[str, JsonValue] = Field(default={}, description="Empty of a bucket's.")
+
+
+class ReleaseSlope(Popularity):
+    """A column of numbers: the weights that a request may give it, in logits per unit."""
+
+    origin: float = Field(description="The column's median, at which it adds nothing.")
+
+
+class ReleaseDecay(BaseModel):
+    """A column of dates by which scores may decay."""
+
+    half_life: str = Field(description="The shortest at weight 1; at another weight it is as much longer or shorter.")
+
+
 class FilterableColumn(BaseModel):
     """One display column that requests may filter labels by."""
 
@@ -125,6 +143,9 @@ class ReleaseAnswer(BaseModel):
     )
     filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     priors: list[ReleasePrior]
+    bonus: dict[str, ReleaseBonus] = Field(description="What `bonus` of a request may name.")
+    slope: dict[str, ReleaseSlope] = Field(description="Columns of numbers that `slope` may name.")
+    decay: dict[str, ReleaseDecay] = Field(description="Columns of dates that `decay` may name.")
     labels: int
     available: ReleaseAvailability
     dim: int

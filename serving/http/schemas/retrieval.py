@@ -12,6 +12,7 @@ from longtail.serving.core.queries import (
     MAX_IDS,
     AtLeast,
     BucketName,
+    Decay,
     QueriesFor,
     Query,
     SearchOptions,
@@ -180,6 +181,9 @@ class Explanation(BaseModel):
         default=[], description="The entries of the history behind c, at most 5, the largest share first."
     )
     priors: dict[str, float] = Field(default={}, description="w·r of each of the release's priors.")
+    bonus: dict[str, float] = Field(default={}, description="β of each bonus with a weight, 0 where it is not given.")
+    slope: dict[str, float] = Field(default={}, description="Weight times the column's distance from its median.")
+    decay: float = Field(default=0.0, description="weight · log 2^(−age / half_life).")
     bias_removal: tuple[float, float] | None = Field(
         description="The λ between which the label is among the k best by score, all else as it is, to a thousandth; "
         "what comes and goes within a 32nd of the dial is not noticed. Null of a label that is not among them, as one "
@@ -198,7 +202,9 @@ class RankedLabel(BaseModel):
     """One label of an answer."""
 
     id: str
-    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c, in logits.")
+    score: float = Field(
+        description="s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c, in logits; r are priors, bonuses, slopes, decay."
+    )
     bucket: BucketName
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
     propensity: float = Field(
@@ -239,6 +245,9 @@ class Ranking(BaseModel):
     popularity: float
     cooccurrence: float = Field(default=0.0, description="ω; left out if the release has no such term.")
     priors: dict[str, float] = Field(default={}, description="Weight of every prior of the release; left out if none.")
+    bonus: dict[str, float] = Field(default={}, description="β that is not 0, by name; left out if none.")
+    slope: dict[str, float] = Field(default={}, description="Weights of columns that are not 0; left out if none.")
+    decay: Decay | None = Field(default=None, description="Only of queries with `decay`.")
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     pool: int | None = Field(
         default=None, description="Only of queries with `max_per` or `mmr`: how many labels theirs were chosen from."

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Hide, Upsert
+from longtail.bundle.conditions import NumberColumn
 from longtail.bundle.display import DisplayColumns
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
-from longtail.serving.core.attributes import LabelAttributes, NumberColumn
+from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
@@ -163,11 +164,11 @@ def test_answers_are_the_best_that_pass(
 ) -> None:
     monkeypatch.setattr("longtail.serving.core.attributes._BLOCK", block)
     retriever = changed(load_release(releases, spec, max_new_labels=99))
-    overlay, bundle = retriever.overlay, shop_bundle()
+    overlay = retriever.overlay
     labels = overlay.labels
     assert overlay.new_labels > 10
     known = retriever.catalogue.labels_json(range(labels))
-    rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
+    rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     alive = ~np.isin(np.arange(labels), overlay.masked)
     rng = np.random.default_rng(3)
     found = 0
@@ -196,7 +197,7 @@ def test_answers_are_the_best_that_pass(
             ]
         )  # fmt: skip
         inputs = retriever._encoder.read([query.features for query in queries])
-        queries_BE = bundle.augmentation.queries(retriever._encoder.embed(inputs), 0.5)
+        queries_BE = retriever.bundle.augmentation.queries(retriever._encoder.embed(inputs), 0.5)
         scores_BL = np.where(passes, queries_BE @ rows_LE.T / 0.1, -np.inf)
         for scores_L, result in zip(scores_BL, results_of(retriever.retrieve(queries)), strict=True):
             best = np.sort(scores_L)[::-1][: min(options["k"], int(passes.sum()))]

@@ -97,7 +97,7 @@ class Formula:
         self.log_nu = column(labels.log_pn, added.log_pn)
         self.log_pi = self.log_nu if labels.log_popularity is None else column(labels.log_pi, added.log_popularity)
         self.bias = zeros[rows] if labels.bias is None else column(labels.bias, added.bias)
-        self.priors = None if bundle.priors is None else column(bundle.priors.values_LP, added.priors)[:, 0]
+        self.priors = None if not bundle.priors.settings else column(bundle.priors.values_LP, added.priors)[:, 0]
         together = bundle.cooccurrence
         assert together is not None
         self.weights = np.zeros((L, L))

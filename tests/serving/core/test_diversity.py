@@ -54,10 +54,10 @@ def display_of(retriever: Retriever, row: int) -> dict[str, Any]:
 
 def order_of(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Every label that passes, best first, and the scores, by the formula."""
-    bundle, overlay = bundle_of(), retriever.overlay
-    rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
+    overlay = retriever.overlay
+    rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     query_D = retriever._encoder.embed(retriever._encoder.read([{"user_id": user}]))
-    scores_L = (bundle.augmentation.queries(query_D, 0.5) @ rows_LE.T)[0] / 0.1
+    scores_L = (retriever.bundle.augmentation.queries(query_D, 0.5) @ rows_LE.T)[0] / 0.1
     passes = [
         row for row in range(overlay.labels) if row not in overlay.masked and meets(display_of(retriever, row), filter_)
     ]

@@ -245,7 +245,7 @@ def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> 
     upsert = Upsert(id="fresh", at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), priors=given)
     bundle = make_bundle(labels=60, label_tower=True)
     without = retriever_of(bundle).with_changes([upsert])
-    assert without.overlay.added.priors is None
+    assert without.overlay.added.priors.shape == (1, 0)
     assert rows_in_use(without.overlay) == {"fresh": 60}
     kept = retriever_of(with_priors(bundle)).with_changes([upsert])
     assert kept.overlay.added.priors is not None

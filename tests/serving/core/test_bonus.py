@@ -1,0 +1,233 @@
+"""Bonuses, slopes and decay in a request, against scores by NumPy from each label's bucket and columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
+from longtail.index import Limits
+from longtail.index.construct.priors import OwnPriors
+from longtail.serving import Retriever
+from longtail.serving.core.exploration import Draws, Lottery, explore
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.errors import InvalidRequestError
+from tests.bundles import make_bundle
+from tests.serving.core.shop import meets, shop_bundle
+from tests.serving.core.test_cooccurrence import AT, Formula, L, changes, retriever_of, some_query
+from tests.serving.core.test_diversity import greedily, marginally
+from tests.serving.plane import results_of
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+BRIGHT = {"colour": {"in": ["red", "blé"]}, "price": {"lt": 2}}
+PATCHED = [
+    Patch(id="item-9", at=AT, display={"since": "2026-02-27", "price": 0.5, "colour": "red"}),
+    Patch(id="item-21", at=AT, display={"since": None, "price": None}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.serving.core.queries.time", NOW.timestamp)
+
+
+def weighed(bundle: Bundle) -> Bundle:
+    own = OwnPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    return replace(bundle, priors=own.added_to(Priors(), bundle))
+
+
+@cache
+def retriever(spec: str, *, bias: bool = False) -> Retriever:
+    bundle = weighed(shop_bundle(L, cooccurrence=True, bias=bias, popularity=bias))
+    return retriever_of(bundle, spec, *changes(), *PATCHED)
+
+
+class Weighed(Formula):
+    """The formula with bonus, slope and decay, label by label."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        super().__init__(retriever)
+        self.priors = None
+        columns = retriever.bundle.labels.display
+        self.median = float(np.median(columns["price"].drop_null().to_numpy()))
+        self.oldest = min(columns["since"].drop_null().to_pylist())
+
+    def scores(self, query: Query, history: list[str]) -> np.ndarray:
+        scores = super().scores(query, history)
+        for place, shown in enumerate(self.shown):
+            columns = shown["display"]
+            scores[place] += query.bonus.get(shown["bucket"], 0)
+            scores[place] += query.bonus.get("bright", 0) * meets(columns, BRIGHT)
+            if columns["price"] is not None:
+                scores[place] += query.slope.get("price", 0) * (columns["price"] - self.median)
+            if query.decay is not None:
+                since = date.fromisoformat(columns["since"] or str(self.oldest))
+                age = NOW - datetime(since.year, since.month, since.day, tzinfo=UTC)
+                half_life = float(query.decay.half_life[:-1])
+                scores[place] += query.decay.weight * math.log(2 ** (-age / timedelta(hours=half_life)))
+        return scores
+
+
+def some_weights(rng: np.random.Generator) -> dict[str, Any]:
+    names = ["torso", "tail", "new", "bright"]
+    weights: dict[str, Any] = {"bonus": {name: float(rng.uniform(-5, 5)) for name in names if rng.random() < 0.5}}
+    if rng.random() < 0.5:
+        weights["slope"] = {"price": float(rng.uniform(-3, 3))}
+    if rng.random() < 0.5:
+        weights["decay"] = {"column": "since", "half_life": f"{rng.integers(24, 2000)}h"}
+        weights["decay"]["weight"] = float(rng.uniform(0.1, 2))
+    return weights
+
+
+@pytest.mark.parametrize(("spec", "bias"), [("flat", False), ("flat", True), ("ivf_flat", False)])
+def test_answers_are_those_of_the_formula(spec: str, bias: bool) -> None:
+    served = retriever(spec, bias=bias)
+    formula, rng = Weighed(served), np.random.default_rng(3)
+    drawn = [some_query(rng, "cosine", served.bundle) for _ in range(120)]
+    drawn = [
+        (Query.model_validate(query.model_dump(exclude_unset=True) | some_weights(rng)), *others)
+        for query, *others in drawn
+    ]
+    moved = 0
+    results = results_of(served.retrieve([query for query, _, _ in drawn]))
+    for (query, history, left_out), result in zip(drawn, results, strict=True):
+        rows, scores = formula.best(query, history, left_out)
+        found = [label["score"] for label in result["labels"]]
+        scale = max(1.0, np.abs(formula.scores(query, history)).max())
+        np.testing.assert_allclose(found, scores[: query.k], rtol=0, atol=3e-6 * scale)
+        of_row = dict(zip(rows.tolist(), scores, strict=True))
+        answered = [served.catalogue.row(label["id"]) for label in result["labels"]]
+        assert len(set(answered)) == len(answered)
+        np.testing.assert_allclose([of_row[row] for row in answered], found, rtol=0, atol=3e-6 * scale)
+        plain = query.model_copy(update={"bonus": {}, "slope": {}, "decay": None})
+        moved += formula.best(plain, history, left_out)[0][: query.k].tolist() != rows[: query.k].tolist()
+    assert moved > len(drawn) / 2, "the weights change too few answers for the test to say anything"
+
+
+def test_lists_that_are_diverse_or_explored_are_chosen_by_whole_scores() -> None:
+    served = retriever("flat")
+    formula, rng, lottery = Weighed(served), np.random.default_rng(4), Lottery(candidates=12, seed=3)
+    fixed = {"features": {"user_id": "u1"}, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.0}
+    for place in range(6):
+        max_per, weight = ({"brand": 2}, None) if place % 2 else ({}, 0.4)
+        query = Query.model_validate(
+            fixed | some_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
+        )
+        rows, scores = formula.best(query, [], [])
+        (result,) = results_of(served.retrieve([query]))
+        chosen = (
+            greedily(served, rows, max_per, 12)
+            if weight is None
+            else marginally(served, rows, scores, weight, max_per, 12)
+        )
+        assert [served.catalogue.row(label["id"]) for label in result["labels"]] == chosen
+        query = Query.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
+        draws = Draws(lottery, [f"query {place}"])
+        (result,) = results_of(served.retrieve([query], draws))
+        rows, scores = formula.best(query, [], [])
+        buckets = served.catalogue.buckets(rows)
+        found = {each: (rows[buckets == each][:22], scores[buckets == each][:22].astype(np.float32)) for each in (1, 2)}
+        best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
+        expected = explore(best, found, {1: 2, 2: 3}, lottery, draws.of(0))
+        assert [served.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
+
+
+def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
+    served = retriever("flat", bias=True)
+    decay = {"column": "since", "half_life": "7d", "weight": 0.5}
+    weights = {"bonus": {"tail": 1.5, "bright": -0.5}, "slope": {"price": -0.02}, "decay": decay}
+    query = Query.model_validate({"features": {"user_id": "u3"}, "k": 20, "explain": True} | weights)
+    (result,) = results_of(served.retrieve([query]))
+    assert result["bonus"] == {"tail": 1.5, "bright": -0.5}
+    assert result["slope"] == pytest.approx({"price": -0.02})
+    assert result["decay"] == decay
+    names = ("taste", "bias", "noise", "popularity", "cooccurrence", "decay")
+    tail = 0
+    for label in result["labels"]:
+        part = label["explanation"]
+        total = sum(part[name] for name in names) + sum(part["bonus"].values()) + part["slope"]["price"]
+        assert total == pytest.approx(label["score"], abs=1e-4)
+        assert part["bonus"]["tail"] == 1.5 * (label["bucket"] == "tail")
+        if label["display"]["since"] is not None:
+            age = (NOW.replace(tzinfo=None) - datetime.fromisoformat(label["display"]["since"])) / timedelta(days=7)
+            assert part["decay"] == pytest.approx(-0.5 * math.log(2) * age, rel=1e-5)
+        tail += label["bucket"] == "tail"
+    assert tail > 10
+    (plain,) = results_of(served.retrieve([Query(features={})]))
+    assert {"bonus", "slope", "decay", "priors"}.isdisjoint(plain)
+
+
+def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
+    bundle = shop_bundle(L)
+    bonus = bundle.manifest.bonus | {"tail": Bonus(default=1.5)}
+    bundle = weighed(replace(bundle, manifest=bundle.manifest.model_copy(update={"bonus": bonus})))
+    served = retriever_of(bundle)
+    (result,) = results_of(served.retrieve([Query(features={})]))
+    assert result["bonus"] == {"tail": 1.5}
+    (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
+    assert "bonus" not in near
+    assert served.release_json()["bonus"]["tail"] == {"minimum": -5.0, "default": 1.5, "maximum": 5.0}
+    assert served.release_json()["decay"] == {"since": {"half_life": "12h"}}
+    options = ({}, {"bonus": {"tail": 1.5}}, {"bonus": {"tail": 1}}, {"slope": {"price": 1}}, {"decay": {
+        "column": "since", "half_life": "7d"}})  # fmt: skip
+    retrieval = served.retrieve([Query.model_validate({"features": {}, "bias_removal": 0.5} | one) for one in options])
+    assert retrieval.judged_at_B.tolist()[:2] == [0.5, 0.5]
+    assert np.isnan(retrieval.judged_at_B[2:]).all()
+    for weights, judged in zip(retrieval.priors_B, retrieval.judged_at_B, strict=True):
+        np.testing.assert_equal(served.judged_at(0.5, 0.0, 0.0, weights), judged)
+    # Answers near a label give the tail no bonus, so they are not those that the promise is of.
+    assert len(served.similar([SimilarQuery(id="item-1")]).priors_B[0]) == len(bundle.priors.settings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "message"),
+    [
+        ({"bonus": {"head": 1}}, "bonus", r"received \"head\": the others are measured against it, so"),
+        ({"bonus": {"tial": 1}}, "bonus", r"'new', 'bright'\], received \"tial\": did you mean 'tail'"),
+        ({"bonus": {"tail": 6}}, "bonus.tail", "expected -5.0 <= bonus.tail <= 5.0, received 6.0"),
+        ({"slope": {"stock": 1}}, "slope", r"\['price'\], received \"stock\"; longtail-index build --slope declares"),
+        ({"decay": {"column": "at", "half_life": "7d"}}, "decay.column", r"\['since'\], received \"at\""),
+        ({"decay": {"column": "since", "half_life": "7"}}, "decay.half_life", "expected a span such as '90m'"),
+        ({"decay": {"column": "since", "half_life": "11h"}}, "decay.half_life", "at least 12h at weight 1, the"),
+        ({"decay": {"column": "since", "half_life": "23h", "weight": 2}}, "decay.half_life", "24h at weight 2"),
+    ],
+)  # fmt: skip
+def test_weights_that_the_release_does_not_have(asked: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message) as raised:
+        retriever("flat").retrieve([Query.model_validate({"features": {}} | asked)])
+    assert raised.value.field == f"queries.0.{field}"
+
+
+def test_a_minute_counts_in_ten_years() -> None:
+    labels, newest = 64, datetime(2026, 3, 1)
+    times = [newest - timedelta(minutes=row) for row in range(32)] + [newest - timedelta(days=3650)] * 32
+    bundle = make_bundle(labels=labels)
+    bundle = replace(
+        bundle,
+        embeddings=np.tile(bundle.embeddings[:1], (labels, 1)),
+        labels=replace(bundle.labels, display=pa.table({"at": pa.array(times, pa.timestamp("us"))})),
+        manifest=bundle.manifest.model_copy(update={"display": ["at"]}),
+    )
+    bundle = replace(bundle, priors=OwnPriors(decay={"at": "1d"}).added_to(Priors(), bundle))
+    decay = {"column": "at", "half_life": "30d"}
+    query = {"features": {}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
+    (result,) = results_of(retriever_of(bundle).retrieve([Query.model_validate(query)]))
+    assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in range(32)]
+    days = bundle.priors.values_LP[:, -1].astype(np.float64)
+    assert np.abs(days[:32] * 86_400 + 60 * np.arange(32)).max() < 1e-3
+    assert np.abs(days[32:] + 3650).max() * 86_400 < 22
+
+
+def test_columns_that_an_upsert_cannot_have() -> None:
+    served = retriever("flat")
+    record = Upsert(id="far", at=AT, features={"genres": ["g1"]}, display={"price": 3e38})
+    with pytest.raises(InvalidRequestError, match="expected a number from") as raised:
+        served.overlay.check([record])
+    assert raised.value.field == "labels.0.display.price"
