@@ -61,9 +61,14 @@ class Prior(Record):
     """Whether a request weighs no other prior at the same time."""
 
     @property
+    def group(self) -> str:
+        """Return the key of requests that weighs the prior: `priors`, `bonus`, `slope` or `decay`."""
+        return "priors" if self.source == "table" else self.name.partition(".")[0]
+
+    @property
     def key(self) -> str:
-        """Return what a request names the prior by, below `priors`, `bonus`, `slope` or `decay`."""
-        return self.name if self.source == "table" else self.name.partition(".")[2]
+        """Return what a request names the prior by, below its group."""
+        return self.name.removeprefix(f"{self.group}.")
 
     @property
     def indicates(self) -> bool:
@@ -140,9 +145,8 @@ class Priors:
     def check(self, given: Mapping[str, float], display: Mapping[str, JsonValue]) -> None:
         """Refuse values of a label that overflow, of a table's priors or of columns; unknown names are ignored."""
         for prior in self.settings:
-            value: object = given.get(prior.name) if prior.source == "table" else None
-            if prior.source == "number":
-                value = display.get(prior.key)
+            columns: Mapping[str, object] = {"table": given, "number": display}.get(prior.source, {})
+            value = columns.get(prior.key)
             if value is not None and not abs(float(str(value)) - prior.origin) <= prior.largest:
                 low, high = (prior.origin + sign * prior.largest for sign in (-1, 1))
                 raise FeatureError(

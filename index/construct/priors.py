@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import JsonValue
 
-from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, MAX_PRIORS, Bonus, Bundle, Prior, Priors
+from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, MAX_PRIORS, Bonus, Bundle, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.conditions import NumberColumn
@@ -213,29 +213,42 @@ class OwnPriors:
 
     def added_to(self, table: Priors, bundle: Bundle) -> Priors:
         """Add the bonuses of buckets and these priors to those of a table; raises PriorsError."""
-        declared = [*map(self._bonus, self.bonuses)]
-        declared += [_number(f"slope.{name}", limits, bundle) for name, limits in self.slopes.items()]
-        declared += [_date(f"decay.{name}", half_life, bundle) for name, half_life in self.decay.items()]
-        if len(declared) + len(table.settings) > MAX_PRIORS:
-            names = [*table.names, *(prior.name for prior in declared)]
+        declared = [_own(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
+        for name, limits in self.slopes.items():
+            numbers = _numbers(f"slope.{name}", "number", bundle)
+            limits = _limits_of(numbers) if limits is None else limits
+            declared.append(_own(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
+        for name, half_life in self.decay.items():
+            days, limits = _numbers(f"decay.{name}", "date", bundle), Limits(0.0, _per_day(name, half_life))
+            # Days from the newest date keep seconds apart in float32 where they matter: 1 s within 100 days.
+            newest, oldest = float(days.max()), float(days.min() - days.max())
+            declared.append(_own(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
+        names = [prior.name for prior in (*table.settings, *declared)]
+        if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
-        limits = bundle.manifest.bonus
-        buckets = [
-            Prior(name=f"bonus.{name}", source="bucket", missing=0.0, kappa=1.0, **dict(limits[name]))
-            for name in BONUS_BUCKETS
-        ]
+        if taken := [name for name in self.bonuses if name in BUCKET_NAMES]:
+            raise PriorsError(f"bonus: expected another name than a bucket's, received {taken[0]!r}")
+        buckets = [_own(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):
-            values_L = _values_of(prior, bundle)
-            settings.append(prior.model_copy(update={"kappa": fitted_scale(bundle.embeddings, values_L)}))
-            columns.append(values_L)
+            columns.append(_values_of(prior, bundle))
+            settings.append(prior.model_copy(update={"kappa": fitted_scale(bundle.embeddings, columns[-1])}))
         return Priors(tuple(settings), np.stack(columns, axis=1))
 
-    def _bonus(self, name: str) -> Prior:
-        if name in BUCKET_NAMES:
-            raise PriorsError(f"bonus: expected another name than a bucket's, received {name!r}")
-        filter_ = dict(self.bonuses[name])
-        return Prior(name=f"bonus.{name}", source="filter", filter=filter_, missing=0.0, kappa=1.0, **dict(Bonus()))
+
+def _own(name: str, source: str, limits: Limits | Popularity, **others: Any) -> Prior:
+    """Create a prior that follows from labels, with κ to be fitted."""
+    fields = {"name": name, "source": source, "missing": 0.0, "kappa": 1.0, **others}
+    fields |= {"minimum": limits.minimum, "default": limits.default, "maximum": limits.maximum}
+    return Prior.model_validate(fields)
+
+
+def _per_day(name: str, half_life: str) -> float:
+    """Return nats per day at a half-life; raises PriorsError."""
+    try:
+        return math.log(2) * DAY_SECONDS / span_seconds(half_life)
+    except ValueError as error:
+        raise PriorsError(f"decay.{name}: {error}") from error
 
 
 def _values_of(prior: Prior, bundle: Bundle) -> Float32:
@@ -256,39 +269,10 @@ def _numbers(name: str, kind: FilterKind, bundle: Bundle) -> Float64:
     """Get the known values of a display column, float64; raises PriorsError."""
     display, column = bundle.labels.display, name.partition(".")[2]
     columns = [each.name for each in display.schema if filter_kind(each.type) == kind]
-    if column not in columns:
-        raise PriorsError(f"{name}: expected a display column of kind {kind}, one of {columns}, received {column!r}")
-    numbers_L = NumberColumn(display.column(column)).numbers
+    numbers_L = NumberColumn(display.column(column)).numbers if column in columns else np.empty(0)
     if not np.isfinite(numbers_L).any():
-        raise PriorsError(f"{name}: expected a value of some label, found none")
+        raise PriorsError(f"{name}: expected a display column of kind {kind} with values, one of {columns}")
     return numbers_L[np.isfinite(numbers_L)]
-
-
-def _number(name: str, limits: Limits | None, bundle: Bundle) -> Prior:
-    """Create the prior of a column of numbers, 0 at their median, which labels without a value get."""
-    numbers = _numbers(name, "number", bundle)
-    limits = _limits_of(numbers) if limits is None else limits
-    return Prior(
-        name=name, source="number", origin=float(np.median(numbers)), missing=0.0, kappa=1.0,
-        minimum=limits.minimum, default=limits.default, maximum=limits.maximum,
-    )  # fmt: skip
-
-
-def _date(name: str, half_life: str, bundle: Bundle) -> Prior:
-    """Create the prior of a column of dates in days, 0 at the newest; labels without a value are as the oldest.
-
-    Days from the newest keep seconds apart in float32 where they matter: 1 s within 100 days, 22 s within ten years.
-    """
-    days = _numbers(name, "date", bundle)
-    try:
-        most = math.log(2) / (span_seconds(half_life) / DAY_SECONDS)
-    except ValueError as error:
-        raise PriorsError(f"{name}: {error}") from error
-    newest = float(days.max())
-    return Prior(
-        name=name, source="date", origin=newest, missing=float(days.min()) - newest, kappa=1.0,
-        minimum=0.0, default=0.0, maximum=most,
-    )  # fmt: skip
 
 
 def _limits_of(values_L: Float32 | Float64) -> Limits:

@@ -32,6 +32,8 @@ _ENOUGH = 20
 _ALL_CORNERS_UP_TO = 3
 """Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
 together."""
+_PARTS = (1.0, 1 / 6, 1 / 36, 1 / 216)
+"""Parts of the limits of slopes and decay where recall is measured: 1, 6, 36 and 216 times the shortest half-life."""
 Place = tuple[float, float, tuple[float, ...]]
 """A place on the dials: λ, μ and the weight of every prior."""
 TOLERANCE = 1e-5
@@ -48,12 +50,12 @@ class Calibration:
     among the places, with both ends of μ.
 
     With priors all these places use the default weights, and the corners of the weights are added at the least, the
-    default and the largest λ; bonuses keep their defaults.
+    default and the largest λ; bonuses, slopes and decay keep their defaults.
 
     Args:
         rows_LE: float32 [L, E], augmented rows of the bundle; None: read from the bundle in parts, for catalogues
             beyond memory.
-        places: places to measure instead, such as `bonus_places`.
+        places: places to measure instead, such as `own_places`.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], at the largest depth.
@@ -131,10 +133,10 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
 
 
 def usual_places(bundle: Bundle) -> list[Place]:
-    """List the places: pairs of λ and μ at the priors' default weights, then the corners of the weights."""
-    settings, defaults = bundle.priors.settings, tuple(bundle.priors.defaults.tolist())
-    numbers = [place for place, prior in enumerate(settings) if not prior.indicates]
-    corners = {_at(defaults, numbers, ends) for ends in _corners([settings[place] for place in numbers])}
+    """List the places: pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
+    priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
+    table = range(len(priors.of_table))
+    corners = {_at(defaults, table, ends) for ends in _corners(priors.of_table)}
     dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
     if bundle.proposal is not None:
         popularity = bundle.manifest.popularity.default
@@ -145,16 +147,20 @@ def usual_places(bundle: Bundle) -> list[Place]:
     ]
 
 
-def bonus_places(bundle: Bundle) -> list[Place]:
-    """List places at the default λ and μ: each bonus at its largest, all at their largest, all at their least.
+def own_places(bundle: Bundle) -> list[Place]:
+    """List places of bonuses, slopes and decay at the default λ and μ.
 
-    Bonuses that no label of the bundle gets are left out.
+    Each bonus alone stands at its largest weight, all at their largest and all at their least; those that no label gets
+    are left out. Slopes and decay go through parts of their limits, as lists between two ends are harder than either.
     """
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]
     limits = [(priors.settings[at].minimum, priors.settings[at].maximum) for at in bonuses]
     weights = {_at(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
     weights |= {_at(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
+    for at, prior in enumerate(priors.settings):
+        parts = {"number": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
+        weights |= {_at(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts}
     noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
     return [(noise, bundle.manifest.popularity.default, each) for each in sorted(weights - {defaults})]
 

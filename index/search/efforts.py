@@ -33,10 +33,10 @@ class DialEfforts:
         self._hardest = hardest
         self._dim = bundle.embeddings.shape[1]
         settings = bundle.priors.settings
-        self._bonuses = [at - len(settings) for at, prior in enumerate(settings) if prior.indicates]
+        self._own = [at - len(settings) for at, prior in enumerate(settings) if prior.source != "table"]
         nowhere = np.zeros((1, self._dim), np.float32)
-        self._default = bundle.augmentation.queries(nowhere, 0.0, 0.0, bundle.priors.defaults)[0, self._bonuses]
-        self._with_bonus = reduce(Effort.harder, [at.effort for at in measured], hardest)
+        self._default = bundle.augmentation.queries(nowhere, 0.0, 0.0, bundle.priors.defaults)[0, self._own]
+        self._with_own = reduce(Effort.harder, [at.effort for at in measured], hardest)
         self._depths = sorted({at.k for at in measured})
         self._of_depth = {depth: _Places(bundle, [at for at in measured if at.k == depth]) for depth in self._depths}
         self._at = lru_cache(_REMEMBERED)(self._look_up)
@@ -44,13 +44,13 @@ class DialEfforts:
     def all_at(self, effort: Effort) -> DialEfforts:
         """Return a copy that gives every query the same effort."""
         efforts = copy(self)
-        efforts._hardest, efforts._with_bonus, efforts._depths = effort, effort, []
+        efforts._hardest, efforts._with_own, efforts._depths = effort, effort, []
         return efforts
 
     def hardest(self, queries_BE: Float32) -> Effort:
-        """Return the effort that suffices everywhere: at the default bonuses, if all queries have them."""
-        usual = not self._bonuses or (queries_BE[:, self._bonuses] == self._default).all()
-        return self._hardest if usual else self._with_bonus
+        """Return the effort that suffices everywhere, or for queries without bonus, slope and decay."""
+        usual = not self._own or (queries_BE[:, self._own] == self._default).all()
+        return self._hardest if usual else self._with_own
 
     def of(self, query_E: Float32, k: int) -> Effort:
         """Look up the effort of one augmented query for k results."""

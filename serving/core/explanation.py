@@ -70,8 +70,7 @@ def parts_of_scores(
             if prior.source == "date":
                 part["decay"] = weighed_KP[place, column] + np.float32(shift)
             else:
-                key = "priors" if prior.source == "table" else prior.name.partition(".")[0]
-                part.setdefault(key, {})[prior.key] = weighed_KP[place, column]
+                part.setdefault(prior.group, {})[prior.key] = weighed_KP[place, column]
         found.append(part)
     return found
 

@@ -59,6 +59,8 @@ ELSEWHERE = {
 }  # fmt: skip
 """Keys of requests by what papers and other services call them."""
 _LONGEST_NAME = 100
+_FIELD_OF_NAME = {"decay": "decay.column"}
+"""Field of a request with the name of a prior, where the group's key is not."""
 _SAME = 1e-6
 """Largest difference of two weights that are the same but for rounding to float32."""
 _ANY = 1 << 62
@@ -179,6 +181,13 @@ class Decay(RequestModel):
         description="Such as `12h`, `7d` or `4w`: a label of this age loses `weight · log 2`, one to come gains."
     )
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+    def per_day(self, field: str) -> float:
+        """Return what a label loses in a day, in nats; raises InvalidRequestError."""
+        try:
+            return self.weight * math.log(2) * DAY_SECONDS / span_seconds(self.half_life)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field=field) from error
 
 
 class SearchOptions(RequestModel):
@@ -660,8 +669,8 @@ class Dials:
         """
         defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default, *self.defaults_P.tolist()]
         weights = [cooccurrence, *priors]
-        first = len([prior for prior in self.priors if prior.source == "table"])
-        if len(weights) not in (1 + first, len(defaults)) or any(
+        table = sum(prior.source == "table" for prior in self.priors)
+        if len(priors) not in (table, len(self.priors)) or any(
             abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=False)
         ):
             return math.nan
@@ -678,61 +687,34 @@ class Dials:
         """
         if not (asked.priors or asked.bonus or asked.slope or asked.decay):
             return self.defaults_P, 0.0
-        weights_P, shift = self.defaults_P.copy(), 0.0
-        for key, sources, given in (
-            ("priors", ("table",), asked.priors),
-            ("bonus", ("bucket", "filter"), asked.bonus),
-            ("slope", ("number",), asked.slope),
-        ):
-            of_name = {prior.key: place for place, prior in enumerate(self.priors) if prior.source in sources}
-            for name, weight in given.items():
-                if name not in of_name:
-                    raise _unknown_prior(key, name, list(of_name), f"{prefix}{key}")
-                limits = _range(self.priors[of_name[name]])
-                if not limits.minimum <= weight <= limits.maximum:
-                    raise limits.refusal(f"{key}.{name}", describe(weight), f"{prefix}{key}.{name}")
-                weights_P[of_name[name]] = weight
+        weights_P, shift, why = self.defaults_P.copy(), 0.0, ""
+        groups = {"priors": asked.priors, "bonus": asked.bonus, "slope": asked.slope}
         if asked.decay is not None:
-            place, weight = self._read_decay(asked.decay, f"{prefix}decay")
-            weights_P[place] = weight
-            # The coordinate counts days from the newest label of the build, and the score counts them from now.
-            shift = float(weights_P[place]) * (self.priors[place].origin - time() / DAY_SECONDS)
+            groups["decay"] = {asked.decay.column: asked.decay.per_day(f"{prefix}decay.half_life")}
+        for group, weights in groups.items():
+            places = {prior.key: place for place, prior in enumerate(self.priors) if prior.group == group}
+            for name, weight in weights.items():
+                if name not in places:
+                    raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
+                prior, field = self.priors[places[name]], f"{prefix}{group}.{name}"
+                if group == "decay" and asked.decay is not None:
+                    least = 24 * asked.decay.weight * math.log(2) / prior.maximum
+                    field = f"{prefix}decay.half_life"
+                    why = f" a day: with this weight half_life must be at least {least:.3g}h"
+                    # The coordinate counts days from the newest label of the build, and the score counts from now.
+                    shift = weight * (prior.origin - time() / DAY_SECONDS)
+                if not prior.minimum <= weight <= prior.maximum * (1 + _SAME):
+                    raise _range(prior).refusal(f"{group}.{name}", describe(weight), field, why)
+                weights_P[places[name]] = weight
         return weights_P, shift
 
-    def _read_decay(self, decay: Decay, field: str) -> tuple[int, float]:
-        """Return the place of a prior of dates and its weight in logits per day; raises InvalidRequestError."""
-        of_name = {prior.key: place for place, prior in enumerate(self.priors) if prior.source == "date"}
-        if decay.column not in of_name:
-            raise _unknown_prior("decay", decay.column, list(of_name), f"{field}.column")
-        place = of_name[decay.column]
-        try:
-            weight = decay.weight * math.log(2) / (span_seconds(decay.half_life) / DAY_SECONDS)
-        except ValueError as error:
-            raise InvalidRequestError(str(error), field=f"{field}.half_life") from error
-        most = self.priors[place].maximum
-        if weight > most * (1 + _SAME):
-            least = decay.weight * math.log(2) / most * 24
-            raise InvalidRequestError(
-                f"expected a half_life of at least {least:.3g}h at weight {decay.weight:g}, the shortest at which this "
-                f"release measured recall, received {describe(decay.half_life)}",
-                field=f"{field}.half_life",
-            )
-        return place, weight
 
-
-def _unknown_prior(key: str, name: str, known: list[str], field: str) -> InvalidRequestError:
+def _unknown_prior(group: str, name: str, known: list[str], field: str) -> InvalidRequestError:
     """Create the error about a name that the release has no prior of."""
-    noun, flag = {
-        "priors": ("priors", ""), "bonus": ("bonuses", "--bonus"), "slope": ("columns", "--slope"),
-        "decay": ("columns", "--decay"),
-    }[key]  # fmt: skip
-    if name == "head" and key == "bonus":
-        return InvalidRequestError(
-            f'expected bonuses of this release, {known}, received "head": the others are measured against it, so give '
-            "each of them a bonus below 0",
-            field=field,
-        )
-    hint = flag and (did_you_mean(name, known) or f"; longtail-index build {flag} declares them")
+    hint = did_you_mean(name, known) or f"; longtail-index build --{group} declares others"
+    if (group, name) == ("bonus", "head"):
+        hint = ": the others are measured against it, so give each of them a bonus below 0"
+    noun = {"priors": "priors", "bonus": "bonuses"}.get(group, "columns")
     return InvalidRequestError(
         f"expected {noun} of this release, {known}, received {describe(name)}{hint}", field=field
     )

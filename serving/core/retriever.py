@@ -900,18 +900,15 @@ class Retriever:
 def _described(priors: Priors) -> dict[str, Any]:
     """Return what requests may weigh, as GET /v1/release lists it."""
     shown: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
-    limits = {"minimum", "default", "maximum"}
     for prior in priors.settings:
-        match prior.source:
-            case "table":
-                shown["priors"].append(prior.model_dump(include={"name", *limits}))
-            case "number":
-                shown["slope"][prior.key] = prior.model_dump(include={"origin", *limits})
-            case "date":
-                shown["decay"][prior.key] = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
-            case _:
-                filter_ = {"filter": prior.filter} if prior.filter else {}
-                shown["bonus"][prior.key] = prior.model_dump(include=limits) | filter_
+        more = {"priors": "name", "bonus": "filter", "slope": "origin"}.get(prior.group)
+        limits = prior.model_dump(include={"minimum", "default", "maximum", *([more] if more else [])})
+        if prior.group == "priors":
+            shown["priors"].append(limits)
+        elif more is None:
+            limits = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
+        if prior.group != "priors":
+            shown[prior.group][prior.key] = limits
     return shown
 
 
@@ -919,10 +916,8 @@ def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:
     """Return the weights of an answer: of all priors of the table, and of the others that are not 0."""
     shown: dict[str, Any] = {} if query.decay is None else {"decay": query.decay.model_dump()}
     for prior, weight in zip(priors.settings, query.priors, strict=True):
-        if prior.source == "table":
-            shown.setdefault("priors", {})[prior.name] = weight
-        elif weight and prior.source != "date":
-            shown.setdefault("bonus" if prior.indicates else "slope", {})[prior.key] = weight
+        if prior.source == "table" or (weight and prior.source != "date"):
+            shown.setdefault(prior.group, {})[prior.key] = weight
     return shown
 
 

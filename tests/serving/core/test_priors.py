@@ -120,7 +120,9 @@ def test_a_release_without_priors_refuses_them(tmp_path: Path) -> None:
     with client_of(create_app(plane_settings(tmp_path), retriever=after)) as client:
         answer = client.post("/v1/retrieve", json={"queries": [{"features": {}, "priors": {"recent": 1}}]})
     assert answer.status_code == 422
-    assert answer.json()["error"]["message"] == 'expected priors of this release, [], received "recent"'
+    assert answer.json()["error"]["message"] == (
+        'expected priors of this release, [], received "recent"; longtail-index build --priors declares others'
+    )
 
 
 def with_priors(bundle: Bundle) -> Bundle:
