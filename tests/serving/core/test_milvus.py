@@ -36,8 +36,15 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("shops")
     dated(shop_bundle(LABELS, cooccurrence=True)).write(root / "bundle")
     for spec in ("flat", COLLECTIONS[0]):
-        build(root / "bundle", root / "releases", spec=spec, name=spec)
+        _build(Releases(root / "releases"), spec)
     return Releases(root / "releases")
+
+
+def _build(releases: Releases, spec: str) -> None:
+    build(
+        releases.root.parent / "bundle", releases.root, spec=spec, name=spec, decay={"since": "10d"},
+        bonuses={"open": {"open": True}}, slopes={"price": None},
+    )  # fmt: skip
 
 
 def rows_that_meet(searcher: CollectionSearcher, queries: Float32, expression: str) -> set[int]:
@@ -113,7 +120,7 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
 @pytest.mark.parametrize("name", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
 def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     if name not in releases.names():
-        build(releases.root.parent / "bundle", releases.root, spec=name, name=name)
+        _build(releases, name)
     exact, milvus = (load_release(releases, each, max_new_labels=500) for each in ("flat", name))
     rng = np.random.default_rng(3)
     pairs = [(exact, milvus), (changed(exact), changed(milvus)), (exact, milvus)]
@@ -168,7 +175,11 @@ def _query(rng: np.random.Generator) -> Query:
         asked["allow"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 1_000))]
     if rng.random() < 0.3:
         asked["buckets"] = ["torso", "tail"]
-    return Query(**asked)
+    if rng.random() < 0.5:
+        asked["bonus"] = {"tail": float(rng.uniform(-5, 5)), "open": float(rng.uniform(-5, 5))}
+    if rng.random() < 0.3:
+        asked |= {"slope": {"price": float(rng.uniform(-1, 1))}, "decay": {"column": "since", "half_life": "30d"}}
+    return Query.model_validate(asked)
 
 
 def _agreement(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
