@@ -202,7 +202,7 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
                 "name": name,
                 "share": arm.share,
                 "release": arm.release,
-                "settings": arm.settings,
+                "settings": arm.json_settings,
                 "units": seen[name],
                 **_figures(counts[name]),
                 "hits_per_answer": rate_interval(rates[name]),

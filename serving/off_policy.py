@@ -81,6 +81,7 @@ FROM answered LEFT JOIN chosen USING (answer) ORDER BY time, answer
 """Query for answers and chosen labels. A label that was both clicked and bought counts as one chosen label."""
 _OTHER_RELEASE = "of other releases"
 _NOT_EXPLORED = "that did not explore"
+_FLOORED = "with floors (at_least), beyond which slots are drawn"
 _NOT_KNOWN = "whose query is not kept (LONGTAIL_RECORD_FEATURES, or too long)"
 _NO_CANDIDATES = "whose candidates are not recorded, from before 0.1.0"
 _REFUSED = "whose query the release does not take at every λ"
@@ -271,6 +272,8 @@ def _query(row: dict[str, Any], retriever: Retriever, at: Sequence[float], left_
         left_out[_NOT_KNOWN] += 1
     elif not any((options := json.loads(row["options"])).get("explore", {}).values()):
         left_out[_NOT_EXPLORED] += 1
+    elif options.get("at_least"):
+        left_out[_FLOORED] += 1
     elif (candidates := options.pop(CANDIDATES, None)) is None:
         left_out[_NO_CANDIDATES] += 1
     else:

@@ -51,6 +51,11 @@ class Arm(SearchOptions):
         """Return the fields of a query that the arm sets."""
         return {name: getattr(self, name) for name in SearchOptions.model_fields if name in self.model_fields_set}
 
+    @property
+    def json_settings(self) -> dict[str, Any]:
+        """Return `settings` as JSON."""
+        return self.model_dump(include={*self.settings}, exclude_unset=True)
+
     @model_validator(mode="after")
     def _eligible_is_the_request_s_to_say(self) -> Arm:
         if refused := [name for name in _ELIGIBLE if name in self.model_fields_set]:
@@ -88,7 +93,7 @@ class Experiment(RequestModel):
     @cached_property
     def run(self) -> str:
         """Return a name of this run: the experiment's name and a hash of its unit, arms, shares and settings."""
-        arms = {name: [arm.share, arm.release, arm.settings] for name, arm in self.arms.items()}
+        arms = {name: [arm.share, arm.release, arm.json_settings] for name, arm in self.arms.items()}
         definition = json.dumps([self._name, self.unit, arms], sort_keys=True, default=str)
         return f"{self._name}-{sha256(definition.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 

@@ -102,7 +102,7 @@ class Candidates:
 
     def best(self, k: int) -> _Found:
         """Return the list of k labels."""
-        reserved = self._reserved
+        reserved, k = self._reserved, max(k, len(self._reserved))  # more only if k exceeds the catalogue
         if self._query.diversity is None:
             needs_F = np.minimum([floor.n for floor in self._query.floors], self._meets_FC.sum(axis=1))
             for position in reversed(reserved):

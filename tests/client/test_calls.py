@@ -15,12 +15,12 @@ from longtail.client.calls import Call
 from tests.client.conftest import Make, Script
 
 DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
-FREE = ("features", "display", "explore", "priors", "filter", "max_per")
+FREE = ("features", "display", "explore", "priors", "filter", "max_per", "at_least")
 """Keys whose values are the user's own JSON, or keyed by bucket, prior or column."""
 PARTS: dict[str, Any] = {
     "k": 3, "bias_removal": 0.0, "popularity": 0.25, "priors": {"recent": 0.5}, "exclude": {"x"}, "allow": [],
     "buckets": ("tail",), "filter": {"price": {"lt": 20}}, "explore": {"new": 2}, "max_per": {"brand": 2}, "mmr": 0.25,
-    "pool": 99, "display": ["title"], "cooccurrence": 0.5,
+    "pool": 99, "at_least": [{"bucket": "tail", "n": 1}], "display": ["title"], "cooccurrence": 0.5,
 }  # fmt: skip
 SENT = PARTS | {"exclude": ["x"], "buckets": ["tail"]}
 ORGANIC = Feedback(None, ["a"], {"u": 1}, bias_removal=0.5, popularity=1.0, exclude=["s"], idempotency_key="visit-1")

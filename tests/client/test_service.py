@@ -55,8 +55,9 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
         Query(FEATURES, allow=[]),
         Query(FEATURES, filter={"title": {"in": ["Title 3", "Title 4", "no such title"]}}),
         Query(FEATURES, k=3, max_per={"title": 1}, mmr=0.5, pool=20),
+        Query(FEATURES, k=3, at_least={"bucket": {"tail": 3}}),
     ]
-    plain, unseen, allowed, tail, none, titled, apart = asker(url=url)("retrieve", queries).results
+    plain, unseen, allowed, tail, none, titled, apart, floored = asker(url=url)("retrieve", queries).results
     assert len(plain.labels) == 10
     assert (len(unseen.labels), unseen.unknown["exclude"]) == (LABELS - 2, 1)
     assert {label.id for label in allowed.labels} == {"item-7", "item-8"}
@@ -64,6 +65,11 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
     assert none.labels == ()
     assert {label.id for label in titled.labels} == {"item-3", "item-4"}
     assert (len(apart.labels), apart.pool, plain.pool) == (3, 20, None)
+    assert [label.bucket for label in floored.labels] == ["tail"] * 3
+    assert floored.floors == [{"bucket": "tail", "n": 3, "met": 3}]
+    assert floored.cost is not None
+    assert floored.cost > 0
+    assert plain.floors is None
 
 
 def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url: str) -> None:

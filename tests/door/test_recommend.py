@@ -29,6 +29,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"exclude": ["item-4", "item-5"], "buckets": ["torso", "tail"], "exclude_history": True},
     {"filter": {"title": {"in": ["Title 3", "Title 8", "Title 21"]}}},
     {"max_per": {"title": 1}, "mmr": 0.2, "pool": 50},
+    {"at_least": [{"bucket": "tail", "n": 2}, {"filter": {"title": {"in": ["Title 8", "Title 21"]}}, "n": 1}]},
 ]
 
 

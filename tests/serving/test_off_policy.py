@@ -288,13 +288,19 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
         answer("plain", "east", {"a": 1, "c/é": 1}, options={"k": 2}),
         answer("unknown", None, {"a": 1, "c/é": 0.75}),
         answer("refused", "east", {"a": 1, "4": 1}, options={"k": 2, "popularity": 0.5, "explore": {"tail": 1}}),
+        answer(
+            "floored",
+            "east",
+            {"a": 1, "4": 1},
+            options={"k": 2, "explore": {"tail": 1}, "at_least": [{"bucket": "head", "n": 1}]},
+        ),
         answer("changed", "east", {"b": 1, "4": 0.25}),
         answer("gone", "east", {"gone": 0.5, "b": 1, "4": 1}, options={"k": 3, "bias_removal": 0, "explore": EVERY}),
         *[choice("1", "c/é"), choice("1", "c/é", "nobody", event="purchase"), choice("2", "4", "a"), choice("3", "b")],
         choice("other", "a"),
     )
     log = read_log(plane_retriever(), folder, WINDOW, [0.0, 2.0])
-    assert sorted(log.left_out.values()) == [1, 1, 1, 1, 2]
+    assert sorted(log.left_out.values()) == [1, 1, 1, 1, 1, 2]
     assert (log.answers_U.tolist(), log.changed_G.tolist()) == ([2, 1], [0, 0, 1])
     assert log.exposures_GB.tolist() == [[2, 1, 3, 0], [2, 1, 3, 0], [3, 1, 2, 0]]
     own, same, other = settings_of(log)
@@ -330,7 +336,7 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     assert lines[1] == "3 answers that explored, of 2 units; 4 labels chosen"
     assert [line.split()[0] for line in lines[3:6]] == ["own", "0", "2"]
     assert lines[5].endswith("cannot tell")
-    assert len([line for line in lines if line.startswith("left out: ")]) == 5
+    assert len([line for line in lines if line.startswith("left out: ")]) == 6
     assert "without the feature of --unit: 3 answers, by the experiment's or all features" in lines
 
 

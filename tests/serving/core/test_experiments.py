@@ -87,6 +87,16 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
     assert not open_(explore={})
     assert not open_(k=1), "two slots do not fit"
     assert not open_(buckets=["head"]), "new labels may not be answered"
+    assert not open_(at_least={"bucket": {"tail": 1}}), "slots and floors take of the same k"
+    floored = running({
+        "a": "share = 0.5", "b": 'share = 0.5\nat_least = [{bucket = "tail", n = 1}, {filter = {brand = "x"}, n = 2}]'
+    })  # fmt: skip
+    assert floored.arms["b"].json_settings == {
+        "at_least": [{"bucket": "tail", "n": 1}, {"filter": {"brand": "x"}, "n": 2}]
+    }
+    assert floored.leaves_open(SearchOptions(k=3, buckets=["tail"]))
+    for options in ({"k": 2}, {"buckets": ["head"]}, {"at_least": []}, {"explore": {}}):
+        assert not floored.leaves_open(SearchOptions.model_validate(options))
     priors = running({"a": "share = 0.5", "b": "share = 0.5\npriors = {recent = 0.5}"})
     assert priors.arms["b"].settings == {"priors": {"recent": 0.5}}
     assert not priors.leaves_open(SearchOptions(priors={}))

@@ -72,6 +72,10 @@ def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client,
     assert timedelta(0) <= one["time"] - one["answered_at"] < timedelta(seconds=5)
     assert (other["positions"], other["bias_removal"], other["restricted"]) == ([0], 0.25, True)
     assert (other["event"], other["weight"], other["idempotency_key"]) == ("purchase", 9, "k1")
+    for arranged in ({"mmr": 0.5}, {"max_per": {"year": 1}}, {"at_least": {"bucket": {"tail": 1}}}):
+        (id_,) = ids_of(client, {**EAST, **arranged})
+        record = read_answer_id(id_, app.state.service.keys.secrets, 0)
+        assert record.restricted, "a choice from it is not held against the promise of its λ"
     found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
     assert {of: (each["positives"], each["hits"]) for of, each in found.items() if each["positives"]} == {
         "tail": (3, 2), "all": (3, 2)

@@ -134,7 +134,14 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
     assert 'longtail_ids_unknown_total{list="allow"} 1.0' in metrics
 
 
-@pytest.mark.parametrize("options", [{}, {"explore": {"tail": 5}}, {"mmr": 0.5}, {"max_per": {"year": 1}, "pool": 600}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"explore": {"tail": 5}}, {"mmr": 0.5}, {"max_per": {"year": 1}, "pool": 600},
+        {"at_least": {"bucket": {"tail": 5, "head": 2}}, "explore": {"tail": 3, "torso": 3}},
+        {"at_least": [{"filter": {"year": {"lt": 2002}}, "n": 4}], "mmr": 0.5},
+    ],
+)  # fmt: skip
 def test_a_k_above_the_catalogue_is_answered_with_all_labels_there_are(
     client: httpx.Client, options: dict[str, object]
 ) -> None:
