@@ -138,7 +138,8 @@ class Model:
             options: options of `POST /v1/queries`: `filter`, `exclude`, `exclude_history`, `bias_removal`, `by`, …
 
         Returns:
-            A frame: the label's id if there are several, `rank` from 1, the query's id, `score`, `log_p`, its columns.
+            A frame: the label's id if there are several, `rank` from 1, the query's id, `score`, `log_p`, `choices`,
+            and the columns of queries.
 
         Raises:
             ServingError: an option is wrong, there is no such label, or the release has no index of queries.
@@ -148,13 +149,8 @@ class Model:
         for result in self.retriever.queries_for([_checked(QueriesFor, {**options, **label, "k": k})]):
             leading = {self.label_id: result["id"]} if isinstance(ids, list) else {}
             for rank, query in enumerate(result["queries"], start=1):
-                row = {
-                    **leading,
-                    "rank": rank,
-                    id_column: query["id"],
-                    "score": query["score"],
-                    "log_p": query["log_p"],
-                }
+                row = {**leading, "rank": rank, id_column: query["id"]}
+                row |= {name: query[name] for name in ("score", "log_p", "choices")}
                 rows.append({**row, **_renamed(query["display"], row)})
         return like(None, pa.Table.from_pylist(rows))
 

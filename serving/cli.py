@@ -22,7 +22,7 @@ from longtail.commands.app import app_of_commands
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
-from longtail.serving.batch import TableOptions, answer
+from longtail.serving.batch import TableOptions, answer, invert
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
@@ -287,7 +287,9 @@ def batch(
     releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing. With --invert a new file.")
+    ],
     k: Annotated[
         int | None, typer.Option(min=1, help="Labels wanted of each query (default: 100, or all of fewer).")
     ] = None,
@@ -310,6 +312,12 @@ def batch(
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
     ] = None,
+    inverted: Annotated[
+        bool, typer.Option("--invert", help="QUERIES are labels: write the best queries of each, into the file --out.")
+    ] = False,
+    max_per_query: Annotated[
+        int | None, typer.Option(min=1, help="With --invert: most labels that one query gets.")
+    ] = None,
     state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
@@ -324,7 +332,21 @@ def batch(
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(given if k is None else {"k": k, **given}, exclude, keep, history, at)
+    shared = given if k is None else {"k": k, **given}
+    if max_per_query is not None and not inverted:
+        raise typer.BadParameter("expected --invert with --max-per-query, received none", param_hint="--max-per-query")
+    if inverted:
+        if exclude or keep or history or at or shard != "0/1":
+            raise typer.BadParameter(
+                "expected no --exclude, --keep, --history, --at or --shard with --invert, received one"
+            )
+        place = _place_of(state)
+        rows = invert(
+            releases, as_place(queries), out, shared, max_per_query=max_per_query, release=release, state=place
+        )
+        print(f"{out}: {rows:,} rows")
+        return
+    table_options = TableOptions(shared, exclude, keep, history, at)
     answer(
         releases, as_place(queries), out, table_options, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),

@@ -40,9 +40,9 @@ from longtail.tables.values import is_nested
 _ID = "id:"
 """Prefix of the column of ids, which may be a feature as well."""
 _AT_ONCE, _CALIBRATED, _CHECKED = 4_096, 1_000, 200
-_MOST_SCORES = 1 << 36
-"""Most scores behind log Z of all queries, some minutes on two cores; labels are sampled where there are more."""
-_SCORES_AT_ONCE = 1 << 24
+_MOST_SCORES = 1 << 34
+"""Most scores behind log Z of all queries, a few minutes on two cores; labels are sampled where there are more."""
+_SCORES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)

@@ -613,10 +613,11 @@ class Retriever:
             log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
             log_n_K = np.float32(resolved[place].bias_removal) * index.bundle.labels.log_pn[rows_K]
             log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
-            columns = result["labels"], log_p_K + log_z_K, log_p_K
+            choices_K = np.exp(log_p_K) * (index.bundle.labels.counts[rows_K] + 0.5)
+            columns = result["labels"], log_p_K + log_z_K, log_p_K, choices_K.astype(np.float32)
             answer["queries"] = [
-                {"id": query["id"], "score": score, "log_p": log_p, "display": query["display"]}
-                for query, score, log_p in zip(*columns, strict=True)
+                {"id": query["id"], "score": score, "log_p": log_p, "choices": choices, "display": query["display"]}
+                for query, score, log_p, choices in zip(*columns, strict=True)
             ]
             answer["unknown"] = {"exclude": result["unknown"]["exclude"]}
         return answers

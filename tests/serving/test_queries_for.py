@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv, json
 
 from longtail.bundle import Bundle, Hide, Upsert
 from longtail.index import PriorTable, QueriesError, QueryTable, Releases, build, refresh_priors
@@ -19,10 +20,11 @@ from longtail.index.construct.priors import Limits
 from longtail.index.construct.queries import log_normalisers
 from longtail.model import Model
 from longtail.serving import create_app
+from longtail.serving.batch import campaign, invert
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor, ToEmbed
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.errors import InvalidRequestError, NoQueriesError
+from longtail.serving.errors import InvalidRequestError, NoQueriesError, ServingError
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.plane import plane_settings
@@ -38,6 +40,7 @@ class Case:
     vectors_QD: np.ndarray
     countries: list[str]
     choices_Q: np.ndarray
+    folder: Path
     weights: float = 0.5
 
     @property
@@ -83,7 +86,7 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
     retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
     rows = [{"features": row} for row in table.select(["user_id", "history"]).to_pylist()]
     vectors = retriever.embed([ToEmbed.model_validate({"queries": rows})])[0]
-    return Case(retriever, np.stack(vectors), countries, choices_Q)
+    return Case(retriever, np.stack(vectors), countries, choices_Q, folder)
 
 
 @pytest.fixture(scope="module", params=["plain", "bias and priors", "popularity and histories"])
@@ -120,6 +123,11 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
                 assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in best]
                 np.testing.assert_allclose([q["score"] for q in answer["queries"]], scores_QL[best, row], atol=2e-5)
                 np.testing.assert_allclose([q["log_p"] for q in answer["queries"]], log_p_QL[best, row], atol=2e-5)
+                np.testing.assert_allclose(
+                    [q["choices"] for q in answer["queries"]],
+                    np.exp(log_p_QL[best, row]) * (random_case.choices_Q[best] + 0.5),
+                    rtol=1e-4,
+                )
                 assert answer["unknown"] == {"exclude": int("exclude" in options)}
                 assert [q["display"]["country"] for q in answer["queries"]] == [random_case.countries[q] for q in best]
 
@@ -188,13 +196,60 @@ def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
     values = pa.table({"label_id": before.bundle.labels.ids, "margin": np.linspace(-3, 3, LABELS)})
     pq.write_table(values, tmp_path / "other.parquet")
     refresh_priors(tmp_path / "releases", tmp_path / "other.parquet", source="one", name="two")
-    after = Case(
-        load_release(Releases(tmp_path / "releases"), "two"), before.vectors_QD, before.countries, before.choices_Q
-    )
+    after = replace(before, retriever=load_release(Releases(tmp_path / "releases"), "two"))
     (answer,) = after.retriever.queries_for([QueriesFor(id="item-7", k=USERS)])
     scores_QL = after.scores(0.5)
     log_p_Q = scores_QL[:, 7] - np.logaddexp.reduce(scores_QL, axis=1)
     assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in np.argsort(-log_p_Q)]
+
+
+@pytest.mark.parametrize("most", [None, 1, 2, 50])
+@pytest.mark.parametrize("by", ["log_p", "choices"])
+def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: int | None) -> None:
+    rows, k = [3, 30, 11, 25, 4, 39, 17], 9
+    scores_QL = random_case.scores(0.5)
+    values_QL = scores_QL - np.logaddexp.reduce(scores_QL, axis=1, keepdims=True)
+    values_QL += np.log(random_case.choices_Q + 0.5)[:, None] if by == "choices" else 0
+    expected: dict[int, list[int]] = {row: [] for row in rows}
+    counts = [0] * USERS
+    for _, row, query in sorted((-values_QL[query, row], row, query) for query in range(USERS) for row in rows):
+        if len(expected[row]) < k and (most is None or counts[query] < most):
+            expected[row].append(query)
+            counts[query] += 1
+    options = {"k": k, "by": by, "exclude_history": False}
+    chosen = campaign(random_case.retriever, [f"item-{row}" for row in rows], options, most)
+    assert [(label, query["id"]) for label, _, query in chosen] == [
+        (f"item-{row}", f"u{query}") for row in rows for query in expected[row]
+    ]
+    assert [place for _, place, _ in chosen] == [place for row in rows for place in range(1, len(expected[row]) + 1)]
+
+
+def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("item_id,note\nitem-3,x\nitem-1,y\nitem-3,z\n")
+    column = random_case.bundle.manifest.own_id
+    assert column == "item_id"
+    releases, options = random_case.folder / "releases", {"k": 2, "exclude_history": False}
+    expected = campaign(random_case.retriever, ["item-3", "item-1"], options)
+    for name in ("out.parquet", "out.csv", "out.jsonl"):
+        assert invert(releases, tmp_path / "labels.csv", tmp_path / name, options, release="one") == 4
+        read = {".parquet": pq.read_table, ".csv": csv.read_csv, ".jsonl": json.read_json}[Path(name).suffix]
+        table = read(tmp_path / name)
+        id_column = "user_id" if random_case.bundle.remembered else "query_id"
+        assert table.column_names == ["item_id", id_column, "score", "log_p", "choices", "place"]
+        assert table["place"].to_pylist() == [1, 2, 1, 2]
+        assert table[id_column].to_pylist() == [query["id"] for _, _, query in expected]
+        np.testing.assert_allclose(table["log_p"], [query["log_p"] for _, _, query in expected], rtol=1e-5)
+    for labels, out, given, message in [
+        ("item_id\nitem-3\n", "out.csv", {}, "a new file that ends in"),
+        ("item_id\nitem-3\n", "more.txt", {}, "a new file that ends in"),
+        ("item_id\nnone\n", "more.csv", {}, "expected the id of a label of this release"),
+        ("item_id\nitem-3\n", "more.csv", {"by": "taste"}, "--options: by"),
+        ("label\nitem-3\n", "more.csv", {}, "item_id"),
+    ]:
+        (tmp_path / "labels.csv").write_text(labels)
+        with pytest.raises(ServingError, match=message):
+            invert(releases, tmp_path / "labels.csv", tmp_path / out, given, release="one")
+    assert not (tmp_path / "more.csv").exists()
 
 
 def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:

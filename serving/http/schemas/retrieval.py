@@ -309,6 +309,7 @@ class RankedQuery(BaseModel):
     id: str
     score: float = Field(description="s(x, y) of this query and the label, in logits, at ω = 0.")
     log_p: float = Field(description="log p(y|x): s less the logarithm of Σ exp(s) over the labels as built, in nats.")
+    choices: float = Field(description="(n + ½)·p(y|x), with n of the index's column of choices, 1 without one.")
     display: dict[str, JsonValue] = Field(description="The query's columns.")
 
 
