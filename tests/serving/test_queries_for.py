@@ -15,7 +15,17 @@ import pytest
 from pyarrow import csv, json
 
 from longtail.bundle import Bundle, Hide, Upsert
-from longtail.index import PriorTable, QueriesError, QueryTable, Releases, build, refresh_priors
+from longtail.index import (
+    NotPublishableError,
+    PriorTable,
+    QueriesError,
+    QueryTable,
+    ReleaseCorruptError,
+    Releases,
+    build,
+    refresh,
+    refresh_priors,
+)
 from longtail.index.construct.priors import Limits
 from longtail.index.construct.queries import log_normalisers
 from longtail.model import Model
@@ -24,7 +34,7 @@ from longtail.serving.batch import campaign, invert
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor, ToEmbed
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.errors import InvalidRequestError, NoQueriesError, ServingError
+from longtail.serving.errors import InvalidRequestError, NoQueriesError, ServingError, UnservableReleaseError
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.plane import plane_settings
@@ -285,3 +295,36 @@ def test_a_release_without_an_index_of_queries_says_what_to_do(client: httpx.Cli
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "no_queries")
     assert "longtail-index build --queries TABLE" in refused.json()["error"]["message"]
     assert client.get("/v1/release").json()["queries"] is None
+
+
+def test_a_release_carries_its_index_of_queries(tmp_path: Path) -> None:
+    """A refresh of co-occurrence links it, publishing refuses its loss, and its files are verified."""
+    case = make_case(tmp_path, cooccurrence=True, seed=3)
+    releases = Releases(tmp_path / "releases")
+    releases.publish("one")
+    later = pa.table({"user_id": ["u1", "u1"], "label_id": ["item-3", "item-4"], "time": [1.7e9, 1.7e9 + 60]})
+    pq.write_table(later, tmp_path / "log.parquet")
+    refresh(tmp_path / "releases", tmp_path / "log.parquet", name="two")
+    assert (tmp_path / "releases/one/queries/index/index.faiss").samefile(
+        tmp_path / "releases/two/queries/index/index.faiss"
+    )
+    after = load_release(releases, "two")
+    asked = {"id": "item-4", "k": USERS, "exclude_history": True}
+    before, now = (
+        {query["id"] for query in retriever.queries_for([QueriesFor.model_validate(asked)])[0]["queries"]}
+        for retriever in (case.retriever, after)
+    )
+    assert before - now == {"u1"}
+    build(tmp_path / "bundle", tmp_path / "releases", name="three")
+    with pytest.raises(NotPublishableError, match="queries: expected an index of queries as in the published release"):
+        releases.publish("three")
+    with pytest.raises(UnservableReleaseError, match="queries: expected an index of queries"):
+        load_release(releases, "three").check_compatible(case.retriever)
+    assert releases.bytes("two") > releases.bytes("three")
+    path = tmp_path / "releases/two/queries/bundle/embeddings.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    with pytest.raises(ReleaseCorruptError, match=r"queries/bundle/embeddings\.npy"):
+        releases.verify("two")
