@@ -121,59 +121,74 @@ class Forecast:
     __repr__ = one_line
 
     def counted(
-        self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float, gaps_N: Float64 | None = None
-    ) -> Forecast:
+        self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float, gaps_N: Float64 | None = None,
+        weights_N: Float64 | None = None, increases_N: Float64 | None = None,
+    ) -> Forecast:  # fmt: skip
         """Decay the sums to a later time, and add the pairs since `settings.until`.
 
         Args:
             labels_N: label rows of the pairs.
             times_N: seconds since 1970.
             gaps_N: seconds since the previous pair of a pair's query and label; None: all pairs are first ones.
+            weights_N, increases_N: see `largest_weights`; None: all pairs weigh 1.
         """
         lives_W = np.asarray(self.settings.half_lives)
         # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
         sums_LW, first_L = self.sums * np.exp2((self.settings.until - until) / lives_W), self.first.copy()
         for place, life in enumerate(lives_W):
-            weights_N = np.exp2((times_N - until) / life)
-            # A repeated pair adds what its predecessor has lost, so that a query weighs at most 1 on a label.
-            weights_N = weights_N if gaps_N is None else weights_N * -np.expm1(-np.log(2) * gaps_N / life)
-            sums_LW[:, place] += np.bincount(labels_N, weights_N, len(first_L))
+            decayed_N = np.exp2((times_N - until) / life)
+            # A repeated pair adds what its predecessor has lost, so that a query weighs at most its largest weight.
+            added_N = 1.0 if gaps_N is None else -np.expm1(-np.log(2) * gaps_N / life)
+            if weights_N is not None:
+                added_N = added_N * weights_N
+            if increases_N is not None and gaps_N is not None:
+                added_N += increases_N * np.exp2(-gaps_N / life)
+            sums_LW[:, place] += np.bincount(labels_N, decayed_N * added_N, len(first_L))
         np.minimum.at(first_L, labels_N, times_N)
         return replace(
             self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L
         )  # fmt: skip
 
     def refreshed(
-        self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float
-    ) -> Forecast:
-        """Add the pairs between `settings.until` and a later time; a query weighs at most 1 on a label.
+        self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float,
+        weights_N: Float64 | None = None,
+    ) -> Forecast:  # fmt: skip
+        """Add the pairs between `settings.until` and a later time; a query weighs at most its largest on a label.
 
         The later half of these pairs compares the kinds of priors, which know the earlier half. The likeliest kind is
         served. π* as released is served until 100 pairs were compared; decayed counts replace a regression after 1,000.
 
         Args:
             queries_N: number of each pair's query. Earlier pairs serve to recognise repeated ones.
+            weights_N: weights of the pairs by their types of events; None for 1 each.
         """
         order_N = np.argsort(times_N, kind="stable")
+        weights_N = np.ones(len(order_N)) if weights_N is None else weights_N[order_N]
         queries_N, labels_N, times_N = queries_N[order_N], labels_N[order_N], times_N[order_N]
         previous_N = previous_pairs(queries_N, labels_N)
-        gaps_N = gaps_of(times_N, previous_N)
+        gaps_N, (weights_N, increases_N) = gaps_of(times_N, previous_N), largest_weights(weights_N, queries_N, labels_N)
         begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
         new_n = begin + np.flatnonzero(previous_N[begin:end] < begin)
         half = int(new_n[len(new_n) // 2]) if len(new_n) else end
         before = self if self.released is not None else replace(self, released=self._log_rates - self._log_total)
-        fresh = before.counted(labels_N[begin:end], times_N[begin:end], until, gaps_N[begin:end])
+
+        def counted(pairs: slice, until: float) -> Forecast:
+            columns = gaps_N[pairs], weights_N[pairs], increases_N[pairs]
+            return before.counted(labels_N[pairs], times_N[pairs], until, *columns)
+
+        fresh = counted(slice(begin, end), until)
         middle = before
         if half > begin:
-            earlier = slice(begin, half)
-            middle = before.counted(labels_N[earlier], times_N[earlier], times_N[half - 1], gaps_N[earlier])
-        compared_n, settings = labels_N[half:end][previous_N[half:end] < half], self.settings
+            middle = counted(slice(begin, half), times_N[half - 1])
+        first_n, settings = half + np.flatnonzero(previous_N[half:end] < half), self.settings
+        compared_n, weights_n = labels_N[first_n], weights_N[first_n]
+        weights_n = weights_n * (len(weights_n) / (weights_n.sum() or 1.0))
         weight = min(settings.compared, _COMPARED)
         compared = weight + len(compared_n)
         if not compared:
             return fresh
         nats = {
-            kind: (weight * settings.nats.get(kind, 0.0) + float(prior.log_shares(whole=True)[compared_n].sum()))
+            kind: (weight * settings.nats.get(kind, 0.0) + float(weights_n @ prior.log_shares(whole=True)[compared_n]))
             / compared
             for kind, prior in middle.kinds().items()
         }
@@ -445,6 +460,25 @@ def previous_pairs(queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.
     previous_N = np.full(len(order_N), -1)
     previous_N[order_N[1:][same_n]] = order_N[:-1][same_n]
     return previous_N
+
+
+def largest_weights(
+    weights_N: Float64, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]
+) -> tuple[Float64, Float64]:
+    """Find the largest weight of a pair and its earlier repeats, and the increase by this pair, float64 [N] each.
+
+    The pairs are sorted by time. The increase of a pair without an earlier repeat is its weight.
+    """
+    order_N = np.lexsort((labels_N, queries_N))
+    values, codes_N = np.unique(weights_N, return_inverse=True)
+    new_N = np.ones(len(order_N), np.bool_)
+    new_N[1:] = (np.diff(queries_N[order_N]) != 0) | (np.diff(labels_N[order_N]) != 0)
+    # Keys rise from one query and label to the next, so that one running maximum serves all of them.
+    keys_N = np.maximum.accumulate(np.cumsum(new_N) * len(values) + codes_N[order_N])
+    largest_N, increases_N = np.empty_like(weights_N), np.empty_like(weights_N)
+    largest_N[order_N] = sorted_N = values[keys_N % max(len(values), 1)]
+    increases_N[order_N] = np.where(new_N, sorted_N, np.diff(sorted_N, prepend=0))
+    return largest_N, increases_N
 
 
 def gaps_of(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:

@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.dates import DatePart
+from longtail.bundle.events import weights_by_type
 from longtail.bundle.frequency import Buckets
 from longtail.bundle.one_line import one_line
 
@@ -215,8 +216,18 @@ class LogColumns(Record):
     ticks: float = Field(default=1.0, gt=0)
     """Units of a numeric `timestamp` per second."""
     event: str | None = None
-    ignored: list[str] = Field(default_factory=list)
-    """Types of events that do not count."""
+    """Column of types of events; null where the log has none."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of the types; pairs of types that are not named do not count. Empty: all pairs weigh 1."""
+    negative: list[str] = Field(default_factory=list)
+    """Types that say no to a label, such as a return."""
+    weight: str | None = None
+    """Column of weights that multiply those of the types; null for none."""
+
+    @property
+    def by_type(self) -> dict[str, float]:
+        """Return the weight of every type, for `events.weights_of`."""
+        return weights_by_type(self.weights, self.negative)
 
 
 class CooccurrenceSettings(Popularity):
@@ -245,8 +256,6 @@ class CooccurrenceSettings(Popularity):
     until: float | None = None
     """Time of the last pair in W, in seconds since 1970; null without times."""
     log: LogColumns = LogColumns()
-    weights: dict[str, float] = Field(default_factory=dict)
-    """Weights of pairs by type of event, where types differ."""
 
 
 class FileRecord(Record):

@@ -51,13 +51,13 @@ _UNDER_WAY_SECONDS = 5
 _CHOSEN = f"""
 WITH once AS ({ONCE}),
 chosen AS (
-    SELECT nullif({{id}}, '') AS id, features, answer, client, unnest(labels) AS label, time, event
+    SELECT nullif({{id}}, '') AS id, features, answer, client, unnest(labels) AS label, time, event, weight,
+        unnest(propensities) AS propensity
     FROM once
     WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
-        AND NOT list_contains($ignored, coalesce(event, ''))
 ),
 told_apart AS (
-    SELECT id, label, epoch_us(time) / 1e6 AS time, event,
+    SELECT id, label, epoch_us(time) / 1e6 AS time, event, CASE WHEN $weighs THEN weight / propensity END AS weight,
         (hash(coalesce(id, concat_ws(' ', client, coalesce(features, answer), time::DATE))) >> 1)::BIGINT AS query
     FROM chosen WHERE id IS NOT NULL OR NOT coalesce({{in_history}}, false)
 )
@@ -111,7 +111,7 @@ def refresh(settings: Settings) -> str:
         query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
         with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
             end = round(until + 1e-6, 6)  # `until` itself counts
-            given = {"since": begin, "after": after, "until": end, "ignored": columns.ignored}
+            given = {"since": begin, "after": after, "until": end, "weighs": columns.weight is not None}
             return connection.sql(query, params=given).to_arrow_table()
 
     building.refresh(

@@ -20,7 +20,7 @@ from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 from longtail.bundle import Vocabulary
 from longtail.bundle.arrays import Bools, Int32
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
-from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
+from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
 from longtail.tables.times import UNITS
 from longtail.trainer.config import CooccurrenceConfig, Recipe
@@ -178,8 +178,7 @@ def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
 
 def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> CooccurrenceSettings:
     """Return the settings of one W, before a reading is chosen."""
-    config, data = recipe.cooccurrence or CooccurrenceConfig(), recipe.data
-    weights = recipe.weighted_data.events.weights if recipe.weighted_data.events else {}
+    config = recipe.cooccurrence or CooccurrenceConfig()
     unit, times = dataset.report.unit, dataset.train.times
     return CooccurrenceSettings.model_validate(
         {
@@ -193,15 +192,7 @@ def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> Cooc
             "last": max(config.last),
             "decay": 1.0,
             "until": None if unit is None or times is None or not len(times) else float(np.nanmax(times)) / UNITS[unit],
-            "log": LogColumns(
-                query_id=data.query_id,
-                label_id=data.label_id,
-                timestamp=data.timestamp or "time",
-                ticks=UNITS[unit] if unit else 1.0,
-                event=data.events.column if data.events else None,
-                ignored=[name for name, weight in weights.items() if not weight],
-            ),
-            "weights": weights,
+            "log": recipe.log_columns(unit),
         }
     )
 

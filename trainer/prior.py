@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int64
 from longtail.bundle.dates import span_seconds
-from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, gaps_of, previous_pairs
+from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, gaps_of, largest_weights, previous_pairs
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
@@ -45,15 +45,15 @@ _BOOSTER = {
 
 
 class _Origin(NamedTuple):
-    """Hold a time within the log: sums before it, and pairs of every label in the horizon after it, int64 [L]."""
+    """Hold a time within the log: sums before it, and pairs of every label in the horizon after it, float64 [L]."""
 
     forecast: Forecast
-    pairs_L: Int64
+    pairs_L: Float64
 
     def nats(self, log_share_L: Float64) -> float:
         """Compute the mean log-probability of the horizon's pairs under unnormalised shares, float64 [L]."""
         pairs_n, log_n = self.pairs_L[self.there], log_share_L[self.there]
-        return float(pairs_n @ (log_n - np.logaddexp.reduce(log_n)) / max(int(pairs_n.sum()), 1))
+        return float(pairs_n @ (log_n - np.logaddexp.reduce(log_n)) / max(float(pairs_n.sum()), 1.0))
 
     @property
     def there(self) -> Bools:
@@ -62,21 +62,27 @@ class _Origin(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """Hold pairs with weight by time: label rows, seconds since 1970, and seconds since the query's previous pair with
-    the label, [N] each."""
+    """Hold pairs with weight by time: label rows, seconds since 1970, seconds since the query's previous pair with the
+    label, and `largest_weights`, [N] each."""
 
     labels_N: Int64
     times_N: Float64
     gaps_N: Float64
+    weights_N: Float64
+    increases_N: Float64
 
     def between(self, after: float, until: float) -> _Log:
         """Return the pairs later than `after`, up to `until`."""
         inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
-        return _Log(self.labels_N[inside], self.times_N[inside], self.gaps_N[inside])
+        of_time = self.times_N[inside], self.gaps_N[inside]
+        return _Log(self.labels_N[inside], *of_time, self.weights_N[inside], self.increases_N[inside])
 
-    def once_after(self, after: float) -> Int64:
-        """Return the labels of the pairs that are a query's first with a label later than `after`."""
-        return self.labels_N[self.times_N - self.gaps_N <= after]
+    def pairs_after(self, after: float, labels: int) -> Float64:
+        """Count each label's pairs, a query once at its largest weight; the mean weight is 1, float64 [L]."""
+        first_N = self.times_N - self.gaps_N <= after
+        weights_N = np.where(first_N, self.weights_N, self.increases_N)
+        weights_N *= first_N.sum() / (weights_N.sum() or 1.0)
+        return np.bincount(self.labels_N, weights_N, labels).astype(np.float64)
 
 
 def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
@@ -85,8 +91,8 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     Half-life, smoothing and number of trees maximise the likelihood in periods before the last. The last period
     compares all kinds of priors.
     """
-    config, data = recipe.prior, recipe.data
-    times_N, unit, horizon, at, within = _origins_of(recipe, dataset, known)
+    config = recipe.prior
+    times_N, _, horizon, at, within = _origins_of(recipe, dataset, known)
     assert config.kind != "count"
     begin, until = float(times_N.min()), float(times_N.max())
     span = until - begin
@@ -94,7 +100,8 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     by_time = np.argsort(times_N, kind="stable")
     queries_N, labels_N, times_N = known.queries[by_time], known.labels[by_time], times_N[by_time]
     gaps_N = gaps_of(times_N, previous_pairs(queries_N, labels_N))
-    log = _Log(labels_N.astype(np.int64), times_N, gaps_N)
+    weights_N = largest_weights(type_weights(recipe, known)[by_time], queries_N, labels_N)
+    log = _Log(labels_N.astype(np.int64), times_N, gaps_N, *weights_N)
     attributes, numbers, about = _about(recipe, dataset)
     last = until - horizon
     pairs = (
@@ -104,9 +111,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=pairs, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
         since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
-        query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=unit,
-        event=None if data.events is None else data.events.column,
-        ignored=[name for name, weight in (data.events.weights if data.events else {}).items() if not weight],
+        **recipe.log_columns(dataset.report.unit).model_dump(),
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
@@ -119,7 +124,15 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
         model = model if nats["forecast"] > nats["decayed"] else None
     served = "decayed" if model is None else "forecast"
     settings = settings.model_copy(update={"nats": nats, "served": served})
-    return replace(empty, settings=settings, model=model).counted(log.labels_N, log.times_N, until, log.gaps_N)
+    return replace(empty, settings=settings, model=model).counted(log.labels_N, log.times_N, until, *log[2:])
+
+
+def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
+    """Return the weights of pairs by their types of events, float64 [N], without `data.weight`, which may fade."""
+    events = recipe.weighted_data.events
+    if events is None or pairs.events is None:
+        return np.ones(len(pairs))
+    return np.array([*events.by_type.values()])[pairs.events]
 
 
 def check_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> None:
@@ -203,11 +216,10 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
     forecast, before, horizon = empty, -np.inf, empty.settings.horizon
     for origin in at:
         added = log.between(before, origin)
-        forecast = forecast.counted(added.labels_N, added.times_N, origin, added.gaps_N)
-        wanted_n = log.between(origin, origin + horizon).once_after(origin)
+        forecast = forecast.counted(added.labels_N, added.times_N, origin, *added[2:])
         if not forecast.there(origin).any():
             raise _none_there(origin, empty.settings.since)
-        yield _Origin(forecast, np.bincount(wanted_n, minlength=len(forecast.first)))
+        yield _Origin(forecast, log.between(origin, origin + horizon).pairs_after(origin, len(forecast.first)))
         before = origin
 
 
@@ -262,7 +274,7 @@ class _Rows(NamedTuple):
     base."""
 
     columns: Float32
-    pairs: Int64
+    pairs: Float64
     weights: Float64
     log_base: Float64
 
@@ -279,5 +291,5 @@ def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
         sample = most // 2 + rng.choice(rest, drawn, replace=False)
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
         weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, rest / drawn)])
-    pairs = np.log(max(int(origin.pairs_L[origin.there].sum()), 1))
+    pairs = np.log(max(float(origin.pairs_L[origin.there].sum()), 1.0))
     return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)

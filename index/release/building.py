@@ -36,7 +36,7 @@ from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, sha256_of, working_directory
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.exposure import exposure_lines
-from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs
+from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs, weighed
 from longtail.index.construct.priors import Limits, OwnPriors, PriorTable
 from longtail.index.construct.queries import QueryTable, query_bundle
 from longtail.index.construct.recall import Progress
@@ -234,6 +234,7 @@ def refresh(
         )
     begin = min(since)
     rows = log(columns[0], begin, begin - _REPEATS) if callable(log) else read_pairs(log, columns[0], progress)
+    rows = weighed(rows, columns[0], progress)
     newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
     if newest <= (0.0 if whole else min(since)):
         raise NothingNewError(
@@ -275,7 +276,7 @@ def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bu
 def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, progress: Progress) -> Bundle:
     """Add later pairs to the forecast, from which log π follows."""
     until = max(until, forecast.settings.until)
-    fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until)
+    fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until, pairs.of_types)
     progress(f"prior: {fresh.settings.comparison}")
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     return replace(bundle, labels=labels, forecast=fresh)
@@ -304,7 +305,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
     """Add later pairs to co-occurrence and to the last labels of queries, or make both again from all pairs."""
     settings, remembered = term.settings, bundle.remembered
     since = -np.inf if whole or settings.until is None else settings.until
-    sorted_pairs, ids_Q, earlier = pairs.by_query(settings, since, until)
+    sorted_pairs, ids_Q, earlier = pairs.by_query(since, until)
     if whole:
         (term,) = cooccurrences(sorted_pairs, bundle.manifest.labels, [settings])
         term = term.scaled(settings.scale, until=until)

@@ -156,21 +156,26 @@ def test_pairs_of_labels_that_the_release_lacks_are_counted(releases: Releases, 
 
 
 def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path) -> None:
-    of = {"log": SETTINGS.log.model_copy(update={"event": "kind", "ignored": ["view"]}), "weights": {"buy": 4.0}}
+    types = {"event": "kind", "weights": {"buy": 4.0, "click": 1.0, "view": 0.0}, "weight": "given"}
+    of = {"log": SETTINGS.log.model_copy(update=types)}
     bundle = releases.open("first").bundle
     assert bundle.cooccurrence is not None
     settings = SETTINGS.model_copy(update=of)
     manifest = bundle.manifest.model_copy(update={"cooccurrence": settings})
     changed = replace(bundle, manifest=manifest, cooccurrence=replace(bundle.cooccurrence, settings=settings))
     build(changed.write(tmp_path / "weighed"), releases.root, name="weighed")
-    log = pq.read_table(write_log(tmp_path, ["a", "a", "a"], [f"item-{row}" for row in (1, 2, 3)], BEGIN + 1000))
-    pq.write_table(log.append_column("kind", pa.array(["buy", "click", "view"])), tmp_path / "log.parquet")
-    refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second")
+    log = pq.read_table(write_log(tmp_path, ["a"] * 5, [f"item-{row}" for row in range(1, 6)], BEGIN + 1000))
+    log = log.append_column("kind", pa.array(["buy", "click", "view", None, "search"]))
+    log = log.append_column("given", pa.array([1.0, 0.5, 1.0, 1.0, 1.0]))
+    pq.write_table(log, tmp_path / "log.parquet")
+    said = list[str]()
+    refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second", progress=said.append)
+    assert 'pairs: 3 of 5 left out, of weight 0, or of types without a weight: "search", null' in said
 
     term, rows = releases.open("second").bundle.cooccurrence, bundle.labels.row_of
     assert term is not None
     added = term.degrees_L - bundle.cooccurrence.degrees_L
-    assert [added[rows[f"item-{row}"]] for row in (1, 2, 3)] == [4, 1, 0]
+    assert [added[rows[f"item-{row}"]] for row in range(1, 6)] == [4, 0.5, 0, 0, 0]
 
 
 def test_a_rollback_holds_until_somebody_publishes(

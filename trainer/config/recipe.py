@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from longtail.bundle.manifest import LogColumns
+from longtail.tables.times import UNITS
 from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
@@ -260,13 +262,27 @@ class Recipe(Section):
         weights = {event: weight * factor.get(event, 1.0) for event, weight in events.weights.items()}
         return self.data.model_copy(update={"events": events.model_copy(update={"weights": weights})})
 
+    def log_columns(self, unit: str | None) -> LogColumns:
+        """Return how later logs are read: columns, and weights of types of events; `unit` is that of times."""
+        data = self.weighted_data
+        return LogColumns(
+            query_id=data.query_id,
+            label_id=data.label_id,
+            timestamp=data.timestamp or "time",
+            ticks=UNITS[unit] if unit else 1.0,
+            event=data.events.column if data.events else None,
+            weights=data.events.weights if data.events else {},
+            negative=data.events.negative if data.events else [],
+            weight=data.weight,
+        )
+
     @property
     def objective_of_type(self) -> list[int] | None:
         """Return the objective's index for each type of `data.events.weights`, −1 for none; None without objectives."""
         if not self.objectives or self.data.events is None:
             return None
         places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
-        return [places.get(event, -1) for event in self.data.events.weights]
+        return [places.get(event, -1) for event in self.data.events.by_type]
 
     @property
     def history_events(self) -> list[int] | None:

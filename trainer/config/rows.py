@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator
 
 from longtail.bundle.dates import span_seconds
+from longtail.bundle.events import weights_by_type
 from longtail.tables import is_query
 from longtail.tables.files import in_line
 from longtail.trainer.config.base import Section
@@ -74,11 +75,21 @@ class EventsConfig(Section):
     """Column with the type of the event."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
     """Weight by type, such as `{ view = 1, cart = 3, purchase = 10 }`. Weight 0 removes the rows of a type from every
-    split. A row of a type that is not listed is a bad row (`data.on_bad_row`)."""
+    split. A row of a type that is not listed is a bad row (`data.on_bad_row`); a refresh leaves such rows out."""
+    negative: list[str] = Field(default_factory=list)
+    """Types that say no, such as `["returned", "disliked"]`. They weigh 0, and their labels are left out of later
+    answers to the query, as far as the release remembers it."""
 
     def _problems(self) -> Iterator[str]:
         if not any(self.weights.values()):
             yield f"events.weights: expected some weight > 0, received {self.weights}"
+        if both := [name for name in self.negative if self.weights.get(name)]:
+            yield f"events.negative: expected types without a weight above 0, received {both[0]!r}"
+
+    @property
+    def by_type(self) -> dict[str, float]:
+        """Return the weight of every type, in the order of their numbers in `Pairs.events`."""
+        return weights_by_type(self.weights, self.negative)
 
 
 class ObjectiveConfig(Section):

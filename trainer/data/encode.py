@@ -117,7 +117,7 @@ class Encoding:
             for feature in recipe.label.features
             if feature.kind == "audience"
         }
-        types = list(data.events.weights) if data.events else []
+        types = list(data.events.by_type) if data.events else []
         queries = QueryFeatures(
             recipe.query.features,
             encoded_queries,

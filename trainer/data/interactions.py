@@ -283,7 +283,7 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
 
 
 def _weights(data: DataConfig) -> dict[str, float]:
-    return data.events.weights if data.events else {}
+    return data.events.by_type if data.events else {}
 
 
 def _weight(log: Log, data: DataConfig) -> str | None:

@@ -41,6 +41,7 @@ from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
+from longtail.trainer.prior import type_weights
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def evaluate_rolling(
         seen = _by_bundle_rows(earlier, measured.rows_L)
         assert seen.times is not None
         until = max(begin / UNITS[unit], forecast.settings.until)
-        forecast = forecast.refreshed(seen.queries, seen.labels, seen.times / UNITS[unit], until)
+        weights_N = type_weights(recipe, seen)
+        forecast = forecast.refreshed(seen.queries, seen.labels, seen.times / UNITS[unit], until, weights_N)
         priors = {"counts": forecast.with_offset(count), "forecast": bundle.forecast.log_popularity(whole=True)}
         priors["refreshed"] = forecast.log_popularity(whole=True)
         for name, log_prior in priors.items():
