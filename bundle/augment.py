@@ -82,6 +82,7 @@ class Augmentation:
         bias_removal: float | Float32,
         popularity: float | Float32 = 0.0,
         priors: Float32 | Sequence[float] | None = None,
+        bias: float | Float32 = 1.0,
     ) -> Float32:
         """Compute augmented queries, float32 [B, D + extra_dims].
 
@@ -89,6 +90,7 @@ class Augmentation:
             bias_removal: λ, one for all queries, or one for each, shape [B].
             popularity: μ, one for all queries, or one for each, shape [B].
             priors: weights of the priors, float32, one row for all queries [P], or one for each [B, P]; None: 0.
+            bias: weight of the labels' bias b, one for all queries, or one for each, shape [B].
         """
         noise, prior = np.asarray(bias_removal, np.float32), np.asarray(popularity, np.float32)
         queries_BE = np.empty((len(queries_BD), queries_BD.shape[1] + self.extra_dims), np.float32)
@@ -100,7 +102,7 @@ class Augmentation:
             self.temperature / self.kappa
         )
         if self.kappa_bias is not None:
-            queries_BE[:, dim + 1] = self.temperature / self.kappa_bias
+            queries_BE[:, dim + 1] = np.asarray(bias, np.float32) * (self.temperature / self.kappa_bias)
         if self.kappa_popularity is not None:
             queries_BE[:, dim + 1 + (self.kappa_bias is not None)] = prior * (self.temperature / self.kappa_popularity)
         if self.kappa_priors:

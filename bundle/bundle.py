@@ -124,6 +124,11 @@ class Bundle:
         return {} if self.path is None else {name: (self.path / name).read_bytes() for name in names}
 
     @property
+    def ranks_by_popularity(self) -> bool:
+        """Return whether λ = 0, μ = 1 alone give the order of log π*: not beside a noise other than the frequencies."""
+        return self.forecast is None or self.forecast.offset is None
+
+    @property
     def query_model(self) -> bytes | Path:
         """Get the query tower as bytes, or the path of its file if its tables are files too."""
         return self._model(self.query_tower, QUERY_TOWER) or b""

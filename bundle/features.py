@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.arrays import Array, Bools, Float32, Int32
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
@@ -183,6 +183,27 @@ class FeatureReader:
         for row, weights in weighted:
             weights_BP[row, : len(weights)] = weights
         return rows_BP, weights_BP
+
+
+def says_nothing(features: Sequence[Feature], inputs: Inputs) -> Bools:
+    """Find the rows whose features are all missing or unknown to the tower, bool [B].
+
+    Ids, lists and histories count by their known ids. A number that equals `missing` counts as missing.
+    """
+    nothing_B: Bools = np.ones(len(next(iter(inputs.values()), ())), np.bool_)
+    for feature in features:
+        values = inputs[feature.name]
+        if (weights_BP := inputs.get(f"{feature.name}__weight")) is not None:
+            told = np.logical_and(values, weights_BP)
+        elif (missing_B := inputs.get(f"{feature.name}__missing")) is not None:
+            told = missing_B == 0
+        else:
+            number = feature.kind == "number" and feature.boundaries is None
+            told = values != np.float32(feature.missing or 0.0) if number else values != OUT_OF_VOCABULARY
+        nothing_B &= ~(told if told.ndim == 1 else told.any(axis=1))
+        if not nothing_B.any():
+            break
+    return nothing_B
 
 
 def _strings(values: list[JsonValue]) -> list[str] | int:

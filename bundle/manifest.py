@@ -230,6 +230,10 @@ class LogColumns(Record):
         return weights_by_type(self.weights, self.negative)
 
 
+_WITHOUT_TOWERS = 3.0
+"""ω beside popularity alone; of 2, 3 and 6 none is better on all five logs of benchmarks/unknown_queries.py."""
+
+
 class CooccurrenceSettings(Popularity):
     """The dial ω: default weight of c, its limits, and how W and c are made [METHODS §11]."""
 
@@ -256,6 +260,10 @@ class CooccurrenceSettings(Popularity):
     until: float | None = None
     """Time of the last pair in W, in seconds since 1970; null without times."""
     log: LogColumns = LogColumns()
+
+    def without_towers(self, weight: float) -> float:
+        """Return ω of a query of which the towers know nothing: c, of standard deviation ½, must tell labels apart."""
+        return max(weight, min(_WITHOUT_TOWERS, self.maximum)) if weight else 0.0
 
 
 class FileRecord(Record):

@@ -48,6 +48,8 @@ class Result:
         counted: whether the comparison of arms counts this answer.
         release: the release that answered, while an experiment runs.
         answer_id: the id by which feedback refers to this answer; None for a preview.
+        basis: what ranks the labels: `model`, or where nothing is known of the query `cooccurrence` or `popularity`;
+            None for a `similar` request.
     """
 
     labels: tuple[Label, ...]
@@ -69,6 +71,7 @@ class Result:
     release: str | None = None
     answer_id: str | None = None
     cooccurrence: float = 0.0
+    basis: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -333,7 +333,7 @@ def measure_default(
         lists, _ = tower_lists(
             task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
             [*dict.fromkeys(setting.of_towers for setting in settings)],
-            log_proposal=log_proposal_of(trained.model.proposal, features),
+            log_proposal=log_proposal_of(trained.model.proposal, features), unknown=trained.unknown(features),
         )  # fmt: skip
         return lists
 

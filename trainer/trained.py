@@ -36,7 +36,15 @@ from longtail.trainer.evaluation.dial import (
     lines,
 )
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of, tower_lists
+from longtail.trainer.evaluation.ranking import (
+    Unknown,
+    Watch,
+    bias_removal_curve,
+    buckets_for,
+    log_proposal_of,
+    tower_lists,
+    unknown_to,
+)
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
@@ -212,7 +220,13 @@ class Trained:
             described=self.recipe.describes_labels,
             watch=watch,
             term=self.term(past),
+            unknown=self.unknown(read),
         )
+
+    def unknown(self, features: QueryFeatures) -> Unknown | None:
+        """Return what finds rows of which the towers know nothing; None where no column of the labels is log π*."""
+        ahead = self.recipe.prior.kind != "count" and self._log_offset is not None
+        return None if ahead else unknown_to(self.encoding.query_features, features)
 
     def term(self, past: Past) -> TermOf | None:
         """Return what computes c of the rows of a past; None without the term."""
@@ -322,6 +336,7 @@ def _choose_term(
     lists, _ = tower_lists(
         task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
         [Setting.of(point) for point in curve], log_proposal=log_proposal_of(trained.model.proposal, features),
+        unknown=trained.unknown(features),
     )  # fmt: skip
     facts = label_side.facts(config)
     found = None if config.target_prior is None else found_by_label(trained)

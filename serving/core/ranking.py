@@ -57,6 +57,7 @@ class Batch:
         filters: filter of each query; None if all labels are eligible.
         priors_BP: float32, weights of the release's priors; None if the release has no priors, or all weights are 0.
         boosts_B: ω·c of each query, None for 0; None if no query has one.
+        bias_B: float32, weight of the labels' bias b in each query; None: 1 in all.
     """
 
     queries_BD: Float32
@@ -67,6 +68,7 @@ class Batch:
     k: int
     priors_BP: Float32 | None = None
     boosts_B: Sequence[Boost | None] | None = None
+    bias_B: Float32 | None = None
 
     def subset(self, queries_b: Int64) -> Batch:
         """Select the queries at some positions, int64 [b]."""
@@ -79,6 +81,7 @@ class Batch:
             self.k,
             None if self.priors_BP is None else self.priors_BP[queries_b],
             None if self.boosts_B is None else [self.boosts_B[query] for query in queries_b],
+            None if self.bias_B is None else self.bias_B[queries_b],
         )
 
 
@@ -173,7 +176,10 @@ class IndexRanker:
         ]
 
     def _augmented(self, batch: Batch) -> Float32:
-        return self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP)
+        bias_B = 1.0 if batch.bias_B is None else batch.bias_B
+        return self._augmentation.queries(
+            batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP, bias_B
+        )
 
 
 class BoostingRanker:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,6 +36,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.conditions import operators
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
+from longtail.bundle.features import says_nothing
 from longtail.bundle.ids import id_text
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
@@ -73,7 +74,7 @@ from longtail.serving.core.ranking import (
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
-from longtail.serving.monitoring.records import IdKind
+from longtail.serving.monitoring.records import Basis, IdKind
 
 _YEAR_10_000 = 253_402_300_800
 _ROUNDING = 1e-6
@@ -339,29 +340,46 @@ class Retriever:
             if given:
                 vectors_BD = vectors_BD.copy()
                 vectors_BD[list(given)] = list(given.values())
+        if self._centre_D is not None:
+            vectors_BD = vectors_BD - self._centre_D
+        bases: list[Basis] = ["model"] * len(queries)
+        for place in self._of_nothing(inputs, given):
+            resolved[place], bases[place] = self._by_popularity(resolved[place])
+            vectors_BD = vectors_BD if vectors_BD.flags.writeable else vectors_BD.copy()
+            vectors_BD[place] = 0
         arms = [query.arm for query in queries]
-        named = [
-            {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
-            for arm in arms
+        named: list[dict[str, Any]] = [
+            {"basis": basis}
+            if arm is None
+            else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name, "basis": basis}
+            for arm, basis in zip(arms, bases, strict=True)
         ]
         fixed = self.bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
         explained = {
-            place: (0.0, 0.0) if fixed and place in given else self._dials_of_queries.reach(resolved[place].popularity)
+            place: (0.0, 0.0)
+            if (fixed and place in given) or bases[place] != "model"
+            else self._dials_of_queries.reach(resolved[place].popularity)
             for place, query in enumerate(queries)
             if query.explain
         }
-        if self._centre_D is not None:
-            vectors_BD = vectors_BD - self._centre_D
         ids = self._count_ids(queries, inputs, histories)
         judged_at_B = np.array(
-            [self._judged_at(query, options) for query, options in zip(queries, resolved, strict=True)], np.float32
+            [self._judged_at(*query) for query in zip(queries, resolved, bases, strict=True)], np.float32
         )
         retrieval = self._answer(
-            self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained, ids, judged_at_B
-        )
+            self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained, ids, judged_at_B,
+            bases,
+        )  # fmt: skip
         for steps in () if explain_later else retrieval.explanations.values():
             deque(steps, maxlen=0)
         return retrieval
+
+    def _of_nothing(self, inputs: Inputs, with_vector: Collection[int]) -> list[int]:
+        """List the queries of which the tower knows nothing, by their positions in the batch [METHODS §6]."""
+        if not inputs or not self.bundle.ranks_by_popularity:
+            return []
+        nothing_b = np.flatnonzero(says_nothing(self._encoder.features, inputs)).tolist()
+        return [place for place in nothing_b if place not in with_vector]
 
     def judged_at(
         self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
@@ -369,9 +387,17 @@ class Retriever:
         """Return the λ whose promise holds for an answer at these weights; NaN if the release makes none."""
         return self._dials_of_queries.judged_at(bias_removal, popularity, cooccurrence, priors)
 
-    def _judged_at(self, query: Query, resolved: ResolvedQuery) -> float:
+    def _by_popularity(self, query: ResolvedQuery) -> tuple[ResolvedQuery, Basis]:
+        """Return a query that labels answer by log π, and ω·c if its history is known."""
+        together = self.manifest.cooccurrence
+        if together is None or self._boost(query) is None:
+            return replace(query, bias_removal=0.0, popularity=1.0), "popularity"
+        weight = together.without_towers(query.cooccurrence)
+        return replace(query, bias_removal=0.0, popularity=1.0, cooccurrence=weight), "cooccurrence"
+
+    def _judged_at(self, query: Query, resolved: ResolvedQuery, basis: Basis) -> float:
         others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
-        others = others or not self._promise_holds
+        others = others or not self._promise_holds or basis != "model"
         arranged = resolved.explore or resolved.floors or resolved.diversity is not None
         if resolved.restrictions or arranged or others:
             return math.nan
@@ -776,6 +802,7 @@ class Retriever:
         explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
         ids: _CountedIds | None = None,
         judged_at_B: Float32 | None = None,
+        bases: Sequence[Basis] = (),
     ) -> Retrieval:
         """Rank labels for embedded queries; `named` has the first fields of each result."""
         encoded = perf_counter()
@@ -786,8 +813,9 @@ class Retriever:
         boosts_B = [self._boost(query) for query in resolved]
         boosted = any(boost is not None for boost in boosts_B)
         batch = Batch(
-            vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B if boosted else None
-        )
+            vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B if boosted else None,
+            np.array([basis == "model" for basis in bases], np.float32) if any(map("model".__ne__, bases)) else None,
+        )  # fmt: skip
         depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
         rows_B, scores_B = rank_each(ranker, batch, depths)
         draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
@@ -894,6 +922,7 @@ class Retriever:
                 "allow": sum([query.unknown_allow for query in resolved]),
             },
             ids={} if ids is None else ids.sums(),
+            bases=Counter(bases),
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 

@@ -538,7 +538,8 @@ class Service:
             labels = [label["id"] for label in result["labels"]]
             answer_id, name = sign_answer(
                 key, now, release, dials, labels,
-                priors=priors, arm=arm, restricted=query.restricted or query.arranged, propensities_K=propensities_K,
+                priors=priors, arm=arm, propensities_K=propensities_K,
+                restricted=query.restricted or query.arranged or result.get("basis", "model") != "model",
             )  # fmt: skip
             if wanted[place]:
                 result["answer_id"] = answer_id

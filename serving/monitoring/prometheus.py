@@ -32,7 +32,7 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.forecast import ForecastSettings
 from longtail.bundle.ids import id_text
 from longtail.serving.monitoring.baseline import DECILES
-from longtail.serving.monitoring.records import ID_KINDS, SOURCES, AnsweredBatch, ChosenLabels, IdKind, NamedIds
+from longtail.serving.monitoring.records import BASES, ID_KINDS, SOURCES, AnsweredBatch, ChosenLabels, IdKind, NamedIds
 from longtail.serving.settings import NO_VALUE, OTHER_VALUE
 
 # The `_created` series would be half of all lines, and no dashboard or alert uses them.
@@ -82,6 +82,7 @@ class Metrics(Collector):
         )
         self._batch_queries = histogram("longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES)
         self._queries = counter("longtail_queries", "Queries answered; a request may hold many.")
+        bases = counter("longtail_bases", "Queries of /v1/retrieve, by what their answers stand on.", ["basis"])
         exposures = counter(
             "longtail_exposures", "Labels answered, by frequency bucket; restricted: by the client's filters.",
             ["bucket", "restricted"],
@@ -157,6 +158,7 @@ class Metrics(Collector):
             for route in (*routes, UNKNOWN_ROUTE, REFUSED_ROUTE)
         }
         self._previews = [previews.labels(status) for status in _STATUS_CLASSES]
+        self._of_basis = {basis: bases.labels(basis) for basis in BASES}
         self._of_stage = {stage: stages.labels(stage) for stage in _STAGES}
         self._of_bucket = [[exposures.labels(bucket, of) for bucket in BUCKET_NAMES] for of in ("no", "yes")]
         self._of_decile = [scores.labels(str(decile)) for decile in range(1, DECILES + 1)]
@@ -238,6 +240,8 @@ class Metrics(Collector):
         if queries:
             self._floored[0].inc(queries - unmet)
             self._floored[1].inc(unmet)
+        for basis, count in batch.bases.items():
+            self._of_basis[basis].inc(count)
         for ids, count in unknown.items():
             self._unknown[ids].inc(count)
         for kind, named in batch.ids.items():

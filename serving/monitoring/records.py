@@ -35,6 +35,11 @@ Restriction = Literal["buckets", "allow", "filter"]
 RESTRICTIONS: tuple[Restriction, ...] = get_args(Restriction)
 
 
+Basis = Literal["model", "cooccurrence", "popularity"]
+"""What an answer stands on: the towers, labels chosen with the history, or popularity alone."""
+BASES: tuple[Basis, ...] = get_args(Basis)
+
+
 class NamedIds(NamedTuple):
     """Ids of one kind in some queries or events.
 
@@ -62,6 +67,7 @@ class AnsweredBatch:
         restrictions_B: options by which the client restricted the eligible labels; None: no query is restricted.
         judged_at_B: λ whose promise holds for the answer, float32 [B]; NaN: the release promises nothing for it.
         ids: what the queries named, by the kinds of `ID_KINDS`.
+        bases: numbers of queries by what their answers stand on; empty for similar labels.
     """
 
     release: str
@@ -79,6 +85,7 @@ class AnsweredBatch:
     arms_B: Sequence[ArmAnswer | None] | None = None
     restrictions_B: Sequence[Sequence[Restriction]] | None = None
     ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)
+    bases: Mapping[Basis, int] = field(default_factory=dict)
 
 
 Source = Literal["feedback", "organic"]

@@ -10,6 +10,7 @@ import pytest
 
 from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
 from longtail.bundle.dates import seconds_of
+from longtail.bundle.features import says_nothing
 from longtail.bundle.ids import ids_of, parts_of
 from longtail.bundle.vocabulary import words_of
 
@@ -50,6 +51,26 @@ def test_missing_and_null_features_are_out_of_vocabulary_empty_or_the_training_m
         "age": [7.5, 7.5],
     }
     assert read({}, dict.fromkeys(["user", "seen", "tags", "words", "age"])) == expected
+
+
+def test_features_that_tell_a_tower_nothing() -> None:
+    """Missing ones, unknown ids, empty lists, and a number where the mean of training stands."""
+    features = [
+        *FEATURES,
+        Feature(name="since", kind="date", parts=["hour", "age"], reference=datetime(2026, 1, 1, tzinfo=UTC)),
+        Feature(name="size", kind="number", missing=None),
+        Feature(name="range", kind="number", boundaries=[0.0, 1.0]),
+        Feature(name="face", kind="vector", dims=2, missing=None),
+    ]
+    nothing: list[Features] = [
+        {}, {"user": "nobody", "seen": []}, {"seen": ["nobody"], "tags": {"north": 0}}, {"words": "", "age": 7.5},
+    ]  # fmt: skip
+    something: list[Features] = [
+        {"user": "north"}, {"seen": ["nobody", "east"]}, {"tags": {"north": -1}}, {"words": "a"}, {"age": 0},
+        {"since": "2025-01-01"}, {"size": 0}, {"range": -3}, {"face": [0, 0]},
+    ]  # fmt: skip
+    reader = FeatureReader(features, VOCABULARIES)
+    assert says_nothing(features, reader.read([*nothing, *something])).tolist() == [True] * 4 + [False] * 9
 
 
 def test_an_audience_is_read_whole() -> None:

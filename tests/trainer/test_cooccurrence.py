@@ -97,6 +97,24 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, whole: bool, mo
     assert lists.with_term(term, GRID, 2).tolist() == top_SNK[:, :, :2].tolist()
 
 
+def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_term() -> None:
+    world, plain = World(bias=True), World(bias=True)
+    unknown_N = world.task.rows_N % 3 == 0
+    towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
+    lists, _ = tower_lists(
+        world.task, lambda rows_B: world.vectors[rows_B], world.side, towers, unknown=lambda rows_B: rows_B % 3 == 0
+    )
+    top_SNK = lists.at(GRID, TermOf(world.made, HistoryEntries(world.past)))
+    few_SNK = lists.among(unknown_N).at(GRID, TermOf(world.made, HistoryEntries(world.past)))
+    world.vectors[:], world.side.bias[:] = 0, 0
+    for setting, top_NK, few_NK in zip(GRID, top_SNK, few_SNK, strict=True):
+        alone = Setting(0.0, 1.0, max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0)
+        popular, ranked = world.brute(alone, 8), plain.brute(setting, 8)
+        expected = [one if unknown else other for unknown, one, other in zip(unknown_N, popular, ranked, strict=True)]
+        assert top_NK.tolist() == expected, setting
+        assert few_NK.tolist() == [expected[row] for row in np.flatnonzero(unknown_N)]
+
+
 def test_entries_are_the_last_of_their_types() -> None:
     pairs = Pairs(np.int32([0, 0, 0, 0, 1]), np.int32([5, -1, 6, 7, 8]), events=np.int32([0, 0, 1, 0, 1]))
     past = Past.of(pairs, queries=3)

@@ -85,6 +85,17 @@ THIN = [(0, 240, share) for share in (1.0, 0.3, 0.1, 0.03, 0.01)]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_the_order_of_a_forecast_is_no_worse_than_recent_counts(law: str) -> None:
+    """For queries of which nothing is known: recall of the next days' choices in 20 places, against the last tenth."""
+    labels, _ = pairs_of(law, 0, DAYS)
+    counts_L = np.bincount(labels[-len(labels) // 10 :], minlength=LABELS)
+    true_L = shares_of(law)[DAYS * STEPS : (DAYS + HORIZON) * STEPS].mean(axis=0)
+    found, recent = (true_L[np.argsort(-scores)[:20]].sum() for scores in (fitted(law).log_shares(), counts_L))
+    assert found > recent - 1e-9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("refreshes", [1, 6])
 @pytest.mark.parametrize("law", LAWS)
 def test_a_refresh_is_not_worse_than_none(law: str, refreshes: int) -> None:

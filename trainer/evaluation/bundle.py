@@ -40,7 +40,7 @@ from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of, unknown_to
 from longtail.trainer.prior import type_weights
 
 
@@ -275,6 +275,7 @@ class _OnData:
             term=None
             if bundle.cooccurrence is None
             else TermOf(bundle.cooccurrence, HistoryEntries(past.with_labels(self.rows_L), recipe.history_events)),
+            unknown=unknown_to(bundle.manifest.query_features, features) if bundle.ranks_by_popularity else None,
         )
 
 

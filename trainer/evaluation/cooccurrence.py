@@ -120,6 +120,7 @@ class TowerLists:
         seen: histories whose labels are left out; None leaves out nothing.
         settings: of the lists, at ω = 0.
         top_GNK: label rows, best first, int32; −1 where a list ends early.
+        unknown_N: rows of which the towers know nothing, whose score is log π + ω·c; None: no row is one.
     """
 
     rows_N: Rows
@@ -129,12 +130,14 @@ class TowerLists:
     settings: Sequence[Setting]
     top_GNK: Int32
     log_proposal: LogProposal | None = None
+    unknown_N: Bools | None = None
 
     def among(self, kept_N: Bools) -> TowerLists:
         """Return the lists of some rows, bool [N]."""
         return replace(
-            self, rows_N=self.rows_N[kept_N], vectors_ND=self.vectors_ND[kept_N], top_GNK=self.top_GNK[:, kept_N]
-        )
+            self, rows_N=self.rows_N[kept_N], vectors_ND=self.vectors_ND[kept_N], top_GNK=self.top_GNK[:, kept_N],
+            unknown_N=None if self.unknown_N is None else self.unknown_N[kept_N],
+        )  # fmt: skip
 
     def at(self, settings: Sequence[Setting], term: TermOf | None) -> Int32:
         """Return the exact lists at any λ, μ and β of `settings` and any ω, int32 [S, N, K]."""
@@ -152,7 +155,7 @@ class TowerLists:
             chosen = self._with_support(block, term)
             for towers, same in groupby(order, key=lambda at: settings[at].of_towers):
                 top_BK = self.top_GNK[place_of[towers], block]
-                add = self._adder(block, top_BK, chosen, towers)
+                add = self._adder(block, top_BK, chosen, towers, term.settings.without_towers)
                 for at in same:
                     top_SNK[at, block] = add(settings[at].cooccurrence, length)
         return top_SNK
@@ -188,8 +191,12 @@ class TowerLists:
         noise_n = side.log_pn[label_n]
         if self.log_proposal is not None:
             noise_n = self.log_proposal(self.rows_N[block])[row_n, label_n]  # type: ignore[arg-type]  # int32 rows
-        prior_L = side.log_pn if side.log_popularity is None else side.log_popularity
-        return Candidates(row_n, label_n, taste_n, noise_n, prior_L[label_n], side.buckets[label_n])
+        prior_n = side.log_pi[label_n]
+        if self.unknown_N is not None:
+            unknown_n = self.unknown_N[block][row_n]
+            taste_n = np.where(unknown_n, prior_n, taste_n)
+            noise_n, prior_n = (np.where(unknown_n, np.float32(0), part_n) for part_n in (noise_n, prior_n))
+        return Candidates(row_n, label_n, taste_n, noise_n, prior_n, side.buckets[label_n])
 
     @cached_property
     def _products(self) -> Float32 | None:
@@ -200,7 +207,12 @@ class TowerLists:
         return products_NL
 
     def _adder(
-        self, block: slice, top_BK: Int32, support: tuple[Candidates, Float32], towers: Setting
+        self,
+        block: slice,
+        top_BK: Int32,
+        support: tuple[Candidates, Float32],
+        towers: Setting,
+        without_towers: Callable[[float], float],
     ) -> Callable[[float, int], Int32]:
         """Return a function from ω and a length to the lists of a block at one λ, μ and β, int32 [B, k]."""
         (chosen, c_n), labels, rows = support, len(self.label_side.counts), len(top_BK)
@@ -213,8 +225,11 @@ class TowerLists:
         score_BC = padded(row_n, score_n, rows, -np.inf)
         c_BC = padded(row_n, np.append(c_n, np.zeros(len(others.row_n), np.float32))[order_n], rows, 0.0)
 
+        unknown_B1 = np.zeros((rows, 1), np.bool_) if self.unknown_N is None else self.unknown_N[block][:, None]
+
         def lists(weight: float, length: int) -> Int32:
-            return best(score_BC + np.float32(weight) * c_BC, label_BC, length)
+            weight_B1 = np.where(unknown_B1, np.float32(without_towers(weight)), np.float32(weight))
+            return best(score_BC + weight_B1 * c_BC, label_BC, length)
 
         return lists
 

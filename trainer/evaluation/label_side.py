@@ -65,6 +65,11 @@ class LabelSide:
             buckets=self.buckets[rows], log_popularity=popularity,
         )  # fmt: skip
 
+    @property
+    def log_pi(self) -> Float32:
+        """Return what μ multiplies, float32 [L]: log π, or log π* of a forecast."""
+        return self.log_pn if self.log_popularity is None else self.log_popularity
+
     def rows(self) -> Float32:
         """Return augmented label rows, float32 [L, E]."""
         return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)

@@ -4,6 +4,8 @@ A query with several requests (another context, attributes of another time) is r
 pairs of that way as its positives and the labels that the query had in training left out of all. With a growing past a
 query is ranked once for each held-out pair, from the pairs before it.
 
+Rows of which the towers know nothing get popularity's order, and c, as the service answers them.
+
 Legend: `N` rows of a task, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list
 length, `G` settings.
 """
@@ -11,13 +13,15 @@ length, `G` settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, Buckets, CurvePoint, Proposal
+from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, Augmentation, Buckets, CurvePoint, Feature, Proposal
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.features import says_nothing
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
@@ -31,6 +35,8 @@ from longtail.trainer.evaluation.selection import Selection, Values, Write
 from longtail.trainer.evaluation.task import Task
 
 EmbedQueries = Callable[[Int32], Float32]
+Unknown = Callable[[Int32], Bools]
+"""Finds the rows of which the towers know nothing, bool [B]."""
 Watch = Callable[[Setting, Int32, Positives], None]
 """Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
@@ -54,7 +60,7 @@ def bias_removal_curve(
     held_out: Pairs, past: Past, embed_queries: EmbedQueries, label_side: LabelSide, config: EvaluationConfig, *,
     seed: int, max_queries: int | None = None, settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None, calibrated_at: float = 1.0, described: bool = False,
-    watch: Watch | None = None, term: TermOf | None = None,
+    watch: Watch | None = None, term: TermOf | None = None, unknown: Unknown | None = None,
 ) -> list[CurvePoint]:  # fmt: skip
     """Compute every metric at every setting of λ, μ, ω and β.
 
@@ -69,6 +75,8 @@ def bias_removal_curve(
         described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
             nor held-out pairs of them are in the likelihood.
         term: computes c; needed for settings with ω > 0, which have no likelihood.
+        unknown: finds rows whose lists are those of popularity at every λ and μ; their likelihood is the towers'. None:
+            no row is one.
     """
     task = Task.of(held_out, past, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
     settings = [*map(Setting, config.bias_removal)] if settings is None else settings
@@ -77,7 +85,7 @@ def bias_removal_curve(
     towers = list(dict.fromkeys(setting.of_towers for setting in settings))
     lists, log_p = tower_lists(
         task, embed_queries, label_side, towers, log_proposal=log_proposal, likely=likely,
-        likely_at=[Setting(calibrated_at)], never_L=never_L,
+        likely_at=[Setting(calibrated_at)], never_L=never_L, unknown=unknown,
     )  # fmt: skip
     log_p_of, facts, curve = dict(zip(towers, log_p, strict=True)), label_side.facts(config), []
     for setting, top_NK in zip(settings, lists.at(settings, term), strict=True):
@@ -93,9 +101,13 @@ def bias_removal_curve(
 
 def tower_lists(
     task: Task, embed_queries: EmbedQueries, label_side: LabelSide, settings: Sequence[Setting], *,
-    log_proposal: LogProposal | None = None, **likelihood: Any,
+    log_proposal: LogProposal | None = None, unknown: Unknown | None = None, **likelihood: Any,
 ) -> tuple[TowerLists, list[Float64 | None]]:  # fmt: skip
-    """Rank a task's rows at settings of λ, μ and β; `rank` has the arguments and the log-likelihoods returned."""
+    """Rank a task's rows at settings of λ, μ and β; `rank` has the arguments and the log-likelihoods returned.
+
+    Args:
+        unknown: as in `bias_removal_curve`.
+    """
     vectors_ND = np.concatenate(
         [embed_queries(task.rows_N[start : start + _EMBED_BLOCK]) for start in range(0, len(task.rows_N), _EMBED_BLOCK)]
     )
@@ -103,7 +115,34 @@ def tower_lists(
         task.rows_N, lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)], label_side, task.seen, settings,
         k=task.k, log_proposal=log_proposal, **likelihood,
     )  # fmt: skip
-    return TowerLists(task.rows_N, vectors_ND, label_side, task.seen, settings, top_GNK, log_proposal), log_p
+    lists = TowerLists(task.rows_N, vectors_ND, label_side, task.seen, settings, top_GNK, log_proposal)
+    if unknown is not None and (unknown_N := unknown(task.rows_N)).any():
+        top_GNK[:, unknown_N] = _popular(task.rows_N[unknown_N], label_side, task.seen, settings, task.k)
+        lists = replace(lists, unknown_N=unknown_N)
+    return lists, log_p
+
+
+def unknown_to(features: Sequence[Feature], read: QueryFeatures) -> Unknown:
+    """Return what finds the rows of which a tower of these features knows nothing; `read` has their histories."""
+
+    def unknown(rows_N: Int32) -> Bools:
+        blocks = [rows_N[start : start + _EMBED_BLOCK] for start in range(0, len(rows_N), _EMBED_BLOCK)]
+        return np.concatenate([says_nothing(features, read.of_queries(rows_B)) for rows_B in blocks])
+
+    return unknown
+
+
+def _popular(rows_N: Int32, label_side: LabelSide, seen: Past | None, settings: Sequence[Setting], k: int) -> Int32:
+    """Rank labels by log π and each setting's bonus for some rows, int32 [G, N, K]; −1 if fewer labels are left."""
+    nothing_LD = np.zeros((len(label_side.log_pi), 1), np.float32)
+    alone = replace(
+        label_side, embeddings=nothing_LD, log_pn=label_side.log_pi, log_popularity=None, bias=None,
+        augmentation=Augmentation(temperature=1.0, kappa=1.0),
+    )  # fmt: skip
+    of_popularity = [setting._replace(bias_removal=1.0, popularity=0.0, cooccurrence=0.0) for setting in settings]
+    distinct = list(dict.fromkeys(of_popularity))
+    top_GNK, _ = rank(rows_N, lambda rows_B: nothing_LD[:1].repeat(len(rows_B), axis=0), alone, seen, distinct, k=k)
+    return np.asarray(top_GNK[[distinct.index(setting) for setting in of_popularity]], np.int32)
 
 
 def rank(

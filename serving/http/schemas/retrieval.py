@@ -269,6 +269,11 @@ class Ranking(BaseModel):
 class RetrieveResult(Ranking):
     """The answer to one query, with its arm while an experiment runs."""
 
+    basis: Literal["model", "cooccurrence", "popularity"] = Field(
+        description="What ranks the labels: `model`, the whole score. Where every feature of the query is missing or "
+        "unknown, `cooccurrence`, `log π + ω·c`, if its history is known, else `popularity`, log π alone; π of the "
+        "release's forecast, where there is one. The result's λ is then 0 and its μ 1, whatever the request says.",
+    )
     run: str | None = Field(
         default=None, description="The experiment that runs, with a hash of its arms; absent if none does."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,12 +127,24 @@ class Formula:
             log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))[0][self.rows]
         assert query.bias_removal is not None
         assert query.popularity is not None
-        scores = self.vectors @ vector / bundle.manifest.temperature + self.bias
-        scores += query.bias_removal * log_nu + query.popularity * self.log_pi
+        weight = 0.5 if query.cooccurrence is None else query.cooccurrence
+        if query.vector is None and not any(inputs[name].any() for name in ("user_id", "history")):
+            scores = self.log_pi.copy()  # the towers know nothing
+            weight = weight and 2.0  # 3, but no more than the maximum
+        else:
+            scores = self.vectors @ vector / bundle.manifest.temperature + self.bias
+            scores += query.bias_removal * log_nu + query.popularity * self.log_pi
         if self.priors is not None:
             scores += query.priors.get("recent", 0.25) * self.priors
-        weight = 0.5 if query.cooccurrence is None else query.cooccurrence
         return scores + weight * self.together(history)
+
+    def basis(self, query: Query, history: list[str]) -> str:
+        """What the answer stands on."""
+        if query.vector is not None or self.retriever._encoder.read([query.features or {}])["user_id"][0]:
+            return "model"
+        if self.retriever._encoder.read([query.features or {}])["history"].any():
+            return "model"
+        return "cooccurrence" if query.cooccurrence != 0 and self.together(history).any() else "popularity"
 
     def best(self, query: Query, history: list[str], left_out: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Rows and scores of every eligible label, best first."""
@@ -159,11 +172,13 @@ def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Que
     ids = [*(f"item-{row}" for row in range(L)), *(f"new-{row}" for row in range(1, 300, 20)), "no such item"]
     history = [ids[place] for place in rng.integers(0, len(ids), rng.integers(0, 12))]
     history = history[:3] + history[:1] + history[3:]  # a repeated entry
-    kind = rng.choice(["feature", "own", "remembered", "vector", "none"])
+    kind = rng.choice(["feature", "own", "remembered", "vector", "none", "stranger"])
     if kind == "feature":
         asked["features"]["history"] = history
     elif kind == "own":
         asked["history"] = history
+    elif kind == "stranger":
+        asked |= {"features": {"user_id": "nobody"}, "history": history}
     elif kind == "vector" and name != "tree":
         asked |= {"features": None, "vector": rng.normal(size=8).tolist(), "history": history}
     elif kind == "remembered":
@@ -197,10 +212,12 @@ def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[La
     formula, rng = Formula(retriever), np.random.default_rng(7)
     drawn = [some_query(rng, name, bundle) for _ in range(150)]
     results = results_of(retriever.retrieve([query for query, _, _ in drawn]))
-    moved = 0
+    moved, bases = 0, Counter[str]()
     for (query, history, left_out), result in zip(drawn, results, strict=True):
         rows, scores = formula.best(query, history, left_out)
         found = [label["score"] for label in result["labels"]]
+        bases[result["basis"]] += 1
+        assert result["basis"] == formula.basis(query, history)
         assert len(found) == min(query.k, len(rows))
         scale = max(1.0, np.abs(formula.scores(query, history)).max())
         np.testing.assert_allclose(found, scores[: query.k], rtol=0, atol=3e-6 * scale)
@@ -210,6 +227,7 @@ def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[La
         np.testing.assert_allclose([of_row[row] for row in answered], found, rtol=0, atol=3e-6 * scale)
         without, _ = formula.best(query.model_copy(update={"cooccurrence": 0.0}), history, left_out)
         moved += without[: query.k].tolist() != rows[: query.k].tolist()
+    assert min(bases[basis] for basis in ("model", "cooccurrence", "popularity")) > 5
     assert moved > len(drawn) / 4, "the term changes too few answers for the test to say anything"
 
 

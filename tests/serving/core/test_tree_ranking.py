@@ -25,7 +25,7 @@ FEATURES: list[dict[str, Any]] = [
     {"user_id": "u3", "history": ["item-1", "item-2"]},
     {"user_id": "u4", "history": []},
     {"user_id": "never seen", "history": ["item-7", "nothing"]},
-    {"history": None},
+    {"user_id": "u5", "history": None},
 ]
 SELECTIONS: list[dict[str, Any]] = [
     {},

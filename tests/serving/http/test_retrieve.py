@@ -53,6 +53,7 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
     assert found == {
         "results": [
             {
+                "basis": "model",
                 "labels": [
                     {"id": "b", "score": 2.0, "bucket": "torso", "display": {"title": "Beta", "year": None}},
                     {"id": "c/é", "score": 1.8, "bucket": "tail", "display": {"title": "Gamma", "year": 2001}},
