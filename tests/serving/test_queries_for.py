@@ -62,7 +62,7 @@ class Case:
         labels, manifest = self.bundle.labels, self.bundle.manifest
         scores_QL = self.vectors_QD.astype(np.float64) @ self.bundle.embeddings.T / manifest.temperature
         scores_QL += bias_removal * labels.log_pn + manifest.popularity.default * labels.log_pi
-        if self.bundle.priors is not None:
+        if self.bundle.priors.of_table:
             scores_QL += self.weights * self.bundle.priors.values_LP[:, 0]
         return scores_QL if labels.bias is None else scores_QL + labels.bias
 
@@ -144,7 +144,6 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
 
 def test_log_z_of_queries_is_that_of_numpy(random_case: Case) -> None:
     values = random_case.retriever.queries.bundle.priors
-    assert values is not None
     assert values.names == ["0.0", "0.5", "1.0"]
     for place, bias_removal in enumerate((0.0, 0.5, 1.0)):
         log_z_Q = np.logaddexp.reduce(random_case.scores(bias_removal), axis=1)

@@ -160,7 +160,7 @@ def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
             assert part["decay"] == pytest.approx(-0.5 * math.log(2) * age, rel=1e-5)
         tail += label["bucket"] == "tail"
     assert tail > 10
-    (plain,) = results_of(served.retrieve([Query(features={})]))
+    (plain,) = results_of(served.retrieve([Query(features={"user_id": "u1"})]))
     assert {"bonus", "slope", "decay", "priors"}.isdisjoint(plain)
 
 
@@ -169,7 +169,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     bonus = bundle.manifest.bonus | {"tail": Bonus(default=1.5)}
     bundle = weighed(replace(bundle, manifest=bundle.manifest.model_copy(update={"bonus": bonus})))
     served = retriever_of(bundle)
-    (result,) = results_of(served.retrieve([Query(features={})]))
+    (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"})]))
     assert result["bonus"] == {"tail": 1.5}
     (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
     assert "bonus" not in near
@@ -178,7 +178,9 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     assert served.release_json()["decay"] == {"since": {"half_life": "12h"}}
     options = ({}, {"bonus": {"tail": 1.5}}, {"bonus": {"tail": 1}}, {"slope": {"price": 1}}, {"decay": {
         "column": "since", "half_life": "7d"}})  # fmt: skip
-    retrieval = served.retrieve([Query.model_validate({"features": {}, "bias_removal": 0.5} | one) for one in options])
+    retrieval = served.retrieve(
+        [Query.model_validate({"features": {"user_id": "u1"}, "bias_removal": 0.5} | one) for one in options]
+    )
     assert retrieval.judged_at_B.tolist()[:2] == [0.5, 0.5]
     assert np.isnan(retrieval.judged_at_B[2:]).all()
     for weights, judged in zip(retrieval.priors_B, retrieval.judged_at_B, strict=True):
@@ -218,7 +220,7 @@ def test_a_minute_counts_in_ten_years() -> None:
     )
     bundle = replace(bundle, priors=OwnPriors(decay={"at": "1d"}).added_to(Priors(), bundle))
     decay = {"column": "at", "half_life": "30d"}
-    query = {"features": {}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
+    query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
     (result,) = results_of(retriever_of(bundle).retrieve([Query.model_validate(query)]))
     assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in range(32)]
     days = bundle.priors.values_LP[:, -1].astype(np.float64)

@@ -41,8 +41,9 @@ PRIOR = "expected -1.0 <= popularity <= 2.0, received "
 BOTH = "expected -1.0 <= bias_removal + popularity <= 2.0, received "
 ONE_LOG = "; this release has one log p_n for both, the label frequency"
 QUERY_KEYS = (
-    "['k', 'bias_removal', 'popularity', 'cooccurrence', 'priors', 'exclude', 'allow', 'buckets', 'filter', 'explore', "
-    "'max_per', 'mmr', 'pool', 'display', 'features', 'vector', 'exclude_history', 'history', 'explain']"
+    "['k', 'bias_removal', 'popularity', 'cooccurrence', 'priors', 'bonus', 'slope', 'decay', 'exclude', 'allow', "
+    "'buckets', 'filter', 'explore', 'at_least', 'max_per', 'mmr', 'pool', 'display', 'features', 'vector', "
+    "'exclude_history', 'history', 'explain']"
 )
 A_YEAR = "expected a finite number, as the column is of kind number, received "
 

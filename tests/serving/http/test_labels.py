@@ -56,7 +56,7 @@ def test_label(
     LabelAnswer.model_validate_json(response.content, strict=True)
     logs = dict.fromkeys(("log_pn", "log_popularity"), pytest.approx(log_pn, abs=1e-6))
     assert response.json() == logs | {
-        "id": id_, "count": count, "bucket": bucket, "bias": None, "display": {"title": title, "year": year},
+        "id": id_, "count": count, "bucket": bucket, "bias": None, "display": {"title": title, "year": year}, "available": True,
         "release": "plane-1", "request_id": response.headers["x-request-id"],
     }  # fmt: skip
 
@@ -96,6 +96,9 @@ def test_release(client: httpx.Client) -> None:
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "priors": [],
+        "bonus": {},
+        "slope": {},
+        "decay": {},
         "queries": None,
         "cooccurrence": None,
         "forecast": None,

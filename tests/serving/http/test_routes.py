@@ -141,7 +141,7 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
         assert documented.model_dump(mode="json") == response.json()
         hour = response.json()["windows"]["1h"]
         assert (hour["queries"], hour["requests"]["count"]) == (queries, queries)
-        assert response.json()["labels"] == {"added": 0, "hidden": min(queries, 1)}
+        assert response.json()["labels"] == {"added": 0, "hidden": min(queries, 1), "available": 4 - min(queries, 1)}
         if queries:
             shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail", "new")]
             assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
