@@ -15,7 +15,8 @@ from weakref import finalize
 import pyarrow as pa
 from pydantic import ValidationError
 
-from longtail.bundle import Bundle
+from longtail.bundle import MAX_PRIORS, Bundle
+from longtail.bundle.filterable import filter_kind
 from longtail.bundle.manifest import dial_words
 from longtail.frames import Source, as_places, like
 from longtail.index import Releases, build
@@ -59,7 +60,11 @@ class Model:
         """The retriever that a service would answer with."""
         folder = mkdtemp(prefix="longtail-")
         finalize(self, rmtree, folder, ignore_errors=True)
-        return load_release(Releases(folder), build(self.bundle, folder, spec="flat").name)
+        # An exact index scores any decay, so every column of dates may be named.
+        columns = self.bundle.labels.display
+        dates = [name for name in columns.column_names if filter_kind(columns.schema.field(name).type) == "date"]
+        decay = {name: "1h" for name in dates[:MAX_PRIORS] if columns[name].null_count < len(columns)}
+        return load_release(Releases(folder), build(self.bundle, folder, spec="flat", decay=decay).name)
 
     def recommend(
         self, queries: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Source = None, k: int = 10, *,

@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from longtail import Model
 from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
 from longtail.index import Limits
 from longtail.index.construct.priors import OwnPriors
@@ -226,6 +228,19 @@ def test_a_minute_counts_in_ten_years() -> None:
     days = bundle.priors.values_LP[:, -1].astype(np.float64)
     assert np.abs(days[:32] * 86_400 + 60 * np.arange(32)).max() < 1e-3
     assert np.abs(days[32:] + 3650).max() * 86_400 < 22
+
+
+def test_a_model_in_python_takes_bonus_and_decay(tmp_path: Path) -> None:
+    model = Model(shop_bundle().write(tmp_path / "bundle"))
+
+    def rows(**options: Any) -> list[dict[str, Any]]:
+        answer = model.recommend({"user_id": "u1"}, k=5, **options)
+        found: list[dict[str, Any]] = answer.to_pylist() if isinstance(answer, pa.Table) else answer.to_dict("records")
+        return found
+
+    assert {row["bucket"] for row in rows(bonus={"tail": 5})} == {"tail"}
+    newest = [str(row["since"])[:10] for row in rows(decay={"column": "since", "half_life": "1h"})]
+    assert set(newest) == {"2026-02-09"}
 
 
 def test_columns_that_an_upsert_cannot_have() -> None:
