@@ -143,9 +143,9 @@ class ReleaseAnswer(BaseModel):
     )
     filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     priors: list[ReleasePrior]
-    bonus: dict[str, ReleaseBonus] = Field(description="What `bonus` of a request may name.")
-    slope: dict[str, ReleaseSlope] = Field(description="Columns of numbers that `slope` may name.")
-    decay: dict[str, ReleaseDecay] = Field(description="Columns of dates that `decay` may name.")
+    bonus: dict[str, ReleaseBonus] = Field(default={}, description="What `bonus` of a request may name.")
+    slope: dict[str, ReleaseSlope] = Field(default={}, description="Columns of numbers that `slope` may name.")
+    decay: dict[str, ReleaseDecay] = Field(default={}, description="Columns of dates that `decay` may name.")
     labels: int
     available: ReleaseAvailability
     dim: int
