@@ -128,10 +128,6 @@ class Priors:
         """Return every prior's default weight, float32 [P]."""
         return np.array([prior.default for prior in self.settings], np.float32)
 
-    def weights(self, asked: Mapping[str, float]) -> Float32:
-        """Convert weights by name to an array, float32 [P]; absent ones get the defaults."""
-        return np.array([asked.get(prior.name, prior.default) for prior in self.settings], np.float32)
-
     def of_rows(self, rows_R: Int64 | slice) -> Float32 | None:
         """Return the values of some labels, float32 [R, P]; None without priors."""
         return self.values_LP[rows_R] if self.settings else None

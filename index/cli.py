@@ -502,5 +502,5 @@ def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
     ]
     if others := [at for at in recall if at.priors != default]:
         lowest = min(others, key=lambda at: at.recall)
-        shown.append(f"at {len(others)} corners of the priors' weights {lowest.recall:.3f} or more ({lowest.where})")
+        shown.append(f"at {len(others)} other weights {lowest.recall:.3f} or more ({lowest.where})")
     return ", ".join(shown)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Bundle, Priors
+from longtail.bundle import Bundle, Patch, Priors, Upsert
+from longtail.bundle.label_changes import replay
 from longtail.index import (
     IndexSpec,
     Limits,
@@ -28,11 +31,16 @@ from longtail.index import (
     build,
     refresh_priors,
 )
+from longtail.index.construct.priors import OwnPriors
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
 from longtail.index.release.index_files import read_priors
+from longtail.index.release.merge import with_changes
 from tests.bundles import make_bundle
+from tests.index.test_cli import run
+from tests.serving.core.shop import shop_bundle
 
+AT = datetime(2027, 1, 1, tzinfo=UTC)
 L = 60
 
 
@@ -305,6 +313,74 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
         shelf.publish("without")
     shelf.publish("without", force=True)
     assert shelf.current() == "without"
+
+
+def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path) -> None:
+    bundle = shop_bundle().write(tmp_path / "model")
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(400))
+    options = [
+        "--priors",
+        path,
+        "--bonus",
+        'bright={"colour": "red"}',
+        "--decay",
+        "since=7d",
+        "--slope",
+        "price=-2:1:.5",
+    ]
+    assert run("build", tmp_path / "model", "--releases", tmp_path / "r", "--name", "one", "--publish", *options) == 0
+    shelf, columns = Releases(tmp_path / "r"), bundle.labels.display
+    before = shelf.open("one").bundle
+    names = ["r", "bonus.torso", "bonus.tail", "bonus.new", "bonus.bright", "slope.price", "decay.since"]
+    assert before.priors.names == names
+    days = [None if day is None else (day - date(2026, 2, 9)).days for day in columns["since"].to_pylist()]
+    oldest = min(day for day in days if day is not None)
+    decay = before.priors.settings[-1]
+    assert (decay.minimum, decay.maximum) == (0, pytest.approx(np.log(2) / 7))
+    assert before.priors.values_LP[:, -1].tolist() == [oldest if day is None else day for day in days]
+    price = columns["price"].to_numpy()
+    expected = np.nan_to_num(price - np.nanmedian(price))
+    np.testing.assert_allclose(before.priors.values_LP[:, -2], expected, atol=1e-6)
+    assert before.priors.values_LP[:, 4].tolist() == [colour == "red" for colour in columns["colour"].to_pylist()]
+    assert before.priors.values_LP[:, 2].tolist() == (bundle.labels.buckets == 2).tolist()
+
+    refresh_priors(shelf.root, write(tmp_path / "u.csv", bundle, r=-np.arange(400)), name="two")
+    after = shelf.open("two").bundle.priors
+    assert after.names == names
+    np.testing.assert_array_equal(after.values_LP[:, 0], -np.arange(400))
+    np.testing.assert_array_equal(after.values_LP[:, 1:], before.priors.values_LP[:, 1:])
+
+    records = [
+        Upsert(id="fresh", at=AT, features={"genres": ["g1"]}, display={"colour": "red", "since": "2026-02-10"}),
+        Patch(id="item-3", at=AT, display={"colour": "red", "price": None}),
+    ]
+    merged, _ = with_changes(before, replay(records))
+    assert merged.priors.values_LP[400].tolist() == [199.5, 0, 0, 1, 1, 0, 1]
+    assert merged.priors.values_LP[3, 4:6].tolist() == [1, 0]
+
+    build(bundle, shelf.root, name="less", priors=path, decay={"since": "7d"}, slopes={"price": None})
+    with pytest.raises(NotPublishableError, match=r"prior 'bonus\.bright': expected as in the published release"):
+        shelf.publish("less")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bonuses": {"tail": {"open": True}}}, "bonus: expected another name than a bucket's, received 'tail'"),
+        ({"bonuses": {"x": {"colr": "red"}}}, "bonus.x: expected display columns, .* received 'colr'"),
+        ({"bonuses": {"x": {"price": "red"}}}, "bonus.x.price: expected a finite number"),
+        (
+            {"decay": {"price": "1d"}},
+            r"decay.price: expected a display column of kind date with values, one of \['since'",
+        ),
+        ({"decay": {"since": "1"}}, "decay.since: expected a span such as '90m'"),
+        ({"slopes": {"since": None}}, "slope.since: expected a display column of kind number"),
+        ({"bonuses": {f"x{n}": {"open": True} for n in range(9)}}, "expected at most 8 priors, bonuses, slopes and"),
+    ],
+)
+def test_bonuses_slopes_and_decay_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PriorsError, match=message):
+        OwnPriors(**options).added_to(Priors(), shop_bundle())
 
 
 def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:
