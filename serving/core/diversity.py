@@ -68,14 +68,9 @@ def diversify_each(
 
 
 def choose(
-    rows_P: Int64,
-    scores_P: Float32,
-    k: int,
-    diversity: Diversity,
-    catalogue: Catalogue,
-    pool: int | None = None,
+    rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue, pool: int | None = None,
     reserved: Sequence[int] = (),
-) -> Int64:
+) -> Int64:  # fmt: skip
     """Choose at most k positions, int64, in the order of the answer: by score, or as MMR takes the labels.
 
     Args:
@@ -87,7 +82,7 @@ def choose(
         crowds.take(position)
     pool = len(rows_P) if pool is None else pool
     if diversity.weight > 0:
-        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, frozenset(reserved))
+        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, reserved)
     chosen = [*reserved]
     for place in range(pool):
         if len(chosen) == k:
@@ -100,15 +95,9 @@ def choose(
 
 
 def _marginal(
-    rows_P: Int64,
-    scores_P: Float32,
-    k: int,
-    weight: float,
-    crowds: Crowds,
-    catalogue: Catalogue,
-    pool: int,
-    reserved: frozenset[int],
-) -> Int64:
+    rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: Crowds, catalogue: Catalogue, pool: int,
+    reserved: Sequence[int],
+) -> Int64:  # fmt: skip
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)
     vectors_PD = vectors_PD / np.maximum(norms_P, np.finfo(np.float32).tiny)

@@ -32,6 +32,8 @@ from longtail.serving.core.ranking import Batch, Ranker, rank_each
 
 _Found = tuple[Int64, Float32]
 """Rows and scores of labels, best first."""
+_Search = tuple[int, Filter | None, int]
+"""Position of a query in a batch, a filter, and a number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,7 @@ class Floored:
 
 
 class Candidates:
-    """The labels that a list with floors may hold: a query's pool, and the best labels of each floor.
-
-    Attributes:
-        short: whether a floor is unmet for which `max_per` could have room in a longer list.
-    """
+    """The labels that a list with floors may hold: a query's pool, and the best labels of each floor."""
 
     def __init__(self, query: ResolvedQuery, pool: _Found, of_floors: Sequence[_Found], catalogue: Catalogue) -> None:
         rows, scores = (np.concatenate(parts) for parts in zip(pool, *of_floors, strict=True))
@@ -83,18 +81,15 @@ class Candidates:
         self._query, self._catalogue = query, catalogue
         self._diversity = query.diversity or Diversity({}, 0.0, query.k, query.k)
         self._meets_FC = meets(query, self._rows_C, catalogue)
-        self._reserved, unmet_F = self._reserve(np.array([floor.n for floor in query.floors]))
-        self.short = bool(unmet_F.max() > 0)
-
-    def _reserve(self, unmet_F: Int64) -> tuple[list[int], Int64]:
-        crowds, reserved = Crowds(self._rows_C, self._diversity.max_per, self._catalogue), list[int]()
+        self._needs_F = np.minimum([floor.n for floor in query.floors], self._meets_FC.sum(axis=1))
+        crowds, unmet_F = Crowds(self._rows_C, self._diversity.max_per, catalogue), self._needs_F
+        self._reserved: list[int] = []
         for position in np.argsort(-self._scores_C, kind="stable").tolist():
             met_F = self._meets_FC[:, position]
             if unmet_F[met_F].max(initial=0) > 0 and crowds.has_room(position):
                 crowds.take(position)
                 unmet_F = unmet_F - met_F
-                reserved.append(position)
-        return reserved, unmet_F
+                self._reserved.append(position)
 
     def pool(self, k: int) -> _Found:
         """Return the k best labels without floors."""
@@ -104,11 +99,10 @@ class Candidates:
         """Return the list of k labels."""
         reserved, k = self._reserved, max(k, len(self._reserved))  # more only if k exceeds the catalogue
         if self._query.diversity is None:
-            needs_F = np.minimum([floor.n for floor in self._query.floors], self._meets_FC.sum(axis=1))
             for position in reversed(reserved):
                 fewer = [one for one in reserved if one != position]
                 free = np.setdiff1d(np.arange(self._pool), fewer)[: k - len(fewer)]
-                if (self._meets_FC[:, [*fewer, *free]].sum(axis=1) >= needs_F).all():
+                if (self._meets_FC[:, [*fewer, *free]].sum(axis=1) >= self._needs_F).all():
                     reserved = fewer
         chosen = choose(self._rows_C, self._scores_C, k, self._diversity, self._catalogue, self._pool, reserved)
         return self._rows_C[chosen], self._scores_C[chosen]
@@ -146,35 +140,28 @@ def fill_each(
     Returns:
         The costs, and for queries that explore the candidates, by the position of the query.
     """
-    floored, exploring, depth_of = dict[int, Floored](), dict[int, Candidates](), dict[int, int]()
+    floored, exploring, searches = dict[int, Floored](), dict[int, Candidates](), list[_Search]()
     for position, query in enumerate(queries):
         if query.floors:
             floored[position] = Floored(0.0, {})
             met_F = meets(query, best[0][position], catalogue).sum(axis=1)
             if query.explore or (met_F < [floor.n for floor in query.floors]).any():
-                depth_of[position] = pools.get(position, 1)
-    while depth_of:
-        searches: list[tuple[int, Filter | None, int]] = []
-        for position, depth in depth_of.items():
-            query = queries[position]
-            searches += [(position, _filter(query, floor, catalogue), max(depth, floor.n)) for floor in query.floors]
-            searches += [(position, query.filter, pools[position])] if position in pools else []
-        positions, filters, depths = zip(*searches, strict=True)
-        part = replace(batch.subset(np.array(positions)), filters=list(filters))
-        found = zip(depths, zip(*rank_each(ranker, part, depths), strict=True), strict=True)
-        deeper = dict[int, int]()
-        for position, depth in depth_of.items():
-            query, before = queries[position], (best[0][position], best[1][position])
-            of_floors = [next(found) for _ in query.floors]
-            pool = next(found)[1] if position in pools else before
-            candidates = Candidates(query, pool, [lists for _, lists in of_floors], catalogue)
-            most = 0 if query.diversity is None or not query.diversity.max_per else query.diversity.most
-            if candidates.short and depth < most and any(len(lists[0]) == asked for asked, lists in of_floors):
-                deeper[position] = min(2 * depth, most)
-            elif query.explore:
-                exploring[position] = candidates
-            else:
-                best[0][position], best[1][position] = after = candidates.best(query.k)
-                floored[position] = Floored.of(before, after)
-        depth_of = deeper
+                # Values that are full may rule out any number of a floor's best labels.
+                most = query.diversity.most if query.diversity is not None and query.diversity.max_per else 0
+                searches += [(position, _filter(query, floor, catalogue), max(most, floor.n)) for floor in query.floors]
+                searches += [(position, query.filter, pools[position])] if position in pools else []
+    if not searches:
+        return floored, exploring
+    positions, filters, depths = zip(*searches, strict=True)
+    part = replace(batch.subset(np.array(positions)), filters=list(filters))
+    found = zip(*rank_each(ranker, part, depths), strict=True)
+    for position in dict.fromkeys(positions):
+        query, before = queries[position], (best[0][position], best[1][position])
+        of_floors = [next(found) for _ in query.floors]
+        candidates = Candidates(query, next(found) if position in pools else before, of_floors, catalogue)
+        if query.explore:
+            exploring[position] = candidates
+        else:
+            best[0][position], best[1][position] = after = candidates.best(query.k)
+            floored[position] = Floored.of(before, after)
     return floored, exploring

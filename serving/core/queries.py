@@ -345,8 +345,8 @@ class SearchOptions(RequestModel):
         filters = [self.filter, *(floor.filter for floor in self.at_least)]
         conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
         pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
-        others = [*self.explore.values(), *(floor.n for floor in self.at_least)]
-        searched = sum([_OTHER_SEARCH + slots for slots in others])
+        others = [*self.explore.values(), *(MOST_POOL if self.max_per else floor.n for floor in self.at_least)]
+        searched = sum([_OTHER_SEARCH + labels for labels in others])
         return pooled + searched + entries([self.exclude, self.allow, self.display, *conditions])
 
 

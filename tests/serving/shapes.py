@@ -73,6 +73,7 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
 
     dates = [f"{1900 + day % 200}-01-{1 + day // 200 % 28:02d}" for day in range(1_000)]
     four = {"brand": 900, "title": 900, "tags": 900, "colour": 900}
+    floors = [{"filter": {"brand": f"brand-{of}", "price": {"lt": 2}}, "n": 12} for of in range(8)]
     mixed = {"cooccurrence": 1.5, "priors": {"recent": 0.1}, "history": long[:5]}
     return {
         "256 queries, k = 100": retrieve(256, k=100),
@@ -101,6 +102,8 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         ),
         "256 ranges": each(256, lambda place: {"filter": {"price": {"ge": place / 100, "lt": place / 50}}}),
         "256 explore": retrieve(256, k=100, explore={"tail": 50, "new": 50}),
+        "64 of eight floors": retrieve(64, k=100, at_least=floors),
+        "64 of eight floors, full brands": retrieve(64, k=100, max_per={"brand": 1}, at_least=floors),
         "256 displays of 400": retrieve(256, display=["title"] * 400),
         "nested lists": Shape(
             "POST", "/v1/retrieve",
