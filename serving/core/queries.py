@@ -341,13 +341,22 @@ class SearchOptions(RequestModel):
 
     @property
     def extra(self) -> int:
-        """Estimate what the search costs beyond `depth`, in labels: entries of lists, exploring, pools that grow."""
-        filters = [self.filter, *(floor.filter for floor in self.at_least)]
-        conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
+        """Estimate what the search costs beyond `depth`, in labels."""
+        return self.searched + self.listed
+
+    @property
+    def searched(self) -> int:
+        """Estimate the cost of slots, floors, and pools that grow, in labels."""
         pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
         others = [*self.explore.values(), *(MOST_POOL if self.max_per else floor.n for floor in self.at_least)]
-        searched = sum([_OTHER_SEARCH + labels for labels in others])
-        return pooled + searched + entries([self.exclude, self.allow, self.display, *conditions])
+        return pooled + sum([_OTHER_SEARCH + labels for labels in others])
+
+    @property
+    def listed(self) -> int:
+        """Count the entries of lists."""
+        filters = [self.filter, *(floor.filter for floor in self.at_least)]
+        conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
+        return entries([self.exclude, self.allow, self.display, *conditions])
 
 
 def entries(values: Sequence[object]) -> int:
@@ -447,7 +456,7 @@ class SimilarQuery(SearchOptions):
     @property
     def extra(self) -> int:
         """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
-        return super().extra // 8
+        return self.searched + self.listed // 8
 
     @property
     def labels(self) -> list[str | int]:

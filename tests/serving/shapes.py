@@ -102,6 +102,7 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         ),
         "256 ranges": each(256, lambda place: {"filter": {"price": {"ge": place / 100, "lt": place / 50}}}),
         "256 explore": retrieve(256, k=100, explore={"tail": 50, "new": 50}),
+        "256 similar, eight floors": similar(at_least=floors),
         "64 of eight floors": retrieve(64, k=100, at_least=floors),
         "64 of eight floors, full brands": retrieve(64, k=100, max_per={"brand": 1}, at_least=floors),
         "256 displays of 400": retrieve(256, display=["title"] * 400),

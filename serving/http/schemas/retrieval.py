@@ -256,7 +256,8 @@ class Ranking(BaseModel):
     cost: float | None = Field(
         default=None,
         description="Only of queries with `at_least`: the sum of the scores without floors, less the sum with them, in "
-        "logits; of queries that explore, of the labels that chance does not touch. Below 0 only with `mmr`.",
+        "logits; of queries that explore, of the labels that chance does not touch. It may be below 0 with `mmr` or "
+        "`max_per`, and where an approximate search without floors missed a label.",
     )
     unknown: UnknownIds
     answer_id: str | None = Field(
