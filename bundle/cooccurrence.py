@@ -172,7 +172,7 @@ class Cooccurrence:
         rows_Q = np.zeros(len(ids_Q), np.int32) if remembered is None else remembered.queries.encode(ids_Q)
         earlier_QR = np.empty((len(ids_Q), 0), np.int32) if remembered is None else remembered.rows_QR[rows_Q]
         history, later_P = _after_remembered(earlier_QR, earlier, _last_of_each(pairs, most))
-        added_L, sums = _added(history, later_P, labels, settings)
+        added_L, sums = _added(history.chosen, later_P[history.labels >= 0], labels, settings)
         degrees_L = self.degrees_L + added_L
         before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
         # An entry whose sum stays changes by the growth of two degrees.
@@ -255,7 +255,8 @@ class Remembered:
 
     Attributes:
         queries: ids of the queries; row 0 is an unknown query's.
-        rows_QR: label rows, int32 [rows of `queries`, R], oldest first, at the end of each row; −1 before.
+        rows_QR: label rows, int32 [rows of `queries`, R], oldest first, at the end of each row; −1 before. A label
+            that a query said no to has the entry `refusals` of its row.
     """
 
     queries: Vocabulary
@@ -264,10 +265,23 @@ class Remembered:
     __repr__ = one_line
 
     def history(self, query_id: str) -> Int64:
-        """Return the label rows of a query, oldest first, int64 [H]; none of an unknown query."""
+        """Return the label rows that a query chose, oldest first, int64 [H]; none of an unknown query."""
+        rows_H = self._entries(query_id)
+        rows_H = rows_H[rows_H >= 0]
+        return rows_H[~np.isin(rows_H, refused_H)] if (refused_H := self.refused(query_id)).size else rows_H
+
+    def refused(self, query_id: str) -> Int64:
+        """Return the label rows that a query last said no to, int64, ascending."""
+        newest_H = self._entries(query_id)[::-1]
+        if not (newest_H < 0).any():
+            return newest_H[:0]
+        rows_H, last_H = np.unique(np.where(newest_H < 0, refusals(newest_H), newest_H), return_index=True)
+        return rows_H[newest_H[last_H] < 0]
+
+    def _entries(self, query_id: str) -> Int64:
         rows_R = self.rows_QR[self.queries.lookup_all([query_id])[0]]
-        history_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
-        return history_H
+        rows_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
+        return rows_H
 
     def by_label(self, ids_Q: pa.Array, labels: int) -> tuple[Int64, Int64]:
         """List which of some queries remember each label: positions, int64 [P], by label, and ends, int64 [L + 1]."""
@@ -314,26 +328,34 @@ class Remembered:
 
     def check(self, labels: int) -> None:
         """Check the rows; raises BundleInvariantError."""
-        check_histories(REMEMBERED, self.rows_QR, self.queries.rows, labels)
+        check_histories(REMEMBERED, self.rows_QR, self.queries.rows, labels, least=NO_ENTRY - labels)
 
     def take(self, rows_M: Int64) -> Remembered:
         """Number the labels by the rows that stay, int64 [M]; see `Cooccurrence.take`."""
         return replace(self, rows_QR=taken_histories(self.rows_QR, rows_M))
 
 
-def check_histories(file: str, rows_QR: Int32, queries: int, labels: int) -> None:
+def check_histories(file: str, rows_QR: Int32, queries: int, labels: int, *, least: int = NO_ENTRY) -> None:
     """Check the label rows of queries, int32 [Q, R]; raises BundleInvariantError."""
     fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == queries
     require(f"{file} has a row per query", fits, f"int32 ({queries}, R)", f"{rows_QR.dtype} {rows_QR.shape}")
-    inside = bool(((rows_QR >= NO_ENTRY) & (rows_QR < labels)).all())
-    require(f"{file} holds label rows, or -1", inside, f"-1..{labels - 1}", "others")
+    inside = bool(((rows_QR >= least) & (rows_QR < labels)).all())
+    require(f"{file} holds label rows, or -1", inside, f"{least}..{labels - 1}", "others")
 
 
 def taken_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
     """Number the labels of histories by the rows that stay, int64 [M]; other labels leave them."""
+    refused_QR = rows_QR < NO_ENTRY
+    rows_QR = np.where(refused_QR, refusals(rows_QR), rows_QR)
     numbers_QR = _numbers_after(rows_M, int(rows_QR.max(initial=0)))[rows_QR]
+    numbers_QR = np.where(refused_QR & (numbers_QR != NO_ENTRY), refusals(numbers_QR), numbers_QR)
     order_QR = np.argsort(numbers_QR != NO_ENTRY, axis=1, kind="stable")
     return np.take_along_axis(numbers_QR, order_QR, axis=1)
+
+
+def refusals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    """Convert label rows to the entries of labels that a query said no to, or such entries to label rows."""
+    return NO_ENTRY - 1 - rows
 
 
 def _numbers_after(rows_M: Int64, last: int) -> Int32:
@@ -349,13 +371,22 @@ class LogPairs(NamedTuple):
 
     Attributes:
         queries: int32 or int64 [P].
-        labels: label rows [P].
+        labels: label rows [P]; `refusals` of them where a query said no.
         weights: float32 [P]; None for 1 each.
     """
 
     queries: npt.NDArray[np.integer]
     labels: npt.NDArray[np.integer]
     weights: Float32 | None = None
+
+    @property
+    def chosen(self) -> LogPairs:
+        """Return the pairs in which the query did not say no."""
+        chosen_P = self.labels >= 0
+        if chosen_P.all():
+            return self
+        weights_P = None if self.weights is None else self.weights[chosen_P]
+        return LogPairs(self.queries[chosen_P], self.labels[chosen_P], weights_P)
 
 
 def cooccurrences(

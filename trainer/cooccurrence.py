@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.arrays import Bools, Int32
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, refusals, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
+from longtail.tables.pairs import read_pairs
 from longtail.tables.times import UNITS
 from longtail.trainer.config import CooccurrenceConfig, Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -254,10 +256,35 @@ def remembered(recipe: Recipe, dataset: Dataset, known: Pairs) -> Remembered | N
     entries = config.remember if config.remember is not None else 0 if reads_history else _REMEMBERED
     if not entries:
         return None
-    queries = distinct(known.queries)
-    rows_Q = np.zeros(len(dataset.query_ids), np.int32)
+    pairs, ids = _with_refusals(recipe, dataset, known)
+    queries = distinct(pairs.queries)
+    rows_Q = np.zeros(len(ids), np.int32)
     rows_Q[queries] = np.arange(1, len(queries) + 1)
-    return remember(_log_pairs(known), Vocabulary(dataset.query_ids.take(pa.array(queries))), rows_Q, entries)
+    return remember(pairs, Vocabulary(ids.take(pa.array(queries))), rows_Q, entries)
+
+
+def _with_refusals(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[LogPairs, pa.Array]:
+    """Add the events of negative types to known pairs; returns them, sorted by query and time, and the queries' ids."""
+    data, unit, ids = recipe.data, dataset.report.unit, dataset.query_ids
+    if data.events is None or not data.events.negative:
+        return LogPairs(known.queries, known.labels), ids
+    places = [places for places in (data.train, data.valid, data.test) if places is not None]
+    files = [place for each in places for place in (each if isinstance(each, list) else [each])]
+    rows = read_pairs(files, recipe.log_columns(unit), lambda _: None, timed=data.timestamp is not None)
+    rows = rows.filter(pc.is_in(rows["event"], value_set=pa.array(data.events.negative)))
+    labels_n = pc.index_in(rows["label"], value_set=dataset.label_ids)
+    rows, labels_n = rows.filter(labels_n.is_valid()), labels_n.drop_null().to_numpy()
+    others = pc.unique(rows["id"].filter(pc.invert(pc.is_in(rows["id"], value_set=ids))))
+    ids = pa.concat_arrays([ids, others.cast(ids.type)])
+    queries_n = pc.index_in(rows["id"].cast(ids.type), value_set=ids).to_numpy()
+    if known.times is None or unit is None:  # without times, a refusal is the last word
+        times_N = np.repeat([0.0, 1.0], [len(known), len(rows)])
+    else:
+        times_N = np.concatenate([known.times / UNITS[unit], rows["time"].to_numpy()])
+    queries_N = np.concatenate([known.queries, queries_n])
+    order_N = np.lexsort((times_N, queries_N))
+    labels_N = np.concatenate([known.labels, refusals(labels_n)])
+    return LogPairs(queries_N[order_N], labels_N[order_N]), ids
 
 
 def in_words(settings: CooccurrenceSettings) -> str:

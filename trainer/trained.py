@@ -97,15 +97,12 @@ class Trained:
     def _log_offset(self) -> Float64 | None:
         """Compute log ν − log π_w of every label, float64 [L], nats [METHODS §6]; None if ν is π_w.
 
-        π_w are the shares of the training pairs by `data.weight`. Weights of event types are not in π_w, so that p*
-        counts events by them.
+        π_w are the shares of the training pairs as weighed in the loss; π* counts events by the weights of their types.
         """
-        data, train, labels = self.recipe.weighted_data, self.dataset.train, len(self.dataset.label_ids)
+        train, labels = self.dataset.train, len(self.dataset.label_ids)
         offset_L = self.log_noise() - self.log_visits()
-        if data.weight is not None and train.weights is not None:
+        if train.weights is not None:
             weights_N = train.weights.astype(np.float64)
-            if data.events is not None and train.events is not None:
-                weights_N /= np.array(list(data.events.weights.values()))[train.events]
             # The mean weight of a label's pairs, smoothed like its frequency.
             more = self.recipe.loss.smoothing
             total_L = np.bincount(train.labels, weights_N, labels) + more * weights_N.mean()

@@ -276,6 +276,7 @@ def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bu
 def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, progress: Progress) -> Bundle:
     """Add later pairs to the forecast, from which log π follows."""
     until = max(until, forecast.settings.until)
+    pairs = pairs.chosen
     fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until, pairs.of_types)
     progress(f"prior: {fresh.settings.comparison}")
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
@@ -307,7 +308,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
     since = -np.inf if whole or settings.until is None else settings.until
     sorted_pairs, ids_Q, earlier = pairs.by_query(since, until)
     if whole:
-        (term,) = cooccurrences(sorted_pairs, bundle.manifest.labels, [settings])
+        (term,) = cooccurrences(sorted_pairs.chosen, bundle.manifest.labels, [settings])
         term = term.scaled(settings.scale, until=until)
         if remembered is not None:
             rows_Q = np.arange(1, len(ids_Q) + 1, dtype=np.int32)

@@ -169,6 +169,7 @@ class Retriever:
         self._last = 1 if settings is None else settings.last
         self.cooccurrence_until = None if settings is None else settings.until
         self._query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
+        self._refuses = self._query_id is not None and settings is not None and bool(settings.log.negative)
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         self.promises = promises
         self.buckets_L = bundle.labels.buckets
@@ -451,12 +452,13 @@ class Retriever:
                 f"expected history or a feature of kind history, one of {self._histories}, received both",
                 field=f"{prefix}history",
             )
+        refused_R = self._remembered(features, prefix, refused=True) if self._refuses else NO_ROWS
         if not (excluded or counted):
-            return NO_HISTORY
+            return History(left_out=refused_R) if refused_R.size else NO_HISTORY
         lists: list[Sequence[Any]] = [*given] if ids is None else [ids]
         if not lists:
             rows_H = self._remembered(features, prefix)
-            return History(rows_H[-self._last :], rows_H if excluded else NO_ROWS)
+            return History(rows_H[-self._last :], np.concatenate([rows_H, refused_R]) if excluded else refused_R)
         if not excluded:
             lists = [lists[0][-self._last :]]
         # Every list is left out, but only the first counts: others may hold what the query only saw.
@@ -465,10 +467,13 @@ class Retriever:
         unknown = int(np.count_nonzero(rows_N < 0))
         if unknown:
             rows_N, last_H = rows_N[rows_N >= 0], last_H[last_H >= 0]
-        return History(last_H, rows_N if excluded else NO_ROWS, sum(map(len, rows)), unknown)
+        left_out = rows_N if excluded else NO_ROWS
+        if refused_R.size:
+            last_H, left_out = last_H[~np.isin(last_H, refused_R)], np.concatenate([left_out, refused_R])
+        return History(last_H, left_out, sum(map(len, rows)), unknown)
 
-    def _remembered(self, features: Features, prefix: str) -> Int64:
-        """Get the rows of the labels that the release remembers of a query, int64 [H]."""
+    def _remembered(self, features: Features, prefix: str, *, refused: bool = False) -> Int64:
+        """Get the rows of the labels that the release remembers a query to have chosen, or refused, int64 [H]."""
         value = None if self._query_id is None else features.get(self._query_id)
         if value is None or self.bundle.remembered is None:
             return NO_ROWS
@@ -476,7 +481,8 @@ class Retriever:
             raise InvalidRequestError(
                 f"expected an id, received {describe(value)}", field=f"{prefix}features.{self._query_id}"
             )
-        return self.overlay.served(self.bundle.remembered.history(id_))
+        remembered = self.bundle.remembered
+        return self.overlay.served(remembered.refused(id_) if refused else remembered.history(id_))
 
     def _boost(self, query: ResolvedQuery) -> Boost | None:
         """Compute ω·c of a query; None if it adds nothing."""

@@ -1,0 +1,211 @@
+"""A log of events with types and weights counts alike wherever it is read; what a query said no to is not answered."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle import Bundle, Vocabulary
+from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
+from longtail.bundle.forecast import Forecast, ForecastSettings
+from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.index import Releases, build
+from longtail.index.release.building import refresh as refresh_release
+from longtail.serving import Settings
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query
+from longtail.serving.events.schema import event_json
+from longtail.serving.refresh import refresh
+from longtail.trainer.config import Recipe
+from longtail.trainer.cooccurrence import remembered
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.errors import RecipeError
+from longtail.trainer.prior import type_weights
+from longtail.trainer.trained import Trained
+from tests.bundles import make_bundle
+from tests.serving.plane import results_of
+from tests.trainer import tiny
+
+WEIGHTS = {"view": 1.0, "buy": 3.0, "hover": 0.0}
+TYPES = [*WEIGHTS, "returned", "search", None]
+ROWS, USERS, ITEMS, FOREVER = 600, 12, 20, 1e14
+EVENTS = {"column": "kind", "weights": WEIGHTS, "negative": ["returned"]}
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """Events of the last ten days, oldest first; a fifth of the users' labels ends with a return."""
+    rng = np.random.default_rng(0)
+    begin = round(time.time()) - 864_000
+    return [
+        {
+            "user_id": f"u{rng.integers(USERS)}", "item_id": f"item-{rng.integers(ITEMS)}", "at": begin + 1000 * place,
+            "kind": TYPES[rng.choice(len(TYPES), p=[0.4, 0.2, 0.1, 0.2, 0.05, 0.05])],
+            "w": float(rng.choice([0.5, 1, 2])),
+        }
+        for place in range(ROWS)
+    ]  # fmt: skip
+
+
+def largest(rows: list[Row], *, of_column: bool) -> dict[str, float]:
+    """Sum over users their largest weight with each label."""
+    found = defaultdict[tuple[str, str], float](float)
+    for row in rows:
+        key = row["user_id"], row["item_id"]
+        found[key] = max(found[key], WEIGHTS.get(row["kind"], 0.0) * (row["w"] if of_column else 1.0))
+    sums = dict.fromkeys([f"item-{place}" for place in range(ITEMS)], 0.0)
+    for (_, item), weight in found.items():
+        sums[item] += weight
+    return sums
+
+
+def refused(rows: list[Row]) -> dict[str, set[str]]:
+    """The labels of each user whose last event that counts is a return."""
+    last = {(row["user_id"], row["item_id"]): row["kind"] for row in rows if row["kind"] in ("view", "buy", "returned")}
+    return {
+        user: {item for (of, item), kind in last.items() if of == user and kind == "returned"}
+        for user in (f"u{place}" for place in range(USERS))
+    }
+
+
+@pytest.fixture(scope="module")
+def recipe(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    log = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), log)
+    data = {
+        "train": log, "timestamp": "at", "weight": "w", "events": EVENTS, "on_bad_row": "drop", "max_bad_rows": ROWS,
+    }  # fmt: skip
+    return tiny.recipe(data=data, cooccurrence={"kinds": ["walk"], "remember": 200})
+
+
+@pytest.fixture(scope="module")
+def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    """A release `first` that knows no event, `log` and `whole` of the log, and one of the same events of a service."""
+    root = tmp_path_factory.mktemp("events")
+    bundle = make_bundle(labels=ITEMS, users=USERS, popularity=True)
+    columns, until = recipe.log_columns("seconds"), rows[0]["at"] - 1.0
+    of_term = {"default": 1, "maximum": 2, "kind": "walk", "last": 5, "decay": 0.9, "neighbours": ITEMS - 1}
+    settings = CooccurrenceSettings.model_validate(of_term | {"until": until, "log": columns})
+    nothing = LogPairs(np.empty(0, np.int64), np.empty(0, np.int64))
+    (term,) = cooccurrences(nothing, ITEMS, [settings])
+    of_prior = {"kind": "decayed", "half_lives": [FOREVER], "base": 0, "smoothing": 0.1, "horizon": 86_400, "pairs": 9}
+    prior = ForecastSettings.model_validate(columns.model_dump() | of_prior | {"until": until})
+    forecast = Forecast(prior, np.zeros((ITEMS, 1)), np.full(ITEMS, np.inf), pa.table({"row": pa.nulls(ITEMS)}))
+    memory = remember(nothing, Vocabulary(pa.array(["nobody"])), np.ones(1, np.int32), 200)
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": settings, "exclude_history": False})
+    replace(bundle, manifest=manifest, cooccurrence=term, remembered=memory, forecast=forecast).write(root / "bundle")
+    there = Releases(root / "releases")
+    build(root / "bundle", there.root, spec="flat", name="first")
+    there.publish("first")
+    for name in ("log", "whole"):
+        refresh_release(there.root, recipe.data.train, name=name, source="first", whole=name == "whole")
+    lines = [
+        event_json(
+            kind="organic", time=row["at"], labels=[row["item_id"]], event=row["kind"], weight=row["w"],
+            propensities=[1.0], features=json.dumps({"user_id": row["user_id"]}),
+        )
+        for row in rows
+    ]  # fmt: skip
+    (root / "events").mkdir()
+    (root / "events" / "live.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    refresh(Settings(releases=there.root, state=root, record_features=True))
+    return there
+
+
+def names_of(bundle: Bundle) -> list[str]:
+    names: list[str] = bundle.labels.ids.to_pylist()
+    return names
+
+
+def test_training_weighs_by_type_and_column(recipe: Recipe, rows: list[Row]) -> None:
+    dataset = read_dataset(recipe)
+    pairs, expected = dataset.train, [row for row in rows if WEIGHTS.get(row["kind"])]
+    assert pairs.weights is not None
+    assert pairs.times is not None
+    found = {at: weights for at, *weights in zip(pairs.times, pairs.weights, type_weights(recipe, pairs), strict=True)}
+    assert found == {row["at"]: [WEIGHTS[row["kind"]] * row["w"], WEIGHTS[row["kind"]]] for row in expected}
+    (term,) = cooccurrences(
+        LogPairs(pairs.queries, pairs.labels, pairs.weights), len(dataset.label_ids),
+        [CooccurrenceSettings(default=1, maximum=2, kind="walk", last=5, decay=0.9)],
+    )  # fmt: skip
+    degrees = dict(zip(dataset.label_ids.to_pylist(), term.degrees_L.tolist(), strict=True))
+    assert degrees == pytest.approx(largest(rows, of_column=True))
+
+
+def test_the_forecasts_coordinate_counts_an_event_once(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, nothing = read_dataset(recipe), SimpleNamespace()
+    trained = Trained(recipe, dataset, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
+    monkeypatch.setattr(Trained, "log_noise", Trained.log_visits)  # ν of in-batch negatives
+    pairs, more = dataset.train, recipe.loss.smoothing
+    assert pairs.weights is not None
+    mean = pairs.weights.mean(dtype=np.float64)
+    weights_L, counts_L = (np.bincount(pairs.labels, of, len(dataset.label_ids)) for of in (pairs.weights, None))
+    expected_L = -np.log((weights_L + more * mean) / (counts_L + more))
+    assert trained._log_offset == pytest.approx(expected_L)
+
+
+@pytest.mark.parametrize("name", ["log", "whole", "live"])
+def test_refreshes_weigh_as_training_does(name: str, releases: Releases, rows: list[Row]) -> None:
+    bundle = releases.open(name if name in releases.names() else str(releases.current())).bundle
+    assert bundle.cooccurrence is not None
+    assert bundle.forecast is not None
+    degrees = dict(zip(names_of(bundle), bundle.cooccurrence.degrees_L.tolist(), strict=True))
+    assert degrees == pytest.approx(largest(rows, of_column=True))
+    sums = dict(zip(names_of(bundle), bundle.forecast.sums[:, 0].tolist(), strict=True))
+    assert sums == pytest.approx(largest(rows, of_column=False))
+    whole = releases.open("whole").bundle.cooccurrence
+    assert whole is not None
+    np.testing.assert_allclose(bundle.cooccurrence.matrix().toarray(), whole.matrix().toarray(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fit", "log", "whole", "live"])
+def test_what_a_query_said_no_to_is_remembered(name: str, recipe: Recipe, releases: Releases, rows: list[Row]) -> None:
+    if name == "fit":
+        dataset = read_dataset(recipe)
+        memory, names = remembered(recipe, dataset, dataset.train), dataset.label_ids.to_pylist()
+    else:
+        bundle = releases.open(name if name in releases.names() else str(releases.current())).bundle
+        memory, names = bundle.remembered, names_of(bundle)
+    assert memory is not None
+    memory.check(len(names))
+    for user, items in refused(rows).items():
+        assert {names[row] for row in memory.refused(user)} == items
+        chosen = [row["item_id"] for row in rows if row["user_id"] == user and WEIGHTS.get(row["kind"])]
+        assert [names[row] for row in memory.history(user)] == [item for item in chosen if item not in items]
+    kept = np.array([row for row in range(len(names)) if row % 3])
+    fewer, user = memory.take(kept), "u1"
+    assert {kept[row] for row in fewer.refused(user)} == {row for row in memory.refused(user) if row % 3}
+
+
+@pytest.mark.parametrize("history", [None, ["item-1", "item-2"]])
+def test_what_a_query_said_no_to_is_not_answered(
+    history: list[str] | None, releases: Releases, rows: list[Row]
+) -> None:
+    retriever = load_release(releases, "log")
+    said_no = refused(rows)
+    for exclude_history in (False, True):
+        queries = [
+            Query(features={"user_id": user}, k=ITEMS, history=history, exclude_history=exclude_history)
+            for user in said_no
+        ]
+        for items, result in zip(said_no.values(), results_of(retriever.retrieve(queries)), strict=True):
+            answered = {label["id"] for label in result["labels"]}
+            assert not answered & items
+            if not exclude_history:
+                assert len(answered) == ITEMS - len(items)
+    assert any(said_no.values())
+
+
+def test_a_negative_type_has_no_weight() -> None:
+    with pytest.raises((RecipeError, ValueError), match=r"events\.negative: expected types without a weight above 0"):
+        tiny.recipe(data={"events": {"column": "kind", "weights": {"view": 1}, "negative": ["view"]}})
