@@ -651,7 +651,7 @@ class Retriever:
                 {"id": query["id"], "score": score, "log_p": log_p, "choices": choices, "display": query["display"]}
                 for query, score, log_p, choices in zip(*columns, strict=True)
             ]
-            answer["unknown"] = {"exclude": result["unknown"]["exclude"]}
+            answer["unknown"] = result["unknown"]
         return answers
 
     def _compared_at(self, request: QueriesFor) -> float:

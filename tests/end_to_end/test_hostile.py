@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, QueryTable, Releases, build
 from longtail.serving.http.auth import OPEN_PATHS
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
@@ -30,7 +30,7 @@ from tests.serving.process import ServerProcess
 API_KEY, ADMIN_KEY = "fuzz-api-key-0123456789", "fuzz-admin-key-0123456789"
 POSTED = (
     "/v1/retrieve", "/v1/similar", "/v1/labels", "/v1/feedback", "/v1/embed", "/v1/labels/delete", "/v1/labels/restore",
-    "/v1/release/reload",
+    "/v1/release/reload", "/v1/queries",
 )  # fmt: skip
 SEED = 4
 ADMIN = {"X-API-Key": ADMIN_KEY}
@@ -57,7 +57,9 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = make_bundle(label_tower=True).write(root / "bundle")
     table = pa.table({"label_id": bundle.labels.ids, "recent": np.linspace(-3, 0, len(bundle.labels.ids))})
     pq.write_table(table, root / "priors.parquet")
-    build(bundle, root / "releases", spec=IndexSpec("flat"), name="only", priors=root / "priors.parquet")
+    pq.write_table(pa.table({"user_id": [f"u{row}" for row in range(20)], "age": range(20)}), root / "users.parquet")
+    queries, priors = QueryTable(root / "users.parquet", "user_id"), root / "priors.parquet"
+    build(bundle, root / "releases", spec=IndexSpec("flat"), name="only", priors=priors, queries=queries)
     Releases(root / "releases").publish("only")
     (root / "releases" / "experiments.toml").write_text(EXPERIMENTS)
     return root / "releases"
@@ -121,7 +123,15 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
         "priors": exactly({"recent": {"type": "number", "minimum": -9, "maximum": 9}}),
     }  # fmt: skip
     schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
+    schemas["QueriesRequest"]["properties"] |= {
+        "k": {"type": "integer", "minimum": 1, "maximum": 60}, "bias_removal": {"enum": [0, 0.5, 1, None]},
+        "filter": exactly({"age": {"enum": [9, {"lt": 5}, {"not_in": [1]}]}}),
+        "exclude_history": {"enum": [False, None]},
+        "ids": {"type": "array", "items": known, "minItems": 1}, "display": {"enum": [True, False, ["age"]]},
+    }  # fmt: skip
+    del schemas["QueriesRequest"]["properties"]["features"]
     of_two = [
+        ("QueriesRequest", "ids", "id"),
         ("SimilarRequest", "ids", "id"),
         ("Event", "features", "answer_id"),
         ("EmbedRequest", "queries", "labels"),

@@ -138,7 +138,7 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
                     np.exp(log_p_QL[best, row]) * (random_case.choices_Q[best] + 0.5),
                     rtol=1e-4,
                 )
-                assert answer["unknown"] == {"exclude": int("exclude" in options)}
+                assert answer["unknown"]["exclude"] == int("exclude" in options)
                 assert [q["display"]["country"] for q in answer["queries"]] == [random_case.countries[q] for q in best]
 
 
@@ -233,6 +233,7 @@ def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: i
     assert [place for _, place, _ in chosen] == [place for row in rows for place in range(1, len(expected[row]) + 1)]
 
 
+@pytest.mark.parametrize("random_case", ["popularity and histories"], indirect=True)
 def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("item_id,note\nitem-3,x\nitem-1,y\nitem-3,z\n")
     column = random_case.bundle.manifest.own_id
@@ -243,10 +244,9 @@ def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
         assert invert(releases, tmp_path / "labels.csv", tmp_path / name, options, release="one") == 4
         read = {".parquet": pq.read_table, ".csv": csv.read_csv, ".jsonl": json.read_json}[Path(name).suffix]
         table = read(tmp_path / name)
-        id_column = "user_id" if random_case.bundle.remembered else "query_id"
-        assert table.column_names == ["item_id", id_column, "score", "log_p", "choices", "place"]
+        assert table.column_names == ["item_id", "user_id", "score", "log_p", "choices", "place"]
         assert table["place"].to_pylist() == [1, 2, 1, 2]
-        assert table[id_column].to_pylist() == [query["id"] for _, _, query in expected]
+        assert table["user_id"].to_pylist() == [query["id"] for _, _, query in expected]
         np.testing.assert_allclose(table["log_p"], [query["log_p"] for _, _, query in expected], rtol=1e-5)
     for labels, out, given, message in [
         ("item_id\nitem-3\n", "out.csv", {}, "a new file that ends in"),

@@ -319,19 +319,13 @@ class RankedQuery(BaseModel):
     display: dict[str, JsonValue] = Field(description="The query's columns.")
 
 
-class UnknownQueries(BaseModel):
-    """Numbers of ids in the request that the index of queries does not know and ignored."""
-
-    exclude: int
-
-
 class QueriesResult(BaseModel):
     """The best known queries of one label, best first."""
 
     id: str | None = Field(default=None, description="The label's id; left out where the request has features.")
     queries: list[RankedQuery]
     bias_removal: float
-    unknown: UnknownQueries
+    unknown: UnknownIds
 
 
 class QueriesAnswer(BaseModel):
