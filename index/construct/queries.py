@@ -80,7 +80,8 @@ class QueryTable:
                 progress(f"queries: embed {len(ids):,}")
                 vectors_QD = np.concatenate([*self._embedded(table, bundle)])
                 n_Q = self._choices(table) if self.choices is not None else np.ones(len(ids), np.int64)
-                shown = [column for column in table.kinds if column not in (_ID, name, self.choices)]
+                histories = [feature.name for feature in bundle.manifest.query_features if feature.kind == "history"]
+                shown = [column for column in table.kinds if column not in (_ID, name, self.choices, *histories)]
                 shown = [each for each in shown if not (each.startswith(WRITTEN) or is_nested(table.kinds[each]))]
                 if reserved := [each for each in shown if each in RESERVED_COLUMNS]:
                     raise QueriesError(f"{self.path}: columns {reserved} are not allowed to be shown; rename them")
