@@ -283,8 +283,8 @@ class Remembered:
         rows_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
         return rows_H
 
-    def by_label(self, ids_Q: pa.Array, labels: int) -> tuple[Int64, Int64]:
-        """List which of some queries remember each label: positions, int64 [P], by label, and ends, int64 [L + 1]."""
+    def by_label(self, ids_Q: pa.Array, labels: int) -> tuple[Int32, Int32]:
+        """List which of some queries remember each label: positions, int32 [P], by label, and ends, int32 [L + 1]."""
         from scipy.sparse import csr_matrix
 
         number_Q = self.queries.encode(ids_Q)
@@ -294,7 +294,7 @@ class Remembered:
         marks_P = np.ones(ends_Q[-1], np.int8)
         by_label = csr_matrix((marks_P, rows_QR[inside_QR], ends_Q), (len(ids_Q), labels)).tocsc()
         by_label.sum_duplicates()
-        return by_label.indices.astype(np.int64), by_label.indptr.astype(np.int64)
+        return by_label.indices, by_label.indptr
 
     def followed_by(self, history: LogPairs, ids_Q: pa.Array, rows_Q: Int32) -> Remembered:
         """Replace the labels of the queries of a log by their last ones, and append new queries.

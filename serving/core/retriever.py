@@ -32,7 +32,7 @@ from longtail.bundle import (
     TowerError,
     Vocabulary,
 )
-from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.conditions import operators
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
@@ -679,10 +679,11 @@ class Retriever:
             return [NO_HISTORY] * len(rows_N)
         queries_P, ends_L = self._queries_by_label
         rows = self.overlay.built(rows_N).tolist()
-        return [History(left_out=queries_P[ends_L[row] : ends_L[row + 1]]) if row >= 0 else NO_HISTORY for row in rows]
+        lists = [queries_P[ends_L[row] : ends_L[row + 1]] if row >= 0 else NO_ROWS for row in rows]
+        return [History(left_out=queries.astype(np.int64)) for queries in lists]
 
     @cached_property
-    def _queries_by_label(self) -> tuple[Int64, Int64]:
+    def _queries_by_label(self) -> tuple[Int32, Int32]:
         """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
         assert self.bundle.remembered is not None
         return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)
@@ -734,9 +735,7 @@ class Retriever:
             ]
         )
         if self._queries is not None:
-            self.queries_for(
-                [QueriesFor(id=self.catalogue.id_of(0), exclude_history=self.bundle.remembered is not None)]
-            )
+            self.queries_for([QueriesFor(id=self.catalogue.id_of(0))])
 
     def filterable_json(self) -> list[dict[str, Any]]:
         """Return `Filterable` of the HTTP API for every column that can be filtered by."""
