@@ -30,7 +30,7 @@ test:  ## Lint, types, and all tests but the nightly ones.
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" $(PYTEST)
 
 test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, JAX, PyTorch, TFRS.
-	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python LONGTAIL_TORCH_PYTHON=$(TORCH_VENV)/bin/python $(PYTEST) -m nightly
+	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python LONGTAIL_TORCH_PYTHON=$(TORCH_VENV)/bin/python LONGTAIL_KILLS=12 $(PYTEST) -m nightly
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
 	$(PYTEST) -m 'not process and not slow and not nightly'

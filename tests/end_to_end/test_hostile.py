@@ -47,7 +47,7 @@ bias_removal = 0.3
 SECONDS = 30
 """Longer than any answer takes: who waits this long has found a hang."""
 BOUNDED = settings(
-    max_examples=15, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    max_examples=10, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
 )
 
 

@@ -167,7 +167,7 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
 
     while kills < KILLS:
         with started() as service:
-            if kills % 6 == 5:
+            if kills % 4 == 2:
                 time.sleep(next(times) * span)
                 service.kill()
                 kills += 1

@@ -272,6 +272,7 @@ def _says(file: Path, expected: str) -> bool:
     return file.exists() and re.search(expected, file.read_text()) is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")

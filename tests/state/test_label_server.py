@@ -110,6 +110,7 @@ def test_a_database_that_hangs_is_an_error_within_seconds(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longtail.state.connections._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 1)
     place = place_of(server)
     store = LabelStore(place)
     store.append([hide("a")])

@@ -228,7 +228,7 @@ def softmax_scores(sampler: str, weight: str, *, mask: bool, times: int = 1) -> 
     return np.array(found)
 
 
-@pytest.mark.parametrize("mask", [True, False], ids=["mask", "keep"])
+@pytest.mark.parametrize("mask", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["mask", "keep"])
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_softmax_is_exact_up_to_the_knee(sampler: str, weight: str, mask: bool) -> None:
     """With s = softmax(f + log ν) and a = r·q·col, what a label weighs as a negative of itself, the least loss is at

@@ -231,7 +231,7 @@ def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[La
     assert moved > len(drawn) / 4, "the term changes too few answers for the test to say anything"
 
 
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
+@pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
 def test_diverse_answers_are_chosen_by_whole_scores(spec: str) -> None:
     retriever = retriever_of(shop_bundle(L, cooccurrence=True), spec, *changes())
     formula, rng = Formula(retriever), np.random.default_rng(8)
