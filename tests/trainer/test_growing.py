@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.bundle import Buckets
+from longtail.serving.core.queries import Query
 from longtail.trainer import evaluate, fit
 from longtail.trainer.check import check
 from longtail.trainer.config import EvaluationConfig, load_recipe
@@ -29,6 +30,8 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts
 from longtail.trainer.evaluation.ranking import bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut, Task
+from tests.serving.core.test_tree_ranking import retriever_of
+from tests.serving.plane import ExactSearcher
 from tests.trainer import tiny
 
 L = 6
@@ -288,6 +291,12 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
     assert again.value("recall@1") == pytest.approx(found)
     of_all = evaluate(bundle, recipe, overrides=["evaluation.least_history=0"])
     assert of_all.value("recall@1") < found, "the first click of a session cannot be known"
+    _, items, _ = (column.to_pylist() for column in pq.read_table(tmp_path / "sessions.parquet").columns)
+    queries = [Query(features={"clicks": items[at - at % 5 : at]}, k=1) for at in range(960, 1200)]
+    results = retriever_of(bundle, ExactSearcher(bundle)).retrieve(queries).results
+    assert [result["basis"] for result in results] == ["popularity", *["model"] * 4] * 48
+    hits = [result["labels"][0]["id"] == str(item) for result, item in zip(results, items[960:], strict=True)]
+    assert np.mean(hits) == pytest.approx(of_all.value("recall@1"))
     valid = json.loads((tmp_path / "bundle" / "history.json").read_text())["metrics"]
     assert max(valid.values()) > 0.95, "epochs are chosen by the same measure"
     assert len(np.unique(bundle.calibration_queries, axis=0)) > 1, "calibration queries are events, with histories"

@@ -88,6 +88,21 @@ def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], asked: dict[str, A
         assert bool(part["bias"]) == bool(of_bundle.get("bias"))
 
 
+def test_parts_of_an_answer_by_popularity() -> None:
+    bundle = make_bundle(labels=90, cosine=False, bias=True, popularity=True, cooccurrence=True)
+    query = Query(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
+    (found,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
+    assert (found["basis"], found["bias_removal"], found["popularity"], found["cooccurrence"]) == (
+        "cooccurrence", 0, 1, 2
+    )  # fmt: skip
+    for label in found["labels"]:
+        part = label["explanation"]
+        assert (part["taste"], part["bias"], part["noise"], part["bias_removal"]) == (0, 0, 0, [0, 0])
+        assert part["popularity"] == pytest.approx(bundle.labels.log_pi[bundle.labels.row_of[label["id"]]], abs=1e-5)
+        assert part["popularity"] + part["cooccurrence"] == pytest.approx(label["score"], abs=1e-4)
+    assert any(label["explanation"]["because"] for label in found["labels"])
+
+
 class Lines:
     """A ranker whose scores are lines in λ, counting its searches."""
 

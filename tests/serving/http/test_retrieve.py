@@ -122,6 +122,9 @@ def test_filters(client: httpx.Client, selection: dict, expected: list[str]) -> 
     assert ids(result) == expected
 
 
+BASES = {"model": 2.0, "cooccurrence": 0.0, "popularity": 1.0}
+
+
 def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
     first, second = retrieve(
         client,
@@ -130,7 +133,10 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
     )
     assert (ids(first), first["unknown"]) == (["c/é", "b", "4"], {"query": 0, "history": 0, "exclude": 2, "allow": 0})
     assert (ids(second), second["unknown"]) == (["a"], {"query": 0, "history": 0, "exclude": 0, "allow": 1})
+    (stranger,) = retrieve(client, {"features": {"user": "nobody"}, "k": 2, "bias_removal": 0})
+    assert (stranger["basis"], ids(stranger), stranger["popularity"]) == ("popularity", ["a", "b"], 1)
     metrics = client.get("/metrics").text
+    assert [f'longtail_bases_total{{basis="{name}"}} {count}' in metrics for name, count in BASES.items()] == [True] * 3
     assert 'longtail_ids_unknown_total{list="exclude"} 2.0' in metrics
     assert 'longtail_ids_unknown_total{list="allow"} 1.0' in metrics
 
