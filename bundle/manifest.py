@@ -314,16 +314,15 @@ class Manifest(Record):
     @property
     def default_point(self) -> CurvePoint:
         """Return the curve's point at the default dials; one without metrics if it was not measured."""
-        weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
         default = CurvePoint(
             bias_removal=self.bias_removal.default,
             popularity=self.popularity.default,
-            cooccurrence=weight,
+            cooccurrence=0.0 if self.cooccurrence is None else self.cooccurrence.default,
             bonus={bucket: dial.default for bucket, dial in self.bonus.items() if dial.default},
             metrics={},
         )
-        points = (point for point in self.bias_removal.curve if point.model_copy(update={"metrics": {}}) == default)
-        return next(points, default)
+        curve = self.bias_removal.curve
+        return next((at for at in curve if at.model_copy(update={"metrics": {}}) == default), default)
 
     def in_words(self) -> str:
         """Describe the model in a few words, with its metric at the default dials if that is known."""

@@ -45,10 +45,5 @@ class TrainingHistory:
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """Return the point of the highest metric; the largest λ, then the μ nearest 0, then the least β, breaks ties."""
-    return max(
-        curve,
-        key=lambda point: (
-            point.metrics[metric].value, point.bias_removal, -abs(point.popularity), -sum(point.bonus.values())
-        ),
-    )  # fmt: skip
+    """Return the point of the highest metric; the largest λ, then the μ nearest 0, breaks ties."""
+    return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))

@@ -32,7 +32,6 @@ from longtail.trainer.evaluation.dial import (
     best_dial,
     best_with_bonus,
     chosen_by,
-    completed,
     lines,
 )
 from longtail.trainer.evaluation.label_side import LabelSide
@@ -298,8 +297,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             alone = partial(trained.curve, held_out, past, features=features)
             best, before = best_with_bonus(alone, curve, best, config, noise), best
             if best != before:
-                settings = lines(config, noise, best, weights) + ([] if term is None else [towers])
-                curve = completed(alone, curve, settings)
+                curve = alone(lines(config, noise, best, weights) + ([] if term is None else [towers]))
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:

@@ -127,6 +127,4 @@ def test_a_job_without_floors_serves_no_bonus_and_shows_what_it_costs(finished: 
         assert tails == sorted(tails)
     assert [point["at"] for point in ways["places"]] == ["0 of 5 places", "1 of 5 places", "2 of 5 places"]
     page = (finished.out / "report.html").read_text()
-    assert page.index("What recall costs the tail") < page.index("λ, a bonus, or reserved places")
-    assert f"<th>places</th><th>1 of 5 places</th><td>{ways['places'][1]['recall']:.4f}</td>" in page
     assert "Recall@5 against recall@5 of the tail, by dial λ, bonus, places" in page

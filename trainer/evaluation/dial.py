@@ -209,7 +209,7 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
 def best_with_bonus(
     measure: Measure, curve: Sequence[CurvePoint], best: Setting, config: EvaluationConfig, noise: Noise
 ) -> Setting:
-    """Choose the best setting under the floors, among a curve and a grid of β at its best λ and μ [METHODS §12].
+    """Choose the best setting under the floors, among a curve and β, each with its own λ or μ [METHODS §12].
 
     β is measured only if torso, tail or new has a floor: for other floors it is not the right dial.
 
@@ -221,25 +221,20 @@ def best_with_bonus(
         return best
     if any(name.endswith(BONUS_BUCKETS) for name in floors):
         alike = [point for point in curve if point.cooccurrence == best.cooccurrence]
-        peak = Setting.of(best_of(alike, config.metric))
-        steps, around = [(torso, tail) for torso in _OF_TORSO for tail in (0.0, *BONUSES)], (0.0, 0.0)
+        at = Setting.of(best_of(alike, config.metric))
+        dial, grid = "bias_removal", config.bias_removal
+        if noise.constant or noise.ahead:
+            dial, grid = "popularity", prior_grid(config)
+        steps = [*product(_OF_TORSO, (0.0, *BONUSES))]
         for finer in (1.0, *_FINER):
-            pairs = [(around[0] + finer * torso, around[1] + finer * tail) for torso, tail in steps]
-            settings = [peak.with_bonus(*pair, described=noise.described) for pair in pairs if min(pair) >= 0]
-            points += measure(settings)
-            best = Setting.of(best_point(points, config, floors))
-            if not best.bonus:
+            pairs = [(at.torso + finer * torso, at.tail + finer * tail) for torso, tail in steps]
+            points += measure([at.with_bonus(*pair, described=noise.described) for pair in pairs if min(pair) >= 0])
+            at = Setting.of(best_point(points, config, floors))
+            if not at.bonus:
                 break
-            steps, around = [*product((-1.0, 0.0, 1.0), (-1.0, 0.0, 1.0))], (best.torso, best.tail)
+            points += measure([at._replace(**{dial: value}) for value in grid])
+            at, steps = Setting.of(best_point(points, config, floors)), [*product((-1.0, 0.0, 1.0), (-1.0, 0.0, 1.0))]
     return Setting.of(best_point(points, config, floors))
-
-
-def completed(measure: Measure, curve: Sequence[CurvePoint], settings: Sequence[Setting]) -> list[CurvePoint]:
-    """Return the points of some settings, each once: those of a curve, and the missing ones measured."""
-    at = {Setting.of(point): point for point in curve}
-    if missing := [setting for setting in settings if setting not in at]:
-        at |= {Setting.of(point): point for point in measure(missing)}
-    return [at[setting] for setting in dict.fromkeys(settings)]
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:

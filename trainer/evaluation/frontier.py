@@ -74,25 +74,25 @@ def frontier(dial: Dial, task: Task, top_of: Mapping[Setting, Int32], facts: Lab
         top_of: the task's lists at `bonus_settings`, int32 [N, ≥ K] each.
     """
     names = [f"recall@{k}", f"recall@{k}/torso", f"recall@{k}/tail"]
-    (without, first_NK), *more, (_, tail_first_NK) = ((at, top_NK[:, :k]) for at, top_NK in top_of.items())
-    reserved = np.unique(np.linspace(0, k // 2, _STEPS + 1).astype(int)).tolist()
-    lists = {
-        "bonus": {str(at): top_NK for at, top_NK in [(without, first_NK), *more]},
-        "places": {
-            f"{places} of {k} places": with_places(first_NK, tail_first_NK, facts.buckets_L, places)
-            for places in reserved
-        },
-    }
+    of_bonus = {at: top_NK[:, :k] for at, top_NK in top_of.items()}
+    *line_of_bonus, tail_first = of_bonus
+    without = line_of_bonus[0]
     dial_name, symbol = ("popularity", "μ") if without.popularity else ("bias_removal", "λ")
     line = [
         FrontierPoint(str(Setting.of(point)), *(point.metrics[name].value for name in names))
         for point in line_of(dial.curve, dial_name, without)
     ]
-    ways = {f"dial {symbol}": line} if len(line) > 1 else {}
-    for way, top_of_point in lists.items():
-        ways[way] = []
-        for words, top_NK in top_of_point.items():
-            ratios = task.ratios(str(k), top_NK, facts)
-            recalls = (ratios[name][0].sum() / max(ratios[name][1].sum(), 1e-300) for name in names)
-            ways[way].append(FrontierPoint(words, *map(float, recalls)))
-    return ways
+
+    def point(words: str, top_NK: Int32) -> FrontierPoint:
+        ratios = task.ratios(str(k), top_NK, facts)
+        sums = ((float(part_N.sum()) for part_N in ratios[name]) for name in names)
+        return FrontierPoint(words, *(value / max(total, 1e-300) for value, total in sums))
+
+    places = [
+        point(
+            f"{reserved} of {k} places", with_places(of_bonus[without], of_bonus[tail_first], facts.buckets_L, reserved)
+        )
+        for reserved in np.unique(np.linspace(0, k // 2, _STEPS + 1).astype(int)).tolist()
+    ]
+    bonus = [point(str(at), of_bonus[at]) for at in line_of_bonus]
+    return ({f"dial {symbol}": line} if len(line) > 1 else {}) | {"bonus": bonus, "places": places}

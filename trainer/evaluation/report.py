@@ -187,7 +187,7 @@ def html_report(
     )
     body = (
         f"{_examples_html(examples)}{baselines_html(compared, names)}{groups_html(groups, names)}"
-        f"{price_html(dial, k)}{frontier_html(ways, k)}\n"
+        f"{price_html(dial, k)}\n"
         f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
     )
     verdict = "" if compared is None else compared.sentence
@@ -297,23 +297,6 @@ def price_html(dial: Dial, k: str) -> str:
     )
     heads = ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"]
     return f"<h2>What recall costs the tail</h2><p>{words}</p>{_html_table(heads, rows)}"
-
-
-def frontier_html(ways: Frontier, k: str) -> str:
-    """Write recall, and recall of torso and tail, along λ, the bonus and reserved places."""
-    rows = [
-        ([name, html.escape(at)], "".join(f"<td>{figure:.4f}</td>" for figure in figures), False)
-        for name, points in ways.items()
-        for at, *figures in points
-    ]
-    if not rows:
-        return ""
-    words = (
-        "Three ways to show more of the tail. The bonus β is added to the scores of its labels: the least loss for a "
-        "floor of their recall. Reserved places give so many labels of the tail to every list."
-    )
-    heads = ["", "at", f"recall@{k}", f"recall@{k}/torso", f"recall@{k}/tail"]
-    return f"<h2>λ, a bonus, or reserved places</h2><p>{words}</p>{_html_table(heads, rows)}"
 
 
 def _html_table(headings: Sequence[str], rows: Iterable[tuple[list[str], str, bool]]) -> str:

@@ -27,7 +27,6 @@ from longtail.trainer.evaluation.dial import (
     best_dial,
     best_with_bonus,
     chosen_by,
-    completed,
     lines,
 )
 from longtail.trainer.evaluation.label_side import LabelSide
@@ -96,11 +95,12 @@ def measured(
 
     if bias_removal is None:
         why = chosen_by(config)
-        best, curve = best_dial(measure, config, noise)
-        best = best_with_bonus(measure, curve, best, config, noise)
+        before, curve = best_dial(measure, config, noise)
+        best = best_with_bonus(measure, curve, before, config, noise)
     else:
-        why, best, curve = BY_THE_CALLER, Setting(bias_removal), []
-    curve = completed(measure, curve, lines(config, noise, best))
+        why, best, before = BY_THE_CALLER, Setting(bias_removal), None
+    if best != before:
+        curve = measure(lines(config, noise, best))
     dial = Dial(
         BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),
         Popularity(default=best.popularity),
