@@ -5,9 +5,9 @@
         --set 'data.split={strategy="random",valid=0.1,test=0.2}' --set 'cooccurrence={}'
 
 `OUT/SEED` is trained without refit unless it is there. Every way is tuned on its validation pairs: λ (μ where the prior
-is a forecast) by recall, ω as `fit` chose it, then, for a loss of recall of 1 % and of 5 %, the point of each way with
-the highest recall of the tail that loses no more than that against the best λ without co-occurrence. Test pairs are
-measured once, for the tables; pairs of several seeds are pooled.
+is a forecast) by recall, ω as `fit` chose it, then, for a loss of recall of 1, 3 and 5 %, the point of each way with
+the highest recall of the tail that loses no more than that against the best λ of the same ω. Places are reserved at the
+best λ; β is chosen together with λ. Test pairs are measured once, for the tables; pairs of several seeds are pooled.
 
 Legend: `N` queries, `K` list length, `S` settings; figures are (recall, torso, tail) × (numerator, denominator).
 """
@@ -37,20 +37,23 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import tower_lists
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 
-_DIAL = [*np.linspace(0, 0.5, 6), *np.linspace(0.55, 1.5, 20)]
-_TORSO, _TAIL = (0.0, 0.5, 1.0), tuple(np.arange(0, 4.25, 0.25).tolist())
+_DIAL = tuple(np.round([*np.linspace(0, 0.5, 6), *np.linspace(0.55, 1.5, 20)], 2).tolist())
+_WITH_BONUS = (0.7, 1.0, 1.3)
+"""λ with which β is tried, and the best."""
+_TORSO, _TAIL = (0.0, 0.5, 1.0), tuple(np.arange(0.0, 3.25, 0.25).tolist())
 _PLACES = range(11)
 _FIRST = 1e3
-_LOSSES = (0.01, 0.05)
-_SHOWN: dict[str, list[tuple[float, ...]]] = {
-    "dial": [(dial,) for dial in (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)],
-    "bonus": [*((0.0, tail) for tail in (0.5, 1.0, 1.5, 2.0, 2.5)), *((0.5, tail) for tail in (1.0, 1.5, 2.0))],
-    "places": [(1.0,), (2.0,), (3.0,), (5.0,), (8.0,)],
+_LOSSES = (0.01, 0.03, 0.05)
+_SHOWN = {
+    "dial": (1.0, 0.8, 0.6, 0.4, 0.2, 0.0),
+    "bonus": (0.5, 1.0, 1.5, 2.0, 2.5),
+    "places": (1.0, 2.0, 3.0, 5.0, 8.0),
 }
+"""Values in the first table; β of the tail at the best λ."""
 _NAMES = ("recall@20", "recall@20/torso", "recall@20/tail")
 
-Line = dict[tuple[float, ...], Float64]
-"""Figures by the values of a way: λ or μ, β of torso and tail, places."""
+At = tuple[str, float, float, float]
+"""A way, λ or μ, and β of torso and tail, or places and 0."""
 
 
 class Split(NamedTuple):
@@ -60,40 +63,35 @@ class Split(NamedTuple):
     bundle: Bundle
     name: str
 
-    def lines(self, best: Sequence[float] | None = None) -> list[dict[str, Line]]:
-        """Measure all ways without and with the term; without the `best` value of the dial of both, the dial alone."""
-        noise, term = Noise.of_bundle(self.bundle), self.bundle.manifest.cooccurrence
-        weights = [0.0] if term is None or not term.default else [0.0, term.default]
-        measured = _Measured(self)
+    @property
+    def weights(self) -> list[float]:
+        """Return ω = 0, and the bundle's ω if that is another."""
+        term = self.bundle.manifest.cooccurrence
+        return [0.0] if term is None or not term.default else [0.0, term.default]
 
-        def at(dial: float, weight: float) -> Setting:
-            return Setting(0.0, dial, weight) if noise.ahead or noise.constant else Setting(dial, 0.0, weight)
+    def figures(self, points: Sequence[Sequence[At]]) -> list[dict[At, Float64]]:
+        """Measure points without the term, and others with it."""
+        noise, measured, figures = Noise.of_bundle(self.bundle), _Measured(self), list[dict[At, Float64]]()
 
-        lines = []
-        for i, weight in enumerate(weights):
-            ways: dict[str, Line] = {"dial": {}, "bonus": {}, "places": {}}
-            settings: dict[tuple[str, tuple[float, ...]], Setting]
-            settings = {("dial", (float(dial),)): at(float(dial), weight) for dial in _DIAL}
-            if best is not None:
-                base = at(best[i], weight)
-                settings |= {
-                    ("bonus", (torso, tail)): base.with_bonus(torso, tail, described=noise.described)
-                    for torso in _TORSO
-                    for tail in _TAIL
-                }
-                settings |= {("first", (0.0,)): base, ("first", (1.0,)): base._replace(tail=_FIRST)}
-            top_of = dict(zip(settings, measured.lists([*settings.values()]), strict=True))
-            for (way, value), top_NK in top_of.items():
-                if way in ways:
-                    ways[way][value] = measured.figures(top_NK)
-            if best is not None:
-                for places in _PLACES:
-                    top_NK = with_places(
-                        top_of["first", (0.0,)], top_of["first", (1.0,)], self.bundle.labels.buckets, places
-                    )  # fmt: skip
-                    ways["places"][(float(places),)] = measured.figures(top_NK)
-            lines.append(ways)
-        return lines
+        def setting(at: At, weight: float, *, first: bool = False) -> Setting:
+            way, dial, *bonus = at
+            moved = Setting(0.0, dial, weight) if noise.ahead or noise.constant else Setting(dial, 0.0, weight)
+            if way == "places":
+                return moved._replace(tail=_FIRST) if first else moved
+            return moved.with_bonus(*bonus, described=noise.described)
+
+        for weight, of_weight in zip(self.weights, points, strict=False):
+            settings = {(at, first): setting(at, weight, first=first) for at in of_weight for first in (False, True)}
+            distinct = [*dict.fromkeys(settings.values())]
+            top_of = dict(zip(distinct, measured.lists(distinct), strict=True))
+            figures.append({})
+            for at in of_weight:
+                top_NK = top_of[settings[at, False]]
+                if at[0] == "places":
+                    tail_first_NK = top_of[settings[at, True]]
+                    top_NK = with_places(top_NK, tail_first_NK, self.bundle.labels.buckets, int(at[2]))
+                figures[-1][at] = measured.figures(top_NK)
+        return figures
 
 
 class _Measured:
@@ -160,44 +158,65 @@ def main(
         validated = Bundle.load(out / str(seed))
         final = validated if refitted is None else Bundle.load(refitted)
         splits.append((Split(loaded, validated, "valid"), Split(loaded, final, "test")))
-    dials = _pooled([valid.lines() for valid, _ in splits])
-    best = [max(ways["dial"], key=lambda at: _recalls(ways["dial"][at])[0])[0] for ways in dials]
-    chosen_on, shown = (_pooled([pair[at].lines(best) for pair in splits]) for at in range(2))
+    dials = [("dial", dial, 0.0, 0.0) for dial in _DIAL]
+    valid = _pooled([valid.figures([dials, dials]) for valid, _ in splits])
+    best = [max(dials, key=lambda at: _recalls(figures[at])[0])[1] for figures in valid]
+    ways = [
+        [("bonus", dial, torso, tail) for dial in {*_WITH_BONUS, top} for torso in _TORSO for tail in _TAIL]
+        + [("places", top, float(places), 0.0) for places in _PLACES]
+        for top in best
+    ]
+    for figures, more in zip(valid, _pooled([valid.figures(ways) for valid, _ in splits]), strict=True):
+        figures |= more
+    shown = [
+        [("dial", dial, 0.0, 0.0) for dial in _SHOWN["dial"]]
+        + [("bonus", top, torso, tail) for torso in (0.0, 0.5) for tail in _SHOWN["bonus"]]
+        + [("places", top, places, 0.0) for places in _SHOWN["places"]]
+        for top in best
+    ]
+    chosen = [
+        {
+            (loss, way): _chosen({at: value for at, value in figures.items() if at[0] == way}, loss, top, figures)
+            for loss in _LOSSES
+            for way in _SHOWN
+        }
+        for figures, top in zip(valid, best, strict=True)
+    ]
+    points = [[*dict.fromkeys([*some, *of_ways.values()])] for some, of_ways in zip(shown, chosen, strict=True)]
+    test = _pooled([test.figures(points) for _, test in splits])
     print("| way | at | recall@20 | torso | tail |\n|---|---|---|---|---|")
-    for i, ways in enumerate(shown):
-        for way, values in _SHOWN.items():
-            for value in values:
-                at = next((each for each in ways[way] if np.allclose(each, value)), None)
-                if at is not None:
-                    print(f"| {_words(way, i)} | {_at(way, at, best[i])} | {_row(ways[way][at])} |")
-    highest = _recalls(chosen_on[0]["dial"][best[0],])[0]
+    for term, some in enumerate(shown):
+        for at in some:
+            print(f"| {_words(at[0], term)} | {_at(at)} | {_row(test[term][at])} |")
     print("\n| loss | way | chosen on valid | recall@20 | torso | tail | tail, of λ's |\n|---|---|---|---|---|---|---|")
     for loss in _LOSSES:
-        reference = None
-        for i, ways in enumerate(chosen_on):
-            for way, line in ways.items():
-                reached = [at for at in line if _recalls(line[at])[0] >= (1 - loss) * highest - 1e-12]
-                if not reached:
-                    continue
-                at = max(reached, key=lambda at: (_recalls(line[at])[2], _recalls(line[at])[0]))
-                tail = _recalls(shown[i][way][at])[2]
-                reference = tail if reference is None else reference
-                ratio = f"{tail / reference:.1f}" if reference else "–"
-                print(
-                    f"| {loss:.0%} | {_words(way, i)} | {_at(way, at, best[i])} | {_row(shown[i][way][at])} | {ratio} |"
-                )
+        of_dial = _recalls(test[0][chosen[0][loss, "dial"]])[2]
+        for term, of_ways in enumerate(chosen):
+            for way in _SHOWN:
+                at = of_ways[loss, way]
+                tail = _recalls(test[term][at])[2]
+                ratio = f"{tail / of_dial:.1f}" if of_dial else "–"
+                print(f"| {loss:.0%} | {_words(way, term)} | {_at(at)} | {_row(test[term][at])} | {ratio} |")
 
 
-def _pooled(lines_of_seeds: Sequence[list[dict[str, Line]]]) -> list[dict[str, Line]]:
+def _chosen(line: dict[At, Float64], loss: float, top: float, figures: dict[At, Float64]) -> At:
+    """Return the point with the highest recall of the tail, of those that lose no more recall."""
+    least = (1 - loss) * _recalls(figures["dial", top, 0.0, 0.0])[0] - 1e-12
+    reached = [at for at in line if _recalls(line[at])[0] >= least]
+    return max(reached, key=lambda at: (_recalls(line[at])[2], _recalls(line[at])[0]))
+
+
+def _pooled(figures_of_seeds: Sequence[list[dict[At, Float64]]]) -> list[dict[At, Float64]]:
     """Add up the figures of several seeds."""
     return [
-        {way: {at: sum(ways[way][at] for ways in of_seeds) for at in of_seeds[0][way]} for way in of_seeds[0]}
-        for of_seeds in zip(*lines_of_seeds, strict=False)
+        {at: np.sum([figures[at] for figures in of_seeds], axis=0) for at in of_seeds[0]}
+        for of_seeds in zip(*figures_of_seeds, strict=True)
     ]
 
 
 def _recalls(figures: Float64) -> Float64:
-    return figures[:, 0] / np.maximum(figures[:, 1], 1)
+    recalls: Float64 = figures[:, 0] / np.maximum(figures[:, 1], 1)
+    return recalls
 
 
 def _row(figures: Float64) -> str:
@@ -208,12 +227,11 @@ def _words(way: str, term: int) -> str:
     return f"{way}{' + co-occurrence' if term else ''}"
 
 
-def _at(way: str, value: tuple[float, ...], best: float) -> str:
-    if way == "dial":
-        return f"{value[0]:g}"
+def _at(at: At) -> str:
+    way, dial, first, tail = at
     if way == "places":
-        return f"{best:g}; {value[0]:g} places"
-    return f"{best:g}; {f'β torso {value[0]:g}, ' if value[0] else ''}β tail {value[1]:g}"
+        return f"{dial:g}; {first:g} places"
+    return f"{dial:g}" + (f"; {f'β torso {first:g}, ' if first else ''}β tail {tail:g}" if way == "bonus" else "")
 
 
 if __name__ == "__main__":
