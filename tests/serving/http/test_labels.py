@@ -56,8 +56,8 @@ def test_label(
     LabelAnswer.model_validate_json(response.content, strict=True)
     logs = dict.fromkeys(("log_pn", "log_popularity"), pytest.approx(log_pn, abs=1e-6))
     assert response.json() == logs | {
-        "id": id_, "count": count, "bucket": bucket, "bias": None, "display": {"title": title, "year": year}, "available": True,
-        "release": "plane-1", "request_id": response.headers["x-request-id"],
+        "id": id_, "count": count, "bucket": bucket, "bias": None, "display": {"title": title, "year": year},
+        "available": True, "release": "plane-1", "request_id": response.headers["x-request-id"],
     }  # fmt: skip
 
 
