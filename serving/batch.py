@@ -156,8 +156,7 @@ def answer(
             retriever = _loaded(found, name, options)
             _agree(out, manifest)
             retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
-            if retriever.bundle.labels.lifetimes is not None:
-                retriever = retriever.at(_moment(out, table_options.at))
+            retriever = retriever.as_of(_moment(out, table_options.at))
             for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
                 _write(retriever, file_slice, table, table_options, options, out)

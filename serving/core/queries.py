@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import time
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -32,6 +31,7 @@ from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
 from longtail.bundle.validation import did_you_mean
 from longtail.index import Condition, Filter
+from longtail.serving.core import lifetimes
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
@@ -689,8 +689,10 @@ class Dials:
         # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
         return math.nan if self.total is None else bias_removal + beyond
 
-    def read_priors(self, asked: SearchOptions, prefix: str = "") -> tuple[Float32, float]:
+    def read_priors(self, asked: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
         """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
+
+        Decay is of the time `at`, seconds since 1970; None: now.
 
         Raises InvalidRequestError for a name or a weight that the release does not have.
         """
@@ -711,7 +713,7 @@ class Dials:
                     field = f"{prefix}decay.half_life"
                     why = f" a day: with this weight half_life must be at least {least:.3g}h"
                     # The coordinate counts days from the newest label of the build, and the score counts from now.
-                    shift = weight * (prior.origin - time() / DAY_SECONDS)
+                    shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
                 if not prior.minimum <= weight <= prior.maximum * (1 + _SAME):
                     raise _range(prior).refusal(f"{group}.{name}", describe(weight), field, why)
                 weights_P[places[name]] = weight
@@ -797,19 +799,21 @@ class ResolvedQuery:
         *,
         prefix: str = "",
         history: History = NO_HISTORY,
+        at: float | None = None,
     ) -> ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
             prefix: prefix of the fields in errors, such as `queries.0.`.
             history: labels that the query chose.
+            at: the time that ages are of, seconds since 1970; None: now.
 
         Raises:
             InvalidRequestError: the release does not support an option; the error names it.
         """
         k = min(options.k, catalogue.labels)
         bias_removal, popularity = dials.read(options, prefix)
-        priors, shift = dials.read_priors(options, prefix)
+        priors, shift = dials.read_priors(options, prefix, at)
         apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
         restricts = options.exclude or options.filter or options.allow is not None or options.buckets is not None

@@ -140,6 +140,7 @@ class Retriever:
 
     _view: Retriever | None
     """The release at the last time that a request came, and its rows in use and span; see `at`."""
+    _as_of: float | None = None
 
     def __init__(
         self,
@@ -214,6 +215,12 @@ class Retriever:
         view = self._view
         if view is None or not view._between[0] <= at < view._between[1]:
             view = self._view = self._view_at(at, self._lifetimes)
+        return view
+
+    def as_of(self, at: float) -> Retriever:
+        """Return the release of a batch, whose lifetimes and ages of labels are those of one time."""
+        view = copy.copy(self.at(at))
+        view._as_of = at
         return view
 
     def _view_at(self, at: float, of_labels: Lifetimes) -> Retriever:
@@ -326,7 +333,9 @@ class Retriever:
         prefixes = [f"queries.{index}." for index in range(len(queries))]
         histories = [self._history(query, prefix) for query, prefix in zip(queries, prefixes, strict=True)]
         resolved = [
-            ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=prefix, history=history)
+            ResolvedQuery.from_options(
+                query, self._dials_of_queries, self.catalogue, prefix=prefix, history=history, at=self._as_of
+            )
             for query, prefix, history in zip(queries, prefixes, histories, strict=True)
         ]
         given = {
@@ -582,7 +591,7 @@ class Retriever:
             of_request = [
                 self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
             ]
-            of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue)
+            of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue, at=self._as_of)
             alone = request.by == "cooccurrence"
             if alone and self.bundle.cooccurrence is None:
                 raise InvalidRequestError(

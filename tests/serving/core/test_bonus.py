@@ -1,4 +1,4 @@
-"""Bonuses, slopes and decay in a request, against scores by NumPy from each label's bucket and columns."""
+"""Bonuses, slopes and decay, against NumPy from each label's bucket and columns (see also test_all_together.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import meets, shop_bundle
-from tests.serving.core.test_cooccurrence import AT, Formula, L, changes, retriever_of, some_query
+from tests.serving.core.test_cooccurrence import AT, Formula, L, changes, retriever_of
 from tests.serving.core.test_diversity import greedily, marginally
 from tests.serving.plane import results_of
 
@@ -37,7 +37,7 @@ PATCHED = [
 
 @pytest.fixture(autouse=True)
 def _now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.serving.core.queries.time", NOW.timestamp)
+    monkeypatch.setattr("longtail.serving.core.lifetimes.now", NOW.timestamp)
 
 
 def weighed(bundle: Bundle) -> Bundle:
@@ -86,31 +86,6 @@ def some_weights(rng: np.random.Generator) -> dict[str, Any]:
         weights["decay"] = {"column": "since", "half_life": f"{rng.integers(24, 2000)}h"}
         weights["decay"]["weight"] = float(rng.uniform(0.1, 2))
     return weights
-
-
-@pytest.mark.parametrize(("spec", "bias"), [("flat", False), ("flat", True), ("ivf_flat", False)])
-def test_answers_are_those_of_the_formula(spec: str, bias: bool) -> None:
-    served = retriever(spec, bias=bias)
-    formula, rng = Weighed(served), np.random.default_rng(3)
-    drawn = [some_query(rng, "cosine", served.bundle) for _ in range(120)]
-    drawn = [
-        (Query.model_validate(query.model_dump(exclude_unset=True) | some_weights(rng)), *others)
-        for query, *others in drawn
-    ]
-    moved = 0
-    results = results_of(served.retrieve([query for query, _, _ in drawn]))
-    for (query, history, left_out), result in zip(drawn, results, strict=True):
-        rows, scores = formula.best(query, history, left_out)
-        found = [label["score"] for label in result["labels"]]
-        scale = max(1.0, np.abs(formula.scores(query, history)).max())
-        np.testing.assert_allclose(found, scores[: query.k], rtol=0, atol=3e-6 * scale)
-        of_row = dict(zip(rows.tolist(), scores, strict=True))
-        answered = [served.catalogue.row(label["id"]) for label in result["labels"]]
-        assert len(set(answered)) == len(answered)
-        np.testing.assert_allclose([of_row[row] for row in answered], found, rtol=0, atol=3e-6 * scale)
-        plain = query.model_copy(update={"bonus": {}, "slope": {}, "decay": None})
-        moved += formula.best(plain, history, left_out)[0][: query.k].tolist() != rows[: query.k].tolist()
-    assert moved > len(drawn) / 2, "the weights change too few answers for the test to say anything"
 
 
 def test_lists_that_are_diverse_or_explored_are_chosen_by_whole_scores() -> None:

@@ -1,0 +1,97 @@
+"""Requests that mix all options of a list, against brute force over all labels: 200 for each change, 2,000 nightly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Patch, Priors
+from longtail.index import Limits
+from longtail.index.construct.priors import OwnPriors
+from longtail.serving import Retriever
+from longtail.serving.core.queries import Query
+from tests.serving.core.shop import DATED, dated, shop_bundle
+from tests.serving.core.test_bonus import BRIGHT, PATCHED, Weighed, some_weights
+from tests.serving.core.test_cooccurrence import AT, L, changes, retriever_of, some_query
+from tests.serving.core.test_diversity import greedily
+from tests.serving.core.test_floors import by_rule, some_floors
+from tests.serving.plane import results_of
+
+ENDS = [
+    Patch(id="item-33", at=AT, display={"available_until": (DATED + timedelta(seconds=5)).isoformat()}),
+    Patch(id="new-41", at=AT, display={"available_from": (DATED - timedelta(seconds=5)).isoformat()}),
+]
+
+
+@cache
+def served(spec: str) -> Retriever:
+    """A release with lifetimes, bonuses, a slope, decay and ω·c, after changes of its labels."""
+    bundle = dated(shop_bundle(L, cooccurrence=True, bias=spec == "flat", popularity=spec == "flat"))
+    own = OwnPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    bundle = replace(bundle, priors=own.added_to(Priors(), bundle))
+    return retriever_of(bundle, spec, *changes(), *PATCHED, *ENDS)
+
+
+def time_of(text: str | None) -> datetime | None:
+    at = datetime.fromisoformat(text) if text else None
+    return at if at is None or at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def is_available(display: dict[str, Any], now: datetime) -> bool:
+    begin, end = time_of(display["available_from"]), time_of(display["available_until"])
+    return (begin is None or begin <= now) and (end is None or now < end)
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))])
+def test_lists_are_those_of_brute_force(seed: int, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, retriever = np.random.default_rng(seed), served(spec)
+    formula, changed = Weighed(retriever), 0
+    for second in rng.integers(-60, 60, 5).tolist():
+        now = DATED + timedelta(seconds=second, microseconds=500)
+        monkeypatch.setattr("longtail.serving.core.lifetimes.now", now.timestamp)
+        monkeypatch.setattr("tests.serving.core.test_bonus.NOW", now)
+        drawn = []
+        for _ in range(20):
+            query, history, left_out = some_query(rng, "cosine", retriever.bundle)
+            options = query.model_dump(exclude_unset=True) | some_weights(rng)
+            if rng.random() < 0.5:
+                floors, buckets = some_floors(rng, query.k), query.buckets
+                options["at_least"] = [
+                    floor for floor in floors if buckets is None or floor.get("bucket", "tail") in buckets
+                ]
+            elif rng.random() < 0.4:
+                options |= {"max_per": {"brand": int(rng.integers(1, 4))}, "pool": max(L, query.k)}
+            drawn.append((Query.model_validate(options), history, left_out))
+        results = results_of(retriever.at().retrieve([query for query, _, _ in drawn]))
+        for (query, history, left_out), result in zip(drawn, results, strict=True):
+            rows, scores = formula.best(query, history, left_out)
+            shown_of = dict(zip(formula.rows, formula.shown, strict=True))
+            eligible = [place for place, row in enumerate(rows.tolist()) if is_available(shown_of[row]["display"], now)]
+            rows, scores = rows[eligible], scores[eligible]
+            expected = rows[: query.k].tolist()
+            if query.max_per:
+                expected = greedily(retriever, rows, query.max_per, query.k)
+            if query.at_least:
+                labels = [{**shown_of[row], "row": row} for row in rows.tolist()]
+                floors = [floor.model_dump(exclude_unset=True) for floor in query.at_least]
+                expected = [label["row"] for label in by_rule(labels, floors, query.k)]
+            changed += expected != rows[: query.k].tolist()
+            # Labels of one score, such as added ones with equal features, may change places.
+            score_of = dict(zip(rows.tolist(), scores, strict=True))
+            answered = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
+            scale = 3e-6 * max(1.0, np.abs(formula.scores(query, history)).max())
+            assert len(set(answered)) == len(answered) == len(expected)
+            assert set(answered) <= score_of.keys(), "a label that is excluded, filtered out or not available"
+            np.testing.assert_allclose(
+                [label["score"] for label in result["labels"]], [score_of[row] for row in expected], rtol=0, atol=scale
+            )
+            np.testing.assert_allclose(
+                [score_of[row] for row in answered], [score_of[row] for row in expected], rtol=0, atol=2 * scale
+            )
+    assert changed > 20, "floors and max_per change too few lists for the test to say anything"
