@@ -30,7 +30,7 @@ from longtail.serving.core.diversity import Crowds, choose
 from longtail.serving.core.queries import Diversity, Floor, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
 
-_Found = tuple[Int64, Float32]
+_Ranked = tuple[Int64, Float32]
 """Rows and scores of labels, best first."""
 _Search = tuple[int, Filter | None, int]
 """Position of a query in a batch, a filter, and a number of labels."""
@@ -38,7 +38,7 @@ _Search = tuple[int, Filter | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Floored:
-    """What floors cost an answer.
+    """Hold what floors cost an answer.
 
     Attributes:
         cost: the summed score of the list without floors, minus that of the list with them.
@@ -49,7 +49,7 @@ class Floored:
     price_of: Mapping[int, float]
 
     @classmethod
-    def of(cls, before: _Found, after: _Found) -> Floored:
+    def of(cls, before: _Ranked, after: _Ranked) -> Floored:
         """Compare a list without floors with the list that keeps them."""
         gained = ~np.isin(after[0], before[0])
         order = np.argsort(-after[1][gained], kind="stable")
@@ -72,9 +72,9 @@ class Floored:
 
 
 class Candidates:
-    """The labels that a list with floors may hold: a query's pool, and the best labels of each floor."""
+    """Hold the labels that a list with floors may have: the pool, and the best of each floor."""
 
-    def __init__(self, query: ResolvedQuery, pool: _Found, of_floors: Sequence[_Found], catalogue: Catalogue) -> None:
+    def __init__(self, query: ResolvedQuery, pool: _Ranked, of_floors: Sequence[_Ranked], catalogue: Catalogue) -> None:
         rows, scores = (np.concatenate(parts) for parts in zip(pool, *of_floors, strict=True))
         first = np.sort(np.unique(rows, return_index=True)[1])  # the pool stays in front
         self._rows_C, self._scores_C, self._pool = rows[first], scores[first], len(pool[0])
@@ -91,11 +91,11 @@ class Candidates:
                 unmet_F = unmet_F - met_F
                 self._reserved.append(position)
 
-    def pool(self, k: int) -> _Found:
+    def pool(self, k: int) -> _Ranked:
         """Return the k best labels without floors."""
         return self._rows_C[: min(k, self._pool)], self._scores_C[: min(k, self._pool)]
 
-    def best(self, k: int) -> _Found:
+    def best(self, k: int) -> _Ranked:
         """Return the list of k labels."""
         reserved, k = self._reserved, max(k, len(self._reserved))  # more only if k exceeds the catalogue
         if self._query.diversity is None:
@@ -116,8 +116,9 @@ def meets(query: ResolvedQuery, rows_N: Int64, catalogue: Catalogue) -> Bools:
 def _filter(query: ResolvedQuery, floor: Floor, catalogue: Catalogue) -> Filter:
     """Return the filter of the labels that may be answered and meet a floor."""
     eligible = query.filter or Filter()
-    conditions = () if eligible.selection is None else eligible.selection.conditions or ()
-    conditions = tuple(dict.fromkeys([*conditions, *floor.conditions]))
+    before = () if eligible.selection is None else eligible.selection.conditions
+    assert before is not None  # a set without conditions could not be narrowed
+    conditions = tuple(dict.fromkeys([*before, *floor.conditions]))
     selection, beyond = catalogue.attributes.select_all(conditions) if conditions else (None, None)
     buckets = eligible.buckets if floor.bucket is None else frozenset([floor.bucket])
     return replace(eligible, buckets=buckets, selection=selection, beyond=beyond)
@@ -154,11 +155,11 @@ def fill_each(
         return floored, exploring
     positions, filters, depths = zip(*searches, strict=True)
     part = replace(batch.subset(np.array(positions)), filters=list(filters))
-    found = zip(*rank_each(ranker, part, depths), strict=True)
+    ranked = zip(*rank_each(ranker, part, depths), strict=True)
     for position in dict.fromkeys(positions):
         query, before = queries[position], (best[0][position], best[1][position])
-        of_floors = [next(found) for _ in query.floors]
-        candidates = Candidates(query, next(found) if position in pools else before, of_floors, catalogue)
+        of_floors = [next(ranked) for _ in query.floors]
+        candidates = Candidates(query, next(ranked) if position in pools else before, of_floors, catalogue)
         if query.explore:
             exploring[position] = candidates
         else:
