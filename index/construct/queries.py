@@ -77,7 +77,10 @@ class QueryTable:
                     raise QueriesError(
                         f"{self.path}, column {name!r}: expected an id in every row, once, found {found}"
                     )
-                progress(f"queries: embed {len(ids):,}")
+                progress(f"index of queries: embed {len(ids):,}")
+                absent = [each.name for each in bundle.manifest.query_features if each.name not in table.kinds]
+                if absent:
+                    progress(f"queries: no column {', '.join(map(repr, absent))}: embedded as without these features")
                 vectors_QD = np.concatenate([*self._embedded(table, bundle)])
                 n_Q = self._choices(table) if self.choices is not None else np.ones(len(ids), np.int64)
                 histories = [feature.name for feature in bundle.manifest.query_features if feature.kind == "history"]

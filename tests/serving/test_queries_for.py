@@ -178,8 +178,10 @@ def test_what_cannot_be_answered_is_refused(random_case: Case, tmp_path: Path) -
     with pytest.raises(QueriesError, match=r"an id in every row, once, found \['u1'\] repeated"):
         build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "twice.parquet", "user_id"))
     pq.write_table(pa.table({"user_id": ["u1", "u2"]}), tmp_path / "users.parquet")
+    source, notes = QueryTable(tmp_path / "users.parquet", "user_id"), list[str]()
     with pytest.raises(QueriesError, match=r"not possible with a tree"):
-        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id"))
+        build(bundle, tmp_path / "releases", queries=source, progress=notes.append)
+    assert "queries: no column 'history': embedded as without these features" in notes
     with pytest.raises(QueriesError, match=r"'city': expected whole numbers from 0 on in every row"):
         build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id", "city"))
     with pytest.raises(QueriesError, match=r"expected a column of ids 'query_id'"):
