@@ -31,6 +31,8 @@ from tests.bundles import make_bundle
 from tests.index import test_filters, test_hidden, test_search
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
+from tests.serving.core import test_milvus as test_served
+from tests.serving.core.shop import shop_bundle
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -157,6 +159,7 @@ def test_a_collection_that_is_not_what_it_was_is_not_published(
         releases.open("one")
 
 
+@pytest.mark.nightly
 def test_labels_of_long_texts_are_written_in_parts(
     opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +174,13 @@ def test_labels_of_long_texts_are_written_in_parts(
         _named(release), filter="row in [0, 1099]", output_fields=["display", "value_0"], consistency_level="Strong"
     )
     assert sorted(row["display"]["text"][:4] for row in held) == ["0 éé", "1099"]
+
+
+def test_filters_are_the_servers_own_and_equal_masks(milvus: RunningMilvus, tmp_path: Path) -> None:  # noqa: ARG001
+    """Here, where a server runs already; other answers over Milvus are nightly."""
+    shop_bundle(test_served.LABELS, cooccurrence=True).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="milvus_flat")
+    test_served.filters_are_the_servers_own_and_equal_masks(Releases(tmp_path / "releases"))
 
 
 def test_a_build_that_fails_leaves_no_collection_behind(

@@ -38,14 +38,8 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
     return fit(load_recipe(path, settings), folder / name, Reporter(Console(quiet=True)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(settings, id=name, marks=[] if name == "all that draws or keeps" else pytest.mark.nightly)
-        for name, settings in JOBS.items()
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,6 +265,7 @@ def test_of_one_process_every_error_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_a_batch_that_devices_cannot_share_is_one_line(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     arguments = ["-m", "longtail.trainer", "fit", recipe, "--out", tmp_path / "out"]

@@ -26,7 +26,7 @@ from tests.milvus import milvus as milvus
 from tests.serving.core.shop import DATED, dated, shop_bundle, some_filter
 from tests.serving.plane import results_of
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 LABELS = 3_000
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> Releases:  # noqa: ARG001
     root = tmp_path_factory.mktemp("shops")
     dated(shop_bundle(LABELS, cooccurrence=True)).write(root / "bundle")
-    for spec in ("flat", COLLECTIONS[0]):
+    for spec in ("flat", *COLLECTIONS):
         _build(Releases(root / "releases"), spec)
     return Releases(root / "releases")
 
@@ -53,7 +53,8 @@ def rows_that_meet(searcher: CollectionSearcher, queries: Float32, expression: s
     return set(rows[rows >= 0].tolist())
 
 
-def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
+def filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
+    """Compare what the server finds by an expression with the mask of the same filter."""
     release = releases.open("milvus_flat")
     searcher, display = release.searcher, release.bundle.labels.display
     assert isinstance(searcher, CollectionSearcher)
@@ -77,7 +78,6 @@ def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None
     assert {0, LABELS} < set(passed)
 
 
-@pytest.mark.nightly
 def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) -> None:
     labels, least, most = 1_100, -(2**63), 2**63 - 1
     each = np.arange(labels)
@@ -117,10 +117,8 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
     assert len(seen) > 8
 
 
-@pytest.mark.parametrize("name", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", COLLECTIONS)
 def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name not in releases.names():
-        _build(releases, name)
     exact, milvus = (load_release(releases, each, max_new_labels=500) for each in ("flat", name))
     rng = np.random.default_rng(3)
     pairs = [(exact, milvus), (changed(exact), changed(milvus)), (exact, milvus)]
