@@ -139,7 +139,8 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
     everything = {label for labels in table["labels"].to_pylist() for label in labels}
     assert "new" in everything
     assert "i2" not in everything
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["_batch.json", "_labels.jsonl", *FILES]
+    names = [path.name for path in sorted((tmp_path / "out").iterdir())]
+    assert names == ["_batch.json", "_begun.txt", "_labels.jsonl", *FILES]
 
 
 def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
