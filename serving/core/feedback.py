@@ -93,7 +93,7 @@ class Choice:
     """An event in the forms in which it is written and counted."""
 
     def __init__(self, event: Event, labels: Sequence[str], chosen: ChosenLabels, **fields: Any) -> None:
-        self.chosen = chosen
+        self.chosen, self.event = chosen, event.event
         self.line = event_json(
             idempotency_key=event.idempotency_key,
             release=chosen.release,

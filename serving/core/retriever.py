@@ -170,8 +170,9 @@ class Retriever:
         self._last = 1 if settings is None else settings.last
         self.cooccurrence_until = None if settings is None else settings.until
         self._query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
-        self._refuses = self._query_id is not None and settings is not None and bool(settings.log.negative)
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
+        log = self.forecast if settings is None else settings.log
+        self.negative_events = frozenset[str]() if log is None else frozenset(log.negative)
         self.promises = promises
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
@@ -461,7 +462,7 @@ class Retriever:
                 f"expected history or a feature of kind history, one of {self._histories}, received both",
                 field=f"{prefix}history",
             )
-        refused_R = self._remembered(features, prefix, refused=True) if self._refuses else NO_ROWS
+        refused_R = self._remembered(features, prefix, refused=True) if self.negative_events else NO_ROWS
         if not (excluded or counted):
             return History(left_out=refused_R) if refused_R.size else NO_HISTORY
         lists: list[Sequence[Any]] = [*given] if ids is None else [ids]

@@ -614,11 +614,13 @@ class Service:
                 lambda: retrieve_unseen(organic, current, now=now, settings=settings, client=client)
             )
         await self._keep([choice.line for choice in choices])
+        counted = [choice for choice in choices if choice.event not in current.negative_events]
         if _work(events) > _WORK_ON_THE_LOOP:
-            await asyncio.to_thread(self._count, choices)
+            await asyncio.to_thread(self._count, counted)
         else:
-            self._count(choices)
-        self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
+            self._count(counted)
+        chosen = [event for event in organic.values() if event.event not in current.negative_events]
+        self.mirror.offer_choices(chosen, self.settings.organic_k)
         return sum(choice.chosen.ids.unknown for choice in choices)
 
     def _count(self, choices: Sequence[Choice]) -> None:

@@ -83,6 +83,18 @@ def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client,
     assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
 
 
+def test_what_is_returned_is_kept_and_is_no_choice(
+    app: Starlette, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app.state.service.current, "negative_events", frozenset({"returned"}))
+    (answered,) = ids_of(client, EAST)
+    events = [{"answer_id": answered}, {"features": EAST["features"]}]
+    say(client, *({**event, "labels": ["a"], "event": name} for event in events for name in ("returned", "click")))
+    assert {event["event"] for event in (*kept(tmp_path), *kept(tmp_path, "organic"))} == {"returned", "click"}
+    recall = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]
+    assert [recall[source]["all"]["positives"] for source in ("feedback", "organic")] == [1, 1]
+
+
 def test_a_choice_names_the_key_that_sent_it(tmp_path: Path) -> None:
     one, other = "ask-0123456789abcdef", "ask-fedcba9876543210"
     event = {"features": {"user": "east"}, "labels": ["a"], "idempotency_key": "order-0"}
