@@ -32,8 +32,8 @@ _ENOUGH = 20
 _ALL_CORNERS_UP_TO = 3
 """Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
 together."""
-_PARTS = (1.0, 1 / 6, 1 / 36, 1 / 216)
-"""Parts of the limits of slopes and decay where recall is measured: 1, 6, 36 and 216 times the shortest half-life."""
+_PARTS = (1.0, 1 / 3, 1 / 10, 1 / 30, 1 / 100, 1 / 300)
+"""Parts of the limits of slopes (two) and decay where recall is measured: 1 to 300 times the shortest half-life."""
 Place = tuple[float, float, tuple[float, ...]]
 """A place on the dials: λ, μ and the weight of every prior."""
 TOLERANCE = 1e-5

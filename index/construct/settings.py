@@ -18,7 +18,7 @@ from longtail.index.search.searcher import Searcher
 
 TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
-_PROBES = (2, 4, 8, 16, 32, 64, 128, 256)
+_PROBES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _BETWEEN = (3, 6, 12, 24, 48, 96, 192)
 """Further numbers of lists to try, for kinds whose only setting is the number of lists."""
 _HEAD_PER_LISTS = 3
@@ -69,6 +69,8 @@ def efforts_at(
     calibration: Calibration,
     progress: Progress,
     target: float = TARGET,
+    *,
+    whole_head: bool = False,
 ) -> list[EffortAt]:
     """Find the least effort of each place and depth with sufficient recall.
 
@@ -79,7 +81,7 @@ def efforts_at(
     if not index.has_lists:
         return []
     most = chosen.effort
-    lesser = _lesser(index, most)
+    lesser = _lesser(index, most, whole_head)
     searcher = Searcher(bundle, index, most)
     like_chosen = (trial for trial in trials if (trial.kind, trial.head) == (chosen.kind, chosen.head))
     tried = {(trial.effort, calibration.k): trial.recall for trial in like_chosen}
@@ -108,10 +110,10 @@ def efforts_at(
     return efforts
 
 
-def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
+def _lesser(index: FaissIndex, most: Effort, whole_head: bool) -> list[Effort]:
     """List the efforts that cost less than one that suffices everywhere, cheapest first.
 
-    For `ivf_flat` some of them score only a part of the head.
+    For `ivf_flat` some of them score only a part of the head, unless the whole is wanted.
     """
     head = _size(index)
     efforts = [
@@ -119,7 +121,7 @@ def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
         for effort in efforts_of(index)
         if most.probes >= effort.probes and most.refine >= effort.refine and effort != most
     ]
-    if head and index.kind == "ivf_flat":
+    if head and index.kind == "ivf_flat" and not whole_head:
         sizes = [0, *half_decades(_LEAST_HEAD, head)]
         efforts += [effort.model_copy(update={"head": size}) for effort in efforts_of(index) for size in sizes]
     costs = {effort: rows_scored(index, effort, head) for effort in efforts}

@@ -165,7 +165,8 @@ def tune_index(
             Calibration(bundle, rows_LE, places=places),
             taken.chosen.model_copy(update={"effort": hardest}),
         )
-        efforts += efforts_at(bundle, taken.index, at_all, [], of_own, progress, (1 + spec.recall_floor) / 2)
+        goal = (1 + spec.recall_floor) / 2
+        efforts += efforts_at(bundle, taken.index, at_all, [], of_own, progress, goal, whole_head=True)
         check_floor(min(efforts, key=lambda at: at.recall), spec, of_own, 1, "Use --spec flat")
     filtered = None
     if taken.index.kind != "flat":
