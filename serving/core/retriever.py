@@ -46,7 +46,7 @@ from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
-from longtail.serving.core.lifetimes import Lifetimes, around, available
+from longtail.serving.core.lifetimes import Lifetimes, Span, around, available
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import (
     NO_HISTORY,
@@ -139,8 +139,11 @@ class Retriever:
     """
 
     _view: Retriever | None
-    """The release at the last time that a request came, and its rows in use and span; see `at`."""
+    """The release at the time of the last request; see `at`."""
     _as_of: float | None = None
+    """Time that ages of labels are of; None: now."""
+    _span: Span | None
+    """The labels available when the release was loaded; of a release of `at`, those at its time."""
 
     def __init__(
         self,
