@@ -357,10 +357,11 @@ class Retriever:
         if self._centre_D is not None:
             vectors_BD = vectors_BD - self._centre_D
         bases: list[Basis] = ["model"] * len(queries)
-        for place in self._of_nothing(inputs, given):
+        if unknown := self._of_nothing(inputs, given):
+            vectors_BD = vectors_BD.copy()
+            vectors_BD[unknown] = 0
+        for place in unknown:
             resolved[place], bases[place] = self._by_popularity(resolved[place])
-            vectors_BD = vectors_BD if vectors_BD.flags.writeable else vectors_BD.copy()
-            vectors_BD[place] = 0
         arms = [query.arm for query in queries]
         named: list[dict[str, Any]] = [
             {"basis": basis}

@@ -207,13 +207,9 @@ class TowerLists:
         return products_NL
 
     def _adder(
-        self,
-        block: slice,
-        top_BK: Int32,
-        support: tuple[Candidates, Float32],
-        towers: Setting,
+        self, block: slice, top_BK: Int32, support: tuple[Candidates, Float32], towers: Setting,
         without_towers: Callable[[float], float],
-    ) -> Callable[[float, int], Int32]:
+    ) -> Callable[[float, int], Int32]:  # fmt: skip
         """Return a function from ω and a length to the lists of a block at one λ, μ and β, int32 [B, k]."""
         (chosen, c_n), labels, rows = support, len(self.label_side.counts), len(top_BK)
         key_m = (np.arange(rows)[:, None] * labels + top_BK)[top_BK >= 0]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle import BONUS_BUCKETS, BiasRemoval, Bonus, CurvePoint, Popularity
 from longtail.bundle.arrays import Int32
+from longtail.bundle.features import says_nothing
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
@@ -82,6 +83,7 @@ def measured(
     queries_N = np.array([rows.setdefault(row, len(rows)) for row in columns.rows()], np.int32)
     first_Q = np.unique(queries_N, return_index=True)[1]
     embeddings_QD = query.embed(columns.take(first_Q))
+    unknown_Q = says_nothing(query.tower.features, query.tower.read(columns.take(first_Q), "validation.queries"))
     seen = validation.seen or []
     held_out = _pairs(queries_N, labels_N)
     known = _pairs(np.repeat(queries_N, [*map(len, seen)] or 0), _rows([id_ for some in seen for id_ in some], ids))
@@ -90,7 +92,8 @@ def measured(
 
     def measure(settings: list[Setting]) -> list[CurvePoint]:
         return bias_removal_curve(
-            held_out, past, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings
+            held_out, past, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings,
+            unknown=unknown_Q.__getitem__,
         )  # fmt: skip
 
     if bias_removal is None:
