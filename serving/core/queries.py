@@ -603,6 +603,8 @@ class Dials:
     priors: tuple[Prior, ...]
     defaults_P: Float32
     """Default weight of every prior."""
+    table: int
+    """Number of priors of a table, which come first."""
     cooccurrence: _Range | None
     """Limits of ω; None without such a term."""
 
@@ -612,7 +614,7 @@ class Dials:
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        return cls(dial, prior, total, tree, priors.settings, priors.defaults, weight)
+        return cls(dial, prior, total, tree, priors.settings, priors.defaults, len(priors.of_table), weight)
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
@@ -626,7 +628,7 @@ class Dials:
         defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
-        return cls(dial, prior, total, False, priors.settings, defaults_P, weight)
+        return cls(dial, prior, total, False, priors.settings, defaults_P, len(priors.of_table), weight)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
         """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
@@ -676,10 +678,11 @@ class Dials:
         Args:
             priors: weights of all priors, or of the first ones if the others have their defaults.
         """
-        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default, *self.defaults_P.tolist()]
+        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default]
+        if priors:
+            defaults += self.defaults_P.tolist()
         weights = [cooccurrence, *priors]
-        table = sum(prior.source == "table" for prior in self.priors)
-        if len(priors) not in (table, len(self.priors)) or any(
+        if len(priors) not in (self.table, len(self.priors)) or any(
             abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=False)
         ):
             return math.nan

@@ -182,6 +182,8 @@ class Retriever:
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
         self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
+        defaults = (self._dials_of_queries.defaults_P, self._dials_of_labels.defaults_P)
+        self._unweighed = {id(weights_P) for weights_P in defaults if not weights_P.any()}
         self.engine = searcher if isinstance(searcher, Engine) else None
         self._encoder = encoder
         self.bundle = bundle
@@ -417,12 +419,14 @@ class Retriever:
         if resolved.restrictions or arranged or others:
             return math.nan
         return self.judged_at(
-            resolved.bias_removal, resolved.popularity, resolved.cooccurrence, resolved.priors.tolist()
+            resolved.bias_removal, resolved.popularity, resolved.cooccurrence, self._signed(resolved.priors)
         )
 
     def _signed(self, weights_P: Float32) -> list[float]:
         """Return the weights that an answer id holds: of all priors, or the table's if others are default."""
         first = len(self.bundle.priors.of_table)
+        if not first and weights_P is self._dials_of_queries.defaults_P:
+            return []
         weights: list[float] = weights_P.tolist()
         return weights[:first] if weights[first:] == self._dials_of_queries.defaults_P[first:].tolist() else weights
 
@@ -828,7 +832,8 @@ class Retriever:
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
-        priors_BP = np.stack([query.priors for query in resolved])
+        weighed = any(id(query.priors) not in self._unweighed for query in resolved)
+        priors_BP = np.stack([query.priors for query in resolved]) if weighed else None
         boosts_B = [self._boost(query) for query in resolved]
         boosted = any(boost is not None for boost in boosts_B)
         batch = Batch(
@@ -879,7 +884,7 @@ class Retriever:
             result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
             if self.bundle.cooccurrence is not None:
                 result["cooccurrence"] = query.cooccurrence
-            if self.bundle.priors.settings:
+            if self.bundle.priors.of_table or id(query.priors) not in self._unweighed:
                 result |= _weights_json(self.bundle.priors, query)
             if place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
