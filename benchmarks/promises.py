@@ -78,7 +78,7 @@ class Split(NamedTuple):
             moved = Setting(0.0, dial, weight) if noise.ahead or noise.constant else Setting(dial, 0.0, weight)
             if way == "places":
                 return moved._replace(tail=_FIRST) if first else moved
-            return moved.with_bonus(*bonus, described=noise.described)
+            return moved.with_bonus(*bonus)
 
         for weight, of_weight in zip(self.weights, points, strict=False):
             settings = {(at, first): setting(at, weight, first=first) for at in of_weight for first in (False, True)}

@@ -337,7 +337,7 @@ def measure_default(
         )  # fmt: skip
         return lists
 
-    of_bonus = bonus_settings(dial.default, described=trained.noise().described)
+    of_bonus = bonus_settings(dial.default)
     served, label_facts = [dial.default, *of_bonus], label_side.facts(config)
     ours_NK, *top_SNK = lists_of(task, served).at(served, trained.term(past))
     ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))

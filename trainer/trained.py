@@ -150,11 +150,10 @@ class Trained:
     def noise(self) -> Noise:
         """Return the noise that the λ of this model removes."""
         loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
-        described = self.recipe.describes_labels
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True, described=described)
+            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
         log_nu = self.log_noise()
         apart = ahead or not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
@@ -163,8 +162,7 @@ class Trained:
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
-        named = named if constant else named + shared
-        return Noise(named, constant=constant, apart=apart, ahead=ahead, described=described)
+        return Noise(named if constant else named + shared, constant=constant, apart=apart, ahead=ahead)
 
     @property
     def calibrated_at(self) -> float:

@@ -49,6 +49,7 @@ def priced(settings: list[Setting]) -> list[CurvePoint]:
                 "recall@2": Interval(value=0.3 - 0.1 * (1 - at.bias_removal) - 0.01 * at.tail - 0.02 * at.torso),
                 "recall@2/tail": Interval(value=0.02 * (1 - at.bias_removal) + 0.02 * at.tail),
                 "recall@2/torso": Interval(value=0.01 * at.torso),
+                "recall@2/new": Interval(value=0.01 * at.new),
                 "recall@2/head": Interval(value=0.1 * at.bias_removal),
             }
         )
@@ -65,6 +66,7 @@ def priced(settings: list[Setting]) -> list[CurvePoint]:
         ({"recall@2/tail": 0.003}, Setting(1, tail=0.25)),
         ({"tail": 0.03, "torso": 0.01}, Setting(1, torso=1, tail=1.5)),
         ({"tail": 0.02, "head": 0.06}, Setting(1, tail=1)),
+        ({"tail": 0.02, "new": 0.0}, Setting(1, tail=1, new=1)),
         ({"head": 0.06}, Setting(1)),
         ({"recall@2": {"times": 0.9}, "tail": {"times": 2, "bias_removal": 0.5}}, Setting(1, tail=1)),
     ],
@@ -89,7 +91,7 @@ def test_lines_go_through_the_served_bonus_and_show_the_dial_without_it() -> Non
     served = Setting(1, tail=1.5)
     assert lines(config, NOISE, served) == [Setting(0, tail=1.5), served, Setting(0), Setting(1)]
     assert lines(config, NOISE, Setting(1)) == [Setting(0), Setting(1)]
-    assert served.with_bonus(0.5, 2, described=True) == Setting(1, torso=0.5, tail=2, new=2)
+    assert served.with_bonus(0.5, 2, new=True) == Setting(1, torso=0.5, tail=2, new=2)
 
 
 def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
 
     bonus = {bucket: dial.default for bucket, dial in bundle.manifest.bonus.items()}
     assert bonus["tail"] > 0
-    assert bonus["new"] == bonus["tail"], "genres describe new labels"
+    assert bonus["new"] == 0, "without a floor of their own, new labels take no places from the tail"
     assert bundle.manifest.bonus["tail"] == Bonus(default=bonus["tail"], minimum=-5, maximum=5)
     assert f"β tail = {bonus['tail']:g}" in bundle.manifest.in_words()
     at = bundle.manifest.default_point

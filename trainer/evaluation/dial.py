@@ -61,9 +61,9 @@ class Setting(NamedTuple):
         """Return β by bucket, without zeros."""
         return {bucket: value for bucket in BONUS_BUCKETS if (value := getattr(self, bucket))}
 
-    def with_bonus(self, torso: float, tail: float, *, described: bool) -> Setting:
-        """Return the same λ, μ and ω with other β; new labels share the tail's if features describe them."""
-        return self._replace(torso=torso, tail=tail, new=tail if described else 0.0)
+    def with_bonus(self, torso: float = 0.0, tail: float = 0.0, *, new: bool = False) -> Setting:
+        """Return the same λ, μ and ω with other β; `new` labels may share the tail's."""
+        return self._replace(torso=torso, tail=tail, new=tail if new else 0.0)
 
     def point(self, metrics: dict[str, Interval]) -> CurvePoint:
         """Return a curve's point with the metrics of this setting."""
@@ -120,15 +120,13 @@ class Noise(NamedTuple):
     """Properties of the noise ν that λ removes, as far as a curve depends on them.
 
     If ν is `constant`, the same for every label, λ changes nothing. If ν is `apart` from the label frequency, μ is a
-    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0. If labels are
-    `described` by features, new ones are as good as the tail, and share its bonus.
+    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0.
     """
 
     name: str
     constant: bool
     apart: bool
     ahead: bool = False
-    described: bool = False
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
@@ -136,9 +134,7 @@ class Noise(NamedTuple):
         apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
         ahead = bundle.forecast is not None
-        described = any(feature.name != bundle.manifest.own_id for feature in bundle.manifest.label_features)
-        name = bundle.manifest.bias_removal.noise
-        return cls(name, constant=constant, apart=apart or tree, ahead=ahead, described=described)
+        return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree, ahead=ahead)
 
     def first_line(self, grid: Sequence[float]) -> list[Setting]:
         """List settings with λ over the grid at μ = 0; only λ = 0 if ν is the same for every label."""
@@ -162,7 +158,7 @@ def lines(config: EvaluationConfig, noise: Noise, default: Setting, weights: Seq
     """
     first = noise.first_line(config.bias_removal)
     second = noise.second_line(prior_grid(config), default.bias_removal)
-    without = default.with_bonus(0.0, 0.0, described=False)
+    without = default.with_bonus()
     settings = [
         served._replace(bias_removal=setting.bias_removal, popularity=setting.popularity)
         for served in dict.fromkeys([default, without])
@@ -211,7 +207,8 @@ def best_with_bonus(
 ) -> Setting:
     """Choose the best setting under the floors, among a curve and β, each with its own λ or μ [METHODS §12].
 
-    β is measured only if torso, tail or new has a floor: for other floors it is not the right dial.
+    β is measured only if torso, tail or new has a floor: for other floors it is not the right dial. New labels share
+    the tail's if new has a floor, else they would take the tail's places.
 
     Args:
         best: the choice without β, which is final without floors.
@@ -225,10 +222,10 @@ def best_with_bonus(
         dial, grid = "bias_removal", config.bias_removal
         if noise.constant or noise.ahead:
             dial, grid = "popularity", prior_grid(config)
-        steps = [*product(_OF_TORSO, (0.0, *BONUSES))]
+        steps, new = [*product(_OF_TORSO, (0.0, *BONUSES))], any(name.endswith("/new") for name in floors)
         for finer in (1.0, *_FINER):
             pairs = [(at.torso + finer * torso, at.tail + finer * tail) for torso, tail in steps]
-            points += measure([at.with_bonus(*pair, described=noise.described) for pair in pairs if min(pair) >= 0])
+            points += measure([at.with_bonus(*pair, new=new) for pair in pairs if min(pair) >= 0])
             at = Setting.of(best_point(points, config, floors))
             if not at.bonus:
                 break

@@ -36,14 +36,10 @@ Frontier = Mapping[str, Sequence[FrontierPoint]]
 """Points by way: `dial λ` or `dial μ`, `bonus`, and `places`."""
 
 
-def bonus_settings(default: Setting, *, described: bool) -> list[Setting]:
-    """Return settings with a rising β of the tail at the served λ, μ and ω; the last puts the tail before all others.
-
-    Args:
-        described: new labels share the tail's bonus.
-    """
+def bonus_settings(default: Setting) -> list[Setting]:
+    """Return settings with a rising β of the tail at the served λ, μ and ω; the last puts the tail first."""
     of_tail = sorted({0.0, *BONUSES, default.tail})
-    line = [default.with_bonus(default.torso if tail else 0.0, tail, described=described) for tail in of_tail]
+    line = [default.with_bonus(default.torso if tail else 0.0, tail, new=default.new != 0) for tail in of_tail]
     return [*line, line[0]._replace(tail=_FIRST)]
 
 

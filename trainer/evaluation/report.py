@@ -33,7 +33,7 @@ from longtail.trainer.metric_registry import k_of
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
 _SYMBOLS = ("λ", "μ", "ω", "β torso", "β tail")
-"""Names of the dials in their order in a setting; β of new labels is that of the tail, or 0."""
+"""Names of the dials in their order in a setting; β of new labels is the tail's, or 0."""
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 

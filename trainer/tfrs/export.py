@@ -127,11 +127,7 @@ def export_tfrs(
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
     apart = not np.array_equal(log_nu_L, log_pi_L)
-    label_features, vocabularies_of_both = _merged(query, label)
-    noise = Noise(
-        name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=apart,
-        described=any(feature.name != own_id for feature in label_features),
-    )  # fmt: skip
+    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=apart)
     config = EvaluationConfig.model_validate(evaluation or {})
     buckets = buckets_for(config, counts_L)
     side = LabelSide.of(
@@ -143,6 +139,7 @@ def export_tfrs(
     dial = Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=why))
     if validation is not None:
         dial, reports["metrics.json"] = measured(validation, query, ids, side, noise, config, bias_removal=bias_removal)
+    label_features, vocabularies_of_both = _merged(query, label)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=out.name,
