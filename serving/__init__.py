@@ -5,7 +5,7 @@ framework; `monitoring` counts answers; `dashboard` is the operator's page. Impo
 monitoring, and http → dashboard.
 
 The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (requests, schemas),
-core.service queues it (queue), core.retriever resolves it (queries), embeds it, ranks labels (ranking or tree_ranking
+core.service queues it (queue), core.retriever resolves it (resolved), embeds it, ranks labels (ranking or tree_ranking
 over overlay and index) and adds their columns (catalogue), and monitoring.live_figures counts the answer.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or `create_app`.

@@ -26,8 +26,8 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.queries import Diversity, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.resolved import Diversity, ResolvedQuery
 
 
 def diversify_each(

@@ -41,8 +41,8 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.index import Filter
 from longtail.serving.core.floors import Candidates
-from longtail.serving.core.queries import ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.resolved import ResolvedQuery
 
 EVEN_SHARE = 0.1
 """Weight of the uniform distribution in the draw: inverse propensities are at most 10·C/m."""

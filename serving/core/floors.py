@@ -27,8 +27,8 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import Crowds, choose
-from longtail.serving.core.queries import Diversity, Floor, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.resolved import Diversity, Floor, ResolvedQuery
 
 _Ranked = tuple[Int64, Float32]
 """Rows and scores of labels, best first."""

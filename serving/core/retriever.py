@@ -42,23 +42,14 @@ from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
 from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
 from longtail.serving.core.lifetimes import Lifetimes, Span, around, available
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import (
-    NO_HISTORY,
-    Dials,
-    History,
-    QueriesFor,
-    Query,
-    ResolvedQuery,
-    SearchOptions,
-    SimilarQuery,
-    ToEmbed,
-)
+from longtail.serving.core.queries import QueriesFor, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import (
     NO_ROWS,
     Batch,
@@ -71,6 +62,7 @@ from longtail.serving.core.ranking import (
     Ranker,
     rank_each,
 )
+from longtail.serving.core.resolved import NO_HISTORY, History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises

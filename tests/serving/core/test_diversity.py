@@ -13,7 +13,7 @@ import pytest
 from longtail.bundle import Bundle, Upsert
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
-from longtail.serving.core import queries
+from longtail.serving.core import resolved
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from longtail.serving.errors import InvalidRequestError
@@ -172,7 +172,7 @@ def test_pools_widen_until_enough_or_all_are_seen(
     everything = ask(retriever, k=30, max_per={"brand": 1}, filter={"brand": {"exists": True}})
     assert len(everything["labels"]) == 8
     assert everything["pool"] < eligible
-    monkeypatch.setattr(queries, "MOST_POOL", 130)
+    monkeypatch.setattr(resolved, "MOST_POOL", 130)
     bounded = ask(retriever, k=30, max_per={"brand": 1}, filter={"brand": {"exists": True}})
     assert bounded["pool"] == 130
     assert len(bounded["labels"]) <= 8

@@ -1,0 +1,199 @@
+"""Limit the weights of a score to what a release allows, and read those of a request.
+
+Legend: `P` priors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from longtail.bundle import Manifest, Popularity, Prior, Priors
+from longtail.bundle.arrays import Float32
+from longtail.bundle.dates import DAY_SECONDS
+from longtail.bundle.errors import describe
+from longtail.bundle.validation import did_you_mean
+from longtail.serving.core import lifetimes
+from longtail.serving.core.queries import SearchOptions
+from longtail.serving.errors import InvalidRequestError
+
+_BELOW_ZERO = (
+    "; below 0 the best labels are those that this release's tree p_n(y|x) all but rules out, which no search finds: "
+    "popularity below 0 favours rare labels"
+)
+_FIELD_OF_NAME = {"decay": "decay.column"}
+"""Field of a request with the name of a prior, where the group's key is not."""
+_SAME = 1e-6
+"""Largest difference of two weights that are the same but for rounding to float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    default: float
+    minimum: float
+    maximum: float
+
+    def refusal(self, name: str, received: str, field: str, why: str = "") -> InvalidRequestError:
+        return InvalidRequestError(
+            f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dials:
+    """Limits and defaults of λ, μ, ω and the weights of priors for one kind of request.
+
+    Where ν is π, one coordinate of the index holds λ + μ, so the sum must stay within the limits of λ, for which recall
+    of the index was measured. With a tree p_n(y|x) the coordinate holds μ alone, except in requests for similar labels,
+    which have no features that the tree could use.
+    """
+
+    bias_removal: _Range
+    popularity: _Range
+    total: _Range | None
+    """Limits of λ + μ; None where λ and μ have separate coordinates."""
+    tree: bool
+    priors: tuple[Prior, ...]
+    defaults_P: Float32
+    """Default weight of every prior."""
+    table: int
+    """Number of priors of a table, which come first."""
+    cooccurrence: _Range | None
+    """Limits of ω; None without such a term."""
+
+    @classmethod
+    def of_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
+        """Create the dials of queries; all defaults are the release's."""
+        dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
+        total = dial if manifest.kappa_popularity is None and not tree else None
+        weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
+        return cls(dial, prior, total, tree, priors.settings, priors.defaults, len(priors.of_table), weight)
+
+    @classmethod
+    def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
+        """Create the dials of requests for similar labels.
+
+        These seek similarity, not popularity, so all defaults are 0, or the limit nearest to 0.
+        """
+        dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
+        if tree:
+            dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
+        defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
+        weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
+        total = dial if manifest.kappa_popularity is None else None
+        return cls(dial, prior, total, False, priors.settings, defaults_P, len(priors.of_table), weight)
+
+    def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
+        """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
+        noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
+        prior = self.popularity.default if asked.popularity is None else asked.popularity
+        if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
+            why = _BELOW_ZERO if self.tree and noise < 0 else ""
+            raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
+        if not self.popularity.minimum <= prior <= self.popularity.maximum:
+            raise self.popularity.refusal("popularity", describe(prior), f"{prefix}popularity")
+        if self.total is not None and not self.total.minimum <= noise + prior <= self.total.maximum:
+            raise self.total.refusal(
+                "bias_removal + popularity",
+                f"{describe(noise)} + {describe(prior)}",
+                f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
+                "; this release has one log p_n for both, the label frequency",
+            )
+        return noise, prior
+
+    def read_cooccurrence(self, asked: SearchOptions, prefix: str = "") -> float:
+        """Return ω of a request; raises InvalidRequestError if the release has no such term, or other limits."""
+        limits, weight = self.cooccurrence, asked.cooccurrence
+        if limits is None:
+            if weight:
+                raise InvalidRequestError(
+                    f"expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, "
+                    f"received {describe(weight)}",
+                    field=f"{prefix}cooccurrence",
+                )
+            return 0.0
+        if weight is None:
+            return limits.default
+        if not limits.minimum <= weight <= limits.maximum:
+            raise limits.refusal("cooccurrence", describe(weight), f"{prefix}cooccurrence")
+        return weight
+
+    def reach(self, popularity: float) -> tuple[float, float]:
+        """Return the smallest and the largest λ that are allowed with a given μ."""
+        low, high = self.bias_removal.minimum, self.bias_removal.maximum
+        if self.total is not None:
+            low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
+        return low, high
+
+    def judged_at(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
+        """Return the λ whose promise holds for an answer at these weights, the others at their defaults; else NaN.
+
+        Args:
+            priors: weights of all priors, or of the first ones if the others have their defaults.
+        """
+        defaults = [0.0 if self.cooccurrence is None else self.cooccurrence.default]
+        if priors:
+            defaults += self.defaults_P.tolist()
+        weights = [cooccurrence, *priors]
+        if len(priors) not in (self.table, len(self.priors)) or any(
+            abs(weight - default) > _SAME for weight, default in zip(weights, defaults, strict=False)
+        ):
+            return math.nan
+        beyond = popularity - self.popularity.default
+        if abs(beyond) <= _SAME:
+            return bias_removal
+        # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
+        return math.nan if self.total is None else bias_removal + beyond
+
+    def read_priors(self, asked: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
+        """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
+
+        Decay is of the time `at`, seconds since 1970; None: now.
+
+        Raises InvalidRequestError for a name or a weight that the release does not have.
+        """
+        if not (asked.priors or asked.bonus or asked.slope or asked.decay):
+            return self.defaults_P, 0.0
+        weights_P, shift, why = self.defaults_P.copy(), 0.0, ""
+        groups = {"priors": asked.priors, "bonus": asked.bonus, "slope": asked.slope}
+        if asked.decay is not None:
+            groups["decay"] = {asked.decay.column: asked.decay.per_day(f"{prefix}decay.half_life")}
+        for group, weights in groups.items():
+            places = {prior.key: place for place, prior in enumerate(self.priors) if prior.group == group}
+            for name, weight in weights.items():
+                if name not in places:
+                    raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
+                prior, field = self.priors[places[name]], f"{prefix}{group}.{name}"
+                if group == "decay" and asked.decay is not None:
+                    least = 24 * asked.decay.weight * math.log(2) / prior.maximum
+                    field = f"{prefix}decay.half_life"
+                    why = f" a day: with this weight half_life must be at least {least:.3g}h"
+                    # The coordinate counts days from the newest label of the build, and the score counts from now.
+                    shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
+                if not prior.minimum <= weight <= prior.maximum * (1 + _SAME):
+                    raise _range(prior).refusal(f"{group}.{name}", describe(weight), field, why)
+                weights_P[places[name]] = weight
+        return weights_P, shift
+
+
+def _unknown_prior(group: str, name: str, known: list[str], field: str) -> InvalidRequestError:
+    """Create the error about a name that the release has no prior of."""
+    hint = did_you_mean(name, known) or f"; longtail-index build --{group} declares others"
+    if (group, name) == ("bonus", "head"):
+        hint = ": the others are measured against it, so give each of them a bonus below 0"
+    noun = {"priors": "priors", "bonus": "bonuses"}.get(group, "columns")
+    return InvalidRequestError(
+        f"expected {noun} of this release, {known}, received {describe(name)}{hint}", field=field
+    )
+
+
+def _range(limits: Popularity | Prior) -> _Range:
+    return _Range(limits.default, limits.minimum, limits.maximum)
+
+
+def _around_zero(limits: _Range) -> _Range:
+    return _Range(min(max(0.0, limits.minimum), limits.maximum), limits.minimum, limits.maximum)

@@ -1,0 +1,273 @@
+"""Resolve the options of a query against one release: rows in place of ids, checked settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import JsonValue
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.conditions import unfilterable
+from longtail.bundle.errors import describe
+from longtail.bundle.sets import distinct
+from longtail.index import Condition, Filter
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.dials import Dials
+from longtail.serving.core.queries import MOST_POOL, Decay, SearchOptions, first_pool
+from longtail.serving.core.ranking import NO_ROWS
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.monitoring.records import Restriction
+
+_MOST_COMPARED = 1 << 21
+"""Most pairs of labels that `mmr` compares: k times the pool."""
+_LONGEST_NAME = 100
+
+
+class History(NamedTuple):
+    """The labels that a query chose, as far as its answer needs them.
+
+    Attributes:
+        last_H: int64, rows of those that count for `cooccurrence`, oldest first.
+        left_out: int64, rows that its answer leaves out; they may repeat.
+        named: number of ids in the query that were looked up.
+        unknown: of these, ids that the release does not know.
+    """
+
+    last_H: Int64 = NO_ROWS
+    left_out: Int64 = NO_ROWS
+    named: int = 0
+    unknown: int = 0
+
+
+NO_HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedQuery:
+    """The options of one query, checked against a release, with rows in place of ids.
+
+    Attributes:
+        history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
+        shift: what `decay` adds to the scores of all labels.
+        chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
+        filter: filter of the eligible label rows; None if all are eligible.
+        explore: numbers of slots to draw at random, by bucket; all above 0.
+        diversity: settings of diversity; None: labels are answered by score alone.
+        floors: least numbers of labels of some kinds.
+    """
+
+    k: int
+    bias_removal: float
+    popularity: float
+    cooccurrence: float
+    priors: Float32
+    shift: float
+    decay: Decay | None
+    filter: Filter | None
+    unknown_exclude: int
+    unknown_allow: int
+    history_H: Int64
+    chosen_with: bool = False
+    explore: Mapping[int, int] = field(default_factory=dict)
+    display: frozenset[str] | None = None
+    diversity: Diversity | None = None
+    floors: Sequence[Floor] = ()
+    restrictions: tuple[Restriction, ...] = ()
+
+    @classmethod
+    def from_options(
+        cls,
+        options: SearchOptions,
+        dials: Dials,
+        catalogue: Catalogue,
+        *,
+        prefix: str = "",
+        history: History = NO_HISTORY,
+        at: float | None = None,
+    ) -> ResolvedQuery:
+        """Check a query's options against a release and look their ids up.
+
+        Args:
+            prefix: prefix of the fields in errors, such as `queries.0.`.
+            history: labels that the query chose.
+            at: the time that ages are of, seconds since 1970; None: now.
+
+        Raises:
+            InvalidRequestError: the release does not support an option; the error names it.
+        """
+        k = min(options.k, catalogue.labels)
+        bias_removal, popularity = dials.read(options, prefix)
+        priors, shift = dials.read_priors(options, prefix, at)
+        apart = options.max_per or options.mmr is not None or options.pool is not None
+        filter_, unknown_exclude, unknown_allow = None, 0, 0
+        restricts = options.exclude or options.filter or options.allow is not None or options.buckets is not None
+        if restricts or history.left_out.size:
+            exclude, unknown_exclude = catalogue.rows(options.exclude)
+            if history.left_out.size:
+                exclude = distinct(np.concatenate([exclude, history.left_out]))
+            allow, unknown_allow = catalogue.rows(options.allow or ())
+            selection, beyond = (
+                catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
+            )
+            filter_ = Filter(
+                exclude=exclude if len(exclude) else None,
+                allow=None if options.allow is None else allow,
+                buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
+                selection=selection,
+                beyond=beyond,
+            )
+        return cls(
+            k=k,
+            bias_removal=bias_removal,
+            popularity=popularity,
+            cooccurrence=dials.read_cooccurrence(options, prefix),
+            priors=priors,
+            shift=shift,
+            decay=options.decay,
+            filter=filter_,
+            unknown_exclude=unknown_exclude,
+            unknown_allow=unknown_allow,
+            history_H=history.last_H,
+            explore=_explored(options, f"{prefix}explore") if options.explore else {},
+            display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
+            diversity=_diversity(options, k, catalogue, prefix) if apart else None,
+            floors=_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
+            restrictions=options.restrictions,
+        )
+
+    def like(self, row: int, *, alone: bool) -> ResolvedQuery:
+        """Return the query for labels near one label, which is excluded.
+
+        Args:
+            alone: only labels chosen together with it count.
+        """
+        before = self.filter or Filter()
+        exclude = np.array([row]) if before.exclude is None else before.exclude
+        at = np.searchsorted(exclude, row)
+        if row not in exclude[at : at + 1]:
+            exclude = np.insert(exclude, at, row)
+        query = replace(self, filter=replace(before, exclude=exclude), history_H=np.array([row]))
+        if not alone:
+            return query
+        return replace(query, bias_removal=0.0, popularity=0.0, cooccurrence=1.0, chosen_with=True)
+
+
+def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:
+    """Check the columns to show; raises InvalidRequestError for one that the release lacks."""
+    columns = catalogue.display_columns
+    for place, name in enumerate(asked or ()):
+        if name not in columns:
+            raise InvalidRequestError(
+                f"expected display columns of this release, {list(columns)}, received {describe(name)}",
+                field=f"{where}.{place}",
+            )
+    return frozenset(asked or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Diversity:
+    """Settings for diverse answers.
+
+    Attributes:
+        max_per: most labels per value of a column, by column.
+        weight: w of MMR, from 0, where only the score counts, to 1.
+        pool: initial size of the pool, at least k.
+        most: largest size of the pool.
+    """
+
+    max_per: Mapping[str, int]
+    weight: float
+    pool: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A least number of an answer's labels, of a bucket or that meet conditions.
+
+    Attributes:
+        n: the least number.
+        bucket: 0 head, 1 torso, 2 tail, 3 new; None: of all buckets.
+        json: the floor as the request has it.
+    """
+
+    n: int
+    bucket: int | None
+    conditions: tuple[Condition, ...]
+    json: Mapping[str, JsonValue]
+
+
+def _most_pooled(k: int, mmr: float | None) -> int:
+    """Return the largest pool for an answer of k labels."""
+    return max(k, min(MOST_POOL, _MOST_COMPARED // k) if mmr else MOST_POOL)
+
+
+def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
+    """Read the settings of diversity, None without any; raises InvalidRequestError."""
+    columns = catalogue.attributes.kinds
+    for name in options.max_per:
+        if name not in columns:
+            field = f"{prefix}max_per.{name[:_LONGEST_NAME]}"
+            raise InvalidRequestError(unfilterable(name, list(columns)), field=field)
+    asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
+    if options.pool is not None and not asked:
+        raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
+    most = _most_pooled(options.k, options.mmr)
+    if options.pool is not None and not options.k <= options.pool <= most:
+        raise InvalidRequestError(
+            f"expected {options.k} <= pool <= {most}, from k on, received {describe(options.pool)}",
+            field=f"{prefix}pool",
+        )
+    if asked and any(options.explore.values()):
+        raise InvalidRequestError(
+            f"expected explore or {' and '.join(asked)}, received both: what is drawn at random is not kept apart",
+            field=f"{prefix}explore",
+        )
+    weight = options.mmr or 0.0
+    if not options.max_per and weight == 0:
+        return None
+    pool = min(first_pool(options.pool, k, catalogue.labels), most)
+    return Diversity(dict(options.max_per), weight, pool, most)
+
+
+def _explored(options: SearchOptions, where: str) -> dict[int, int]:
+    """Read the slots to draw by bucket, 0 head, 1 torso, …; raises InvalidRequestError."""
+    asked = sum(options.explore.values())
+    if asked > options.k:
+        raise InvalidRequestError(
+            f"expected at most k = {options.k} slots to explore together, received {describe(asked)}", field=where
+        )
+    for bucket in options.explore:
+        if options.buckets is not None and bucket not in options.buckets:
+            raise InvalidRequestError(
+                f"expected buckets to explore that may be answered, {options.buckets}, received {bucket!r}",
+                field=f"{where}.{bucket}",
+            )
+    return {BUCKET_NAMES.index(bucket): slots for bucket, slots in options.explore.items() if slots}
+
+
+def _floors(options: SearchOptions, catalogue: Catalogue, where: str) -> list[Floor]:
+    """Read the floors of a request; raises InvalidRequestError."""
+    drawn = sum(options.explore.values())
+    places = sum(floor.n for floor in options.at_least)
+    if places + drawn > options.k:
+        of_chance = f" less the {drawn} slots to explore" if drawn else ""
+        raise InvalidRequestError(
+            f"expected floors of together at most k = {options.k} labels{of_chance}, received {describe(places)}",
+            field=where,
+        )
+    floors = []
+    for position, floor in enumerate(options.at_least):
+        if options.buckets is not None and floor.bucket is not None and floor.bucket not in options.buckets:
+            raise InvalidRequestError(
+                f"expected floors of buckets that may be answered, {options.buckets}, received {floor.bucket!r}",
+                field=f"{where}.{position}.bucket",
+            )
+        bucket = None if floor.bucket is None else BUCKET_NAMES.index(floor.bucket)
+        conditions = catalogue.attributes.read(floor.filter, f"{where}.{position}.filter")
+        floors.append(Floor(floor.n, bucket, conditions, floor.model_dump(exclude_unset=True)))
+    return floors
