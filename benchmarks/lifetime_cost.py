@@ -62,7 +62,7 @@ def _dated(plain: Retriever, gone: float) -> Retriever:
         display = display.append_column(name, pa.array(times * 1_000_000, pa.timestamp("us")))
     dated: Bundle = replace(bundle, labels=replace(bundle.labels, display=display))
     searcher = plain.overlay._visible
-    return Retriever(name="dated", created_at=plain.created_at, bundle=dated, searcher=searcher, encoder=plain._encoder)
+    return Retriever(name="dated", created_at=plain.created_at, bundle=dated, searcher=searcher, encoder=plain.encoder)
 
 
 def _costs(

@@ -26,6 +26,7 @@ from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.index import IndexSpec, QueryTable, Release, Releases, build
 from longtail.index.construct.queries import query_bundle
 from longtail.index.construct.tuning import tune_index
+from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor
 from longtail.trainer import fit, load_recipe
@@ -127,7 +128,7 @@ def _measure(target: Path, train: pa.Table, test: pa.Table, unseen: list[str]) -
     print(f"log p at λ = 1 less the raw score, ± two standard errors: {'; '.join(errors)}")
     label = sets["500 labels"][0]
     excluded = [user for user in users.to_pylist() if label in histories[user]]
-    (answer,) = retriever.queries_for([QueriesFor.model_construct(
+    (answer,) = queries_for(retriever, [QueriesFor.model_construct(
         **{**QueriesFor(id=label, k=_K, bias_removal=1.0, exclude_history=False).__dict__, "exclude": excluded}
     )])  # fmt: skip
     best = scorer.best(scorer.scores(release.bundle.embeddings[rows_of[label]])["log p, λ = 1"], label)

@@ -22,6 +22,7 @@ from longtail.frames import Source, as_places, like
 from longtail.index import Releases, build
 from longtail.plain import plain
 from longtail.serving.batch import TableOptions, answers_to
+from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, QueriesFor, Query, SimilarQuery
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -151,7 +152,7 @@ class Model:
         """
         ids, id_column, rows = _plain(ids), self.query_id or "query_id", list[dict[str, Any]]()
         label = {} if ids is None else {"ids" if isinstance(ids, list) else "id": ids}
-        for result in self.retriever.queries_for([_checked(QueriesFor, {**options, **label, "k": k})]):
+        for result in queries_for(self.retriever, [_checked(QueriesFor, {**options, **label, "k": k})]):
             leading = {self.label_id: result["id"]} if isinstance(ids, list) else {}
             for rank, query in enumerate(result["queries"], start=1):
                 row = {**leading, "rank": rank, id_column: query["id"]}

@@ -34,6 +34,7 @@ from longtail.bundle.manifest import LogColumns
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
+from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, Query, RequestModel
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -232,7 +233,7 @@ def campaign(
     while short:
         for start in range(0, len(short), MOST_QUERIES):
             part = request.model_copy(update={"ids": short[start : start + MOST_QUERIES], "k": depth})
-            lists |= {answer["id"]: answer["queries"] for answer in retriever.queries_for([part])}
+            lists |= {answer["id"]: answer["queries"] for answer in queries_for(retriever, [part])}
         pairs = [(-query[request.by], place, query) for place, id_ in enumerate(ids) for query in lists[id_]]
         chosen, counts = {id_: list[dict[str, Any]]() for id_ in ids}, Counter[str]()
         for _, place, query in sorted(pairs, key=lambda pair: pair[:2]):

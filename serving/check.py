@@ -37,7 +37,7 @@ def check_release(path: Path) -> Iterator[str]:
     yield f"model: {manifest.name}, {manifest.labels:,} labels, d = {manifest.dim}, {manifest.similarity}"
     dial = manifest.bias_removal
     k = min(_K, manifest.labels)
-    example = retriever.release_json()["example"]
+    example = retriever.example
     places = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
     if manifest.kappa_popularity is not None or PROPOSAL in manifest.files:
         prior = manifest.popularity

@@ -20,7 +20,9 @@ from longtail.index import Filter, Release, Releases
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
+from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.lifetimes import Lifetimes
+from longtail.serving.core.queries import QueriesFor, Query
 from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
@@ -63,9 +65,23 @@ def load_release(
             queries=None if release.queries is None else _retriever_of_queries(release.queries),
         )
         retriever.catalogue.attributes.read_columns(filterable or ())
-        retriever.warm()
+        _warm(retriever)
         retriever.overlay.load_tower()
         return retriever
+
+
+def _warm(retriever: Retriever) -> None:
+    """Answer a real query, so that everything loaded lazily is ready before clients come."""
+    manifest, id_ = retriever.manifest, retriever.catalogue.id_of(0)
+    k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
+    retriever.retrieve(
+        [
+            Query(features=retriever.encoder.example(), k=k, exclude=[""]),
+            Query(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[id_]),
+        ]
+    )
+    if retriever.query_index is not None:
+        queries_for(retriever, [QueriesFor(id=id_)])
 
 
 def _retriever_of_queries(release: Release) -> Retriever:

@@ -33,7 +33,6 @@ from longtail.bundle import (
     Vocabulary,
 )
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
-from longtail.bundle.conditions import operators
 from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.features import says_nothing
@@ -49,7 +48,7 @@ from longtail.serving.core.exploration import Draws, Explored, explore_each, slo
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
 from longtail.serving.core.lifetimes import Lifetimes, Span, around, available
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import QueriesFor, Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import (
     NO_ROWS,
     Batch,
@@ -124,6 +123,8 @@ class Retriever:
 
     Attributes:
         engine: the searcher, if it depends on an external server.
+        query_index: retriever of the index of known queries; None without one.
+        query_id: feature with the id of a query, by which the release remembers queries; None: it remembers none.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
@@ -164,7 +165,7 @@ class Retriever:
         settings = bundle.manifest.cooccurrence
         self._last = 1 if settings is None else settings.last
         self.cooccurrence_until = None if settings is None else settings.until
-        self._query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
+        self.query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         log = self.forecast if settings is None else settings.log
         self.negative_events = frozenset[str]() if log is None else frozenset(log.negative)
@@ -177,13 +178,13 @@ class Retriever:
         defaults = (self._dials_of_queries.defaults_P, self._dials_of_labels.defaults_P)
         self._unweighed = {id(weights_P) for weights_P in defaults if not weights_P.any()}
         self.engine = searcher if isinstance(searcher, Engine) else None
-        self._encoder = encoder
+        self.encoder = encoder
         self.bundle = bundle
         lifetimes_L2 = bundle.labels.lifetimes
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
         self._span = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now())
         self._promise_holds = True
-        self._queries = queries
+        self.query_index = queries
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -286,7 +287,7 @@ class Retriever:
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
         refused += refused_queries(
-            *(0 if each._queries is None else each._queries.manifest.labels for each in (before, self))
+            *(0 if each.query_index is None else each.query_index.manifest.labels for each in (before, self))
         )
         lost = losses(refused, dropped)
         if lost:
@@ -387,7 +388,7 @@ class Retriever:
         """List the queries of which the tower knows nothing, by their positions in the batch [METHODS §6]."""
         if not inputs or not self.bundle.ranks_by_popularity:
             return []
-        nothing_b = np.flatnonzero(says_nothing(self._encoder.features, inputs)).tolist()
+        nothing_b = np.flatnonzero(says_nothing(self.encoder.features, inputs)).tolist()
         return [place for place in nothing_b if place not in with_vector]
 
     def judged_at(
@@ -426,21 +427,21 @@ class Retriever:
         """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
         features_B = [query.features or {} for query in queries]
         counts = _CountedIds([(0, 0)] * len(queries), [(0, 0)] * len(queries))
-        remembered = None if self._query_id is None else self.bundle.remembered
-        for feature in self._encoder.features if inputs else ():
+        remembered = None if self.query_id is None else self.bundle.remembered
+        for feature in self.encoder.features if inputs else ():
             if feature.kind not in ("id", "bag", "history"):
                 continue
             of_kind = counts.history if feature.kind == "history" else counts.query
-            for row, (ids, unknown) in enumerate(self._encoder.count_ids(feature, features_B, inputs)):
+            for row, (ids, unknown) in enumerate(self.encoder.count_ids(feature, features_B, inputs)):
                 if unknown and feature.kind == "history":  # labels that were added since are no ids of the tower's
                     entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
                     unknown = min(unknown, int(np.count_nonzero(self.catalogue.rows_in_order(entries) < 0)))
-                elif unknown and remembered is not None and feature.name == self._query_id:
+                elif unknown and remembered is not None and feature.name == self.query_id:
                     unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][feature.name]))])[0])
                 of_kind[row] = of_kind[row][0] + ids, of_kind[row][1] + unknown
-        if remembered is not None and self._query_id not in self._features:
+        if remembered is not None and self.query_id not in self._features:
             for row, features in enumerate(features_B):
-                if (id_ := id_text(features.get(str(self._query_id)))) is not None:
+                if (id_ := id_text(features.get(str(self.query_id)))) is not None:
                     unknown = int(not remembered.queries.lookup_all([id_])[0])
                     counts.query[row] = counts.query[row][0] + 1, counts.query[row][1] + unknown
         for row, history in enumerate(histories):
@@ -484,12 +485,12 @@ class Retriever:
 
     def _remembered(self, features: Features, prefix: str, *, refused: bool = False) -> Int64:
         """Get the rows of the labels that the release remembers a query to have chosen, or refused, int64 [H]."""
-        value = None if self._query_id is None else features.get(self._query_id)
+        value = None if self.query_id is None else features.get(self.query_id)
         if value is None or self.bundle.remembered is None:
             return NO_ROWS
         if (id_ := id_text(value)) is None:
             raise InvalidRequestError(
-                f"expected an id, received {describe(value)}", field=f"{prefix}features.{self._query_id}"
+                f"expected an id, received {describe(value)}", field=f"{prefix}features.{self.query_id}"
             )
         remembered = self.bundle.remembered
         return self.overlay.served(remembered.refused(id_) if refused else remembered.history(id_))
@@ -529,22 +530,22 @@ class Retriever:
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
         """Compute u of every query, float32 [B, D], and return the tower's inputs too."""
-        if self._query_id is not None and self._query_id not in self._features:
+        if self.query_id is not None and self.query_id not in self._features:
             features_B = [
-                {name: value for name, value in features.items() if name != self._query_id} for features in features_B
+                {name: value for name, value in features.items() if name != self.query_id} for features in features_B
             ]
         try:
-            inputs = self._encoder.read(features_B)
-            return self._encoder.embed(inputs), inputs
+            inputs = self.encoder.read(features_B)
+            return self.encoder.embed(inputs), inputs
         except (InputError, TowerError):
             with serving_errors("queries"):
                 raise
 
     def check_features(self, features: Features, items: str) -> None:
         """Check the features that this release reads; raises InvalidRequestError about the first of `items`."""
-        read = {feature.name for feature in self._encoder.features}
+        read = {feature.name for feature in self.encoder.features}
         with serving_errors(items):
-            self._encoder.read([{name: value for name, value in features.items() if name in read}])
+            self.encoder.read([{name: value for name, value in features.items() if name in read}])
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
         """Read a query's vector, float32 [D], of length 1 if the release compares by cosine.
@@ -605,98 +606,45 @@ class Retriever:
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
+    def near(
+        self, vectors_BD: Float32, options_B: Sequence[SearchOptions], histories_B: Sequence[History]
+    ) -> Retrieval:
+        """Find the labels nearest to vectors, with the defaults of `similar`; raises InvalidRequestError."""
+        started = perf_counter()
+        resolved = [
+            ResolvedQuery.from_options(options, self._dials_of_labels, self.catalogue, history=history)
+            for options, history in zip(options_B, histories_B, strict=True)
+        ]
+        return self._answer(self._by_label, vectors_BD, {}, resolved, [{}] * len(resolved), None, started)
+
+    @property
+    def proposal(self) -> str:
+        """Name ν, the noise that λ weighs."""
+        return self._by_query.proposal
+
+    @property
+    def example(self) -> dict[str, Any]:
+        """Return features of a query, with the id of one that the release remembers, if any."""
+        example, remembered = self.encoder.example(), self.bundle.remembered
+        if remembered is None or self.query_id is None:
+            return example
+        return {self.query_id: remembered.queries.ids[0].as_py()} | example
+
+    @cached_property
+    def queries_by_label(self) -> tuple[Int32, Int32]:
+        """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
+        assert self.bundle.remembered is not None
+        return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)
+
     @property
     def queries(self) -> Retriever:
         """Get the retriever of the index of known queries, whose labels are queries; raises NoQueriesError."""
-        if self._queries is None:
+        if self.query_index is None:
             raise NoQueriesError(
                 f"expected a release with an index of queries, found {self.name}, which has none; build one by "
                 "`longtail-index build --queries TABLE`"
             )
-        return self._queries
-
-    def queries_for(self, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
-        """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
-
-        The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.construct.queries`.
-        Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
-        """
-        index, rows, resolved, answers = self.queries, list[Float32](), list[ResolvedQuery](), list[dict[str, Any]]()
-        for request in requests:
-            bias_removal = self._compared_at(request)
-            options = SearchOptions(
-                k=request.k, filter=request.filter, exclude=request.exclude, display=request.display,
-                bias_removal=float(request.by == "choices"), priors={repr(bias_removal): 1.0},
-            )  # fmt: skip
-            if request.features is not None:
-                rows_NE, histories = self.overlay.embed(request.features), [NO_HISTORY]
-            else:
-                fields = ["id"] if request.ids is None else [f"ids.{number}" for number in range(len(request.ids))]
-                ids = zip(request.labels, fields, strict=True)
-                rows_N = np.array([self.catalogue.row(id_, field=field) for id_, field in ids], np.int64)
-                rows_NE, histories = self.overlay.augmented(rows_N), self._choosers(request, rows_N)
-            rows += [*rows_NE]
-            resolved += [
-                ResolvedQuery.from_options(options, index._dials_of_labels, index.catalogue, history=history)
-                for history in histories
-            ]
-            heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
-            answers += [{**head, "bias_removal": bias_removal} for head in heads]
-        rows_NE, dim = np.stack(rows), self.manifest.dim
-        found = index._answer(index._by_label, rows_NE[:, :dim], {}, resolved, [{}] * len(rows), None, perf_counter())
-        lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
-        # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
-        weights = self.bundle.priors.defaults
-        zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), self.manifest.popularity.default
-        weights_NE = self.bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, weights)
-        terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(self.manifest.temperature)
-        for place, (result, answer, end) in enumerate(zip(found.results, answers, found.ends_B, strict=True)):
-            rows_K = found.rows_N[end - len(result["labels"]) : end]
-            log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
-            log_n_K = np.float32(resolved[place].bias_removal) * index.bundle.labels.log_pn[rows_K]
-            log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
-            choices_K = np.exp(log_p_K) * (index.bundle.labels.counts[rows_K] + 0.5)
-            columns = result["labels"], log_p_K + log_z_K, log_p_K, choices_K.astype(np.float32)
-            answer["queries"] = [
-                {"id": query["id"], "score": score, "log_p": log_p, "choices": choices, "display": query["display"]}
-                for query, score, log_p, choices in zip(*columns, strict=True)
-            ]
-            answer["unknown"] = result["unknown"]
-        return answers
-
-    def _compared_at(self, request: QueriesFor) -> float:
-        """Return the λ of a request, at which the index of queries holds log Z; raises InvalidRequestError."""
-        wanted = self.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
-        for value in map(float, self.queries.priors):
-            if abs(value - wanted) <= _ROUNDING:
-                return value
-        raise InvalidRequestError(
-            f"expected a bias_removal at which queries are compared, one of {[*map(float, self.queries.priors)]}, "
-            f"received {wanted}",
-            field="bias_removal",
-        )
-
-    def _choosers(self, request: QueriesFor, rows_N: Int64) -> list[History]:
-        """List for each label the queries that are left out, as they chose it; raises InvalidRequestError."""
-        remembered = self.bundle.remembered
-        excluded = self.manifest.exclude_history if request.exclude_history is None else request.exclude_history
-        if request.exclude_history and remembered is None:
-            raise InvalidRequestError(
-                "expected exclude_history false or null, as this release remembers no queries, received true",
-                field="exclude_history",
-            )
-        if remembered is None or not excluded:
-            return [NO_HISTORY] * len(rows_N)
-        queries_P, ends_L = self._queries_by_label
-        rows = self.overlay.built(rows_N).tolist()
-        lists = [queries_P[ends_L[row] : ends_L[row + 1]] if row >= 0 else NO_ROWS for row in rows]
-        return [History(left_out=queries.astype(np.int64)) for queries in lists]
-
-    @cached_property
-    def _queries_by_label(self) -> tuple[Int32, Int32]:
-        """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
-        assert self.bundle.remembered is not None
-        return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)
+        return self.query_index
 
     def _explain(
         self,
@@ -733,76 +681,6 @@ class Retriever:
         """Return all data of one label; raises UnknownLabelError."""
         row = self.catalogue.row(id_)
         return {**self.catalogue.labels_json([row])[0], "available": bool(self.at().available(np.array([row]))[0])}
-
-    def warm(self) -> None:
-        """Answer a real query, so that everything loaded lazily is ready before clients come."""
-        k = min(10, self.manifest.labels)
-        maximum = self.manifest.bias_removal.maximum
-        self.retrieve(
-            [
-                Query(features=self._encoder.example(), k=k, exclude=[""]),
-                Query(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[self.catalogue.id_of(0)]),
-            ]
-        )
-        if self._queries is not None:
-            self.queries_for([QueriesFor(id=self.catalogue.id_of(0))])
-
-    def filterable_json(self) -> list[dict[str, Any]]:
-        """Return `Filterable` of the HTTP API for every column that can be filtered by."""
-        return [
-            {"name": name, "kind": kind, "operators": operators(kind)}
-            for name, kind in self.catalogue.attributes.kinds.items()
-        ]
-
-    def release_json(self, *, curve: bool = False) -> dict[str, Any]:
-        """Return `ReleaseAnswer` of the HTTP API, but for the request's id; what a query needs stands first.
-
-        Args:
-            curve: with the offline figures at every λ and μ, tens of kilobytes.
-        """
-        manifest = self.manifest
-        dial = manifest.bias_removal.model_dump(exclude=None if curve else {"curve"})
-        described = {"labels", "dim", "similarity", "temperature", "loss", "popularity", "buckets"}
-        together, remembered = manifest.cooccurrence, self.bundle.remembered
-        example = self._encoder.example()
-        if remembered is not None and self._query_id is not None:
-            example = {self._query_id: remembered.queries.ids[0].as_py()} | example
-        return {
-            "name": self.name,
-            "created_at": self.created_at,
-            "model": manifest.name,
-            "example": example,
-            "query_features": [
-                {
-                    "name": feature.name,
-                    "kind": feature.kind,
-                    "expects": feature.expects,
-                    "max_length": feature.max_length,
-                    "dims": feature.dims,
-                }
-                for feature in self._encoder.features
-            ],
-            "exclude_history": manifest.exclude_history,
-            "filterable": self.filterable_json(),
-            **_described(self.bundle.priors),
-            **manifest.model_dump(include=described),
-            "available": self.availability,
-            "proposal": self._by_query.proposal,
-            "forecast": self.forecast
-            and self.forecast.model_dump(include={"kind", "served", "until", "horizon", "nats"}),
-            "bias_removal": dial,
-            "queries": self._queries
-            and {
-                "count": self._queries.manifest.labels,
-                "bias_removal": [float(name) for name in self._queries.priors],
-                "filterable": self._queries.filterable_json(),
-            },
-            "cooccurrence": together
-            and {
-                **together.model_dump(include={"default", "minimum", "maximum", "kind", "last", "decay"}),
-                "query_id": self._query_id,
-            },
-        }
 
     def _answer(
         self,
@@ -941,21 +819,6 @@ class Retriever:
             bases=Counter(bases),
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
-
-
-def _described(priors: Priors) -> dict[str, Any]:
-    """Return what requests may weigh, as GET /v1/release lists it."""
-    shown: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
-    for prior in priors.settings:
-        more = {"priors": "name", "bonus": "filter", "slope": "origin"}.get(prior.group)
-        limits = prior.model_dump(include={"minimum", "default", "maximum", *([more] if more else [])})
-        if prior.group == "priors":
-            shown["priors"].append(limits)
-        elif more is None:
-            limits = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
-        if prior.group != "priors":
-            shown[prior.group][prior.key] = limits
-    return shown
 
 
 def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from longtail.serving.core.feedback import (
     recorded_options,
     retrieve_unseen,
 )
+from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import QueriesFor, Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, entries
@@ -456,7 +457,7 @@ class Service:
             return vectors
         if isinstance(searches[0].options[0], QueriesFor):
             requests = [one for search in searches if isinstance(one := search.options[0], QueriesFor)]
-            rankings = retriever.queries_for(requests)
+            rankings = queries_for(retriever, requests)
             encoded = iter([orjson.dumps(ranking, option=orjson.OPT_SERIALIZE_NUMPY) for ranking in rankings])
             seconds = {"search": perf_counter() - started}
             self.monitoring.metrics.count_search(sum(len(search.options) for search in searches), waited, seconds)

@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from longtail.serving.core.description import release_json
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.mirror import StagedCounts
 from longtail.serving.errors import UnknownReleaseError
@@ -33,7 +34,7 @@ router = APIRouter(tags=["operations"], route_class=RequestRoute)
 async def release(request: Request) -> Response:
     """Describe the release in service: the features of a query, an example, the model and the dial."""
     asked = read_parameters(request, ReleaseParameters)
-    return json_response(request, service_of(request).retriever().release_json(curve=asked.include == "curve"))
+    return json_response(request, release_json(service_of(request).retriever(), curve=asked.include == "curve"))
 
 
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})

@@ -196,8 +196,8 @@ def test_answers_are_the_best_that_pass(
                 for row, label in enumerate(known)
             ]
         )  # fmt: skip
-        inputs = retriever._encoder.read([query.features for query in queries])
-        queries_BE = retriever.bundle.augmentation.queries(retriever._encoder.embed(inputs), 0.5)
+        inputs = retriever.encoder.read([query.features for query in queries])
+        queries_BE = retriever.bundle.augmentation.queries(retriever.encoder.embed(inputs), 0.5)
         scores_BL = np.where(passes, queries_BE @ rows_LE.T / 0.1, -np.inf)
         for scores_L, result in zip(scores_BL, results_of(retriever.retrieve(queries)), strict=True):
             best = np.sort(scores_L)[::-1][: min(options["k"], int(passes.sum()))]

@@ -18,6 +18,7 @@ from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
 from longtail.index import Limits
 from longtail.index.construct.priors import OwnPriors
 from longtail.serving import Retriever
+from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
@@ -150,9 +151,9 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     assert result["bonus"] == {"tail": 1.5}
     (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
     assert "bonus" not in near
-    assert served.release_json()["bonus"]["tail"] == {
+    assert release_json(served)["bonus"]["tail"] == {
         "minimum": -5.0, "default": 1.5, "maximum": 5.0, "filter": {}}  # fmt: skip
-    assert served.release_json()["decay"] == {"since": {"half_life": "12h"}}
+    assert release_json(served)["decay"] == {"since": {"half_life": "12h"}}
     options = ({}, {"bonus": {"tail": 1.5}}, {"bonus": {"tail": 1}}, {"slope": {"price": 1}}, {"decay": {
         "column": "since", "half_life": "7d"}})  # fmt: skip
     retrieval = served.retrieve(

@@ -15,6 +15,7 @@ from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Tower, Ups
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
+from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
@@ -117,7 +118,7 @@ class Formula:
         return c
 
     def scores(self, query: Query, history: list[str]) -> np.ndarray:
-        bundle, encoder = self.bundle, self.retriever._encoder
+        bundle, encoder = self.bundle, self.retriever.encoder
         inputs = encoder.read([query.features or {}])
         vector = np.array(query.vector) if query.vector is not None else encoder.embed(inputs)[0].astype(np.float64)
         log_nu = self.log_nu
@@ -140,9 +141,9 @@ class Formula:
 
     def basis(self, query: Query, history: list[str]) -> str:
         """What the answer stands on."""
-        if query.vector is not None or self.retriever._encoder.read([query.features or {}])["user_id"][0]:
+        if query.vector is not None or self.retriever.encoder.read([query.features or {}])["user_id"][0]:
             return "model"
-        if self.retriever._encoder.read([query.features or {}])["history"].any():
+        if self.retriever.encoder.read([query.features or {}])["history"].any():
             return "model"
         return "cooccurrence" if query.cooccurrence != 0 and self.together(history).any() else "popularity"
 
@@ -338,8 +339,8 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     with pytest.raises(InvalidRequestError, match=r"expected an id, received a list of 1") as raised:
         retriever.retrieve([Query(features={"customer": ["u3"]})])
     assert raised.value.field == "queries.0.features.customer"
-    assert retriever.release_json()["cooccurrence"]["query_id"] == "customer"
-    assert retriever.release_json()["example"]["customer"] == "u0"
+    assert release_json(retriever)["cooccurrence"]["query_id"] == "customer"
+    assert release_json(retriever)["example"]["customer"] == "u0"
 
 
 def test_a_query_without_a_history_shares_a_batch_with_a_longer_answer_of_one_with_a_history() -> None:
@@ -360,7 +361,7 @@ def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_o
     with pytest.raises(InvalidRequestError, match=message) as raised:
         retriever.retrieve([Query(features={}, cooccurrence=0.5)])
     assert raised.value.field == "queries.0.cooccurrence"
-    assert retriever.release_json()["cooccurrence"] is None
+    assert release_json(retriever)["cooccurrence"] is None
 
 
 @pytest.mark.parametrize("weight", [-0.1, 2.5])
@@ -368,7 +369,7 @@ def test_limits_of_the_dial(weight: float) -> None:
     retriever = retriever_of(make_bundle(labels=60, cooccurrence=True))
     with pytest.raises(InvalidRequestError, match=f"expected 0.0 <= cooccurrence <= 2.0, received {weight}"):
         retriever.retrieve([Query(features={}, cooccurrence=weight)])
-    assert retriever.release_json()["cooccurrence"] == {
+    assert release_json(retriever)["cooccurrence"] == {
         "default": 0.5, "minimum": 0.0, "maximum": 2.0, "kind": "walk", "last": 5, "decay": 0.8, "query_id": "user_id"
     }  # fmt: skip
 

@@ -56,7 +56,7 @@ def order_of(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[
     """Every label that passes, best first, and the scores, by the formula."""
     overlay = retriever.overlay
     rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
-    query_D = retriever._encoder.embed(retriever._encoder.read([{"user_id": user}]))
+    query_D = retriever.encoder.embed(retriever.encoder.read([{"user_id": user}]))
     scores_L = (retriever.bundle.augmentation.queries(query_D, 0.5) @ rows_LE.T)[0] / 0.1
     passes = [
         row for row in range(overlay.labels) if row not in overlay.masked and meets(display_of(retriever, row), filter_)

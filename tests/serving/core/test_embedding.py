@@ -155,7 +155,7 @@ def test_labels_have_the_vectors_they_are_answered_by() -> None:
     np.testing.assert_array_equal(vectors(changed, labels=["item-7", "item-3"]), bundle.embeddings[[7, 3]])
     adding = Retriever(
         name="r", created_at=changed.created_at, bundle=bundle, searcher=ExactSearcher(bundle),
-        encoder=changed._encoder, max_new_labels=9,
+        encoder=changed.encoder, max_new_labels=9,
     )  # fmt: skip
     adding = adding.with_changes(
         [Upsert(id=id_, at=AT, features={"genres": ["g1"], "year": 1.0}) for id_ in ("item-7", "new")]

@@ -17,6 +17,7 @@ import pytest
 from longtail.bundle import Hide
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever, create_app
+from longtail.serving.core.description import release_json
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
@@ -148,7 +149,7 @@ def test_real_releases_load_and_damaged_ones_are_refused(
     follower = ReleaseFollower(releases, service)
     point_to(releases, "first")
     follower.check()
-    assert service.retriever().release_json()["labels"] == 60
+    assert release_json(service.retriever())["labels"] == 60
     damage(releases / "second")
     point_to(releases, "second")
     follower.check()

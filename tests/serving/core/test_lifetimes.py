@@ -118,7 +118,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
                 passes &= among if name == "allow" else ~among
         query = Query.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **asked})
         queries_BE = bundle.augmentation.queries(
-            retriever._encoder.embed(retriever._encoder.read([query.features or {}])), 0.5
+            retriever.encoder.embed(retriever.encoder.read([query.features or {}])), 0.5
         )
         scores_L = np.where(passes, queries_BE[0] @ rows_LE.T / 0.1, -np.inf)
         (result,) = results_of(retriever.retrieve([query]))

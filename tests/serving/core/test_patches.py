@@ -33,7 +33,7 @@ def after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
     bundle = bundle or make_bundle(labels=60)
     built = retriever_of(bundle, ExactSearcher(bundle))
     return Retriever(
-        name="r", created_at=built.created_at, bundle=bundle, searcher=ExactSearcher(bundle), encoder=built._encoder,
+        name="r", created_at=built.created_at, bundle=bundle, searcher=ExactSearcher(bundle), encoder=built.encoder,
         max_new_labels=100,
     ).with_changes(records)  # fmt: skip
 

@@ -1,0 +1,99 @@
+"""Find the likeliest known queries of labels, in a release with an index of queries.
+
+Legend: `N` labels, `E` dimensions of augmented labels, `D` of embeddings, `K` queries of a label's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from longtail.bundle.arrays import Float32, Int64
+from longtail.serving.core.queries import QueriesFor, SearchOptions
+from longtail.serving.core.ranking import NO_ROWS
+from longtail.serving.core.resolved import NO_HISTORY, History
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import InvalidRequestError
+
+_ROUNDING = 1e-6
+"""Largest difference of two λ that are the same."""
+
+
+def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
+    """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
+
+    The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.construct.queries`.
+    Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
+    """
+    index, bundle = retriever.queries, retriever.bundle
+    rows, searches, histories, answers = list[Float32](), list[SearchOptions](), list[History](), list[dict[str, Any]]()
+    for request in requests:
+        bias_removal = _compared_at(retriever, request)
+        options = SearchOptions(
+            k=request.k, filter=request.filter, exclude=request.exclude, display=request.display,
+            bias_removal=float(request.by == "choices"), priors={repr(bias_removal): 1.0},
+        )  # fmt: skip
+        if request.features is not None:
+            rows_NE, choosers_N = retriever.overlay.embed(request.features), [NO_HISTORY]
+        else:
+            fields = ["id"] if request.ids is None else [f"ids.{number}" for number in range(len(request.ids))]
+            ids = zip(request.labels, fields, strict=True)
+            rows_N = np.array([retriever.catalogue.row(id_, field=field) for id_, field in ids], np.int64)
+            rows_NE, choosers_N = retriever.overlay.augmented(rows_N), _choosers(retriever, request, rows_N)
+        rows += [*rows_NE]
+        searches += [options] * len(choosers_N)
+        histories += choosers_N
+        heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
+        answers += [{**head, "bias_removal": bias_removal} for head in heads]
+    rows_NE, dim = np.stack(rows), retriever.manifest.dim
+    found = index.near(rows_NE[:, :dim], searches, histories)
+    lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
+    # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
+    zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), retriever.manifest.popularity.default
+    weights_NE = bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, bundle.priors.defaults)
+    terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(retriever.manifest.temperature)
+    for place, (result, answer, end) in enumerate(zip(found.results, answers, found.ends_B, strict=True)):
+        rows_K = found.rows_N[end - len(result["labels"]) : end]
+        log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
+        log_n_K = found.bias_removal_B[place] * index.bundle.labels.log_pn[rows_K]
+        log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
+        choices_K = np.exp(log_p_K) * (index.bundle.labels.counts[rows_K] + 0.5)
+        columns = result["labels"], log_p_K + log_z_K, log_p_K, choices_K.astype(np.float32)
+        answer["queries"] = [
+            {"id": query["id"], "score": score, "log_p": log_p, "choices": choices, "display": query["display"]}
+            for query, score, log_p, choices in zip(*columns, strict=True)
+        ]
+        answer["unknown"] = result["unknown"]
+    return answers
+
+
+def _compared_at(retriever: Retriever, request: QueriesFor) -> float:
+    """Return the λ of a request, at which the index of queries holds log Z; raises InvalidRequestError."""
+    wanted = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
+    for value in map(float, retriever.queries.priors):
+        if abs(value - wanted) <= _ROUNDING:
+            return value
+    raise InvalidRequestError(
+        f"expected a bias_removal at which queries are compared, one of {[*map(float, retriever.queries.priors)]}, "
+        f"received {wanted}",
+        field="bias_removal",
+    )
+
+
+def _choosers(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[History]:
+    """List for each label the queries that are left out, as they chose it; raises InvalidRequestError."""
+    remembered = retriever.bundle.remembered
+    excluded = retriever.manifest.exclude_history if request.exclude_history is None else request.exclude_history
+    if request.exclude_history and remembered is None:
+        raise InvalidRequestError(
+            "expected exclude_history false or null, as this release remembers no queries, received true",
+            field="exclude_history",
+        )
+    if remembered is None or not excluded:
+        return [NO_HISTORY] * len(rows_N)
+    queries_P, ends_L = retriever.queries_by_label
+    rows = retriever.overlay.built(rows_N).tolist()
+    lists = [queries_P[ends_L[row] : ends_L[row + 1]] if row >= 0 else NO_ROWS for row in rows]
+    return [History(left_out=queries.astype(np.int64)) for queries in lists]
