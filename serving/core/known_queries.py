@@ -38,9 +38,7 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
         if request.features is not None:
             rows_NE, choosers_N = retriever.overlay.embed(request.features), [NO_HISTORY]
         else:
-            fields = ["id"] if request.ids is None else [f"ids.{number}" for number in range(len(request.ids))]
-            ids = zip(request.labels, fields, strict=True)
-            rows_N = np.array([retriever.catalogue.row(id_, field=field) for id_, field in ids], np.int64)
+            rows_N = np.array(retriever.rows_of(request), np.int64)
             rows_NE, choosers_N = retriever.overlay.augmented(rows_N), _choosers(retriever, request, rows_N)
         rows += [*rows_NE]
         searches += [options] * len(choosers_N)

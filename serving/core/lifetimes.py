@@ -1,19 +1,22 @@
 """Find which labels of a catalogue are available at a time, to the second.
 
-Legend: `L` labels, `N` boundaries: every time at which a lifetime begins or ends, ascending.
+Legend: `L` labels, `M` rows of the overlay, `N` boundaries: every time at which a lifetime begins or ends, ascending.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from longtail.bundle.arrays import Bools, Int64
 from longtail.bundle.sets import distinct
 from longtail.index.search.eligible import Eligible
+
+_YEAR_10_000 = 253_402_300_800
 
 
 def now() -> float:
@@ -25,13 +28,6 @@ def available(lifetimes_M2: Int64, at: float) -> Bools:
     """Compute which labels are available at a time, bool [M], from `bundle.lifetimes`."""
     mask_M: Bools = (lifetimes_M2[:, 0] <= at) & (at < lifetimes_M2[:, 1])
     return mask_M
-
-
-def around(lifetimes_M2: Int64, at: float) -> tuple[float, float]:
-    """Find the last boundary until a time and the next one, from all lifetimes."""
-    limits = np.iinfo(np.int64)
-    begin = lifetimes_M2[lifetimes_M2 <= at].max(initial=limits.min)
-    return float(begin), float(lifetimes_M2[lifetimes_M2 > at].min(initial=limits.max))
 
 
 class Span(NamedTuple):
@@ -74,3 +70,37 @@ class Lifetimes:
             labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
         span = self._last = Span(begin, end, labels)
         return span
+
+
+class Available(NamedTuple):
+    """The available rows of a release in begin <= t < end: `labels` of the index, and bool [M] of the overlay."""
+
+    begin: float
+    end: float
+    labels: Eligible
+    of_overlay_M: Bools
+
+    @classmethod
+    def at(cls, at: float, span: Span, lifetimes_M2: Int64, in_use_M: Bools) -> Self:
+        """Narrow a span of the index to the time until an overlay's label comes or ends."""
+        limits = np.iinfo(np.int64)
+        begin = max(span.begin, float(lifetimes_M2[lifetimes_M2 <= at].max(initial=limits.min)))
+        end = min(span.end, float(lifetimes_M2[lifetimes_M2 > at].min(initial=limits.max)))
+        return cls(begin, end, span.labels, in_use_M & available(lifetimes_M2, at))
+
+    def contains(self, rows_N: Int64, base: int) -> Bools:
+        """Compute whether each row is available, bool [N]; rows from `base` on are the overlay's."""
+        above_N = rows_N >= base
+        available_N = self.labels.contains(np.where(above_N, 0, rows_N))
+        available_N[above_N] = self.of_overlay_M[rows_N[above_N] - base]
+        return available_N
+
+    def count(self, masked: Int64) -> int:
+        """Count the rows, without masked rows of the index."""
+        hidden = np.count_nonzero(self.labels.contains(masked))
+        return self.labels.count - int(hidden) + int(np.count_nonzero(self.of_overlay_M))
+
+    @property
+    def next_change(self) -> datetime | None:
+        """Return when a label comes or ends next, if before the year 10000."""
+        return datetime.fromtimestamp(self.end, UTC) if self.end < _YEAR_10_000 else None

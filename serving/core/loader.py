@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,23 +47,16 @@ def load_release(
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
     release = releases.open(name, device=device, towers=False, state=state)
-    bundle, manifest, filterable = release.bundle, release.bundle.manifest, release.manifest.filterable
+    bundle, filterable = release.bundle, release.manifest.filterable
     with release.searcher.patience():
         lifetimes_L2 = bundle.labels.lifetimes
         available = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2).at(lifetimes.now()).labels
         with serving_errors("queries"):
-            encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
-        retriever = Retriever(
-            name=release.name,
-            created_at=release.manifest.created_at,
-            bundle=bundle,
-            searcher=release.searcher,
-            encoder=encoder,
-            promises=_measure_promises(release, available),
-            max_new_labels=max_new_labels,
-            filterable=filterable,
-            queries=None if release.queries is None else _retriever_of_queries(release.queries),
-        )
+            queries = None if release.queries is None else _retriever(release.queries)
+            retriever = _retriever(
+                release, promises=_measure_promises(release, available), max_new_labels=max_new_labels,
+                filterable=filterable, queries=queries,
+            )  # fmt: skip
         retriever.catalogue.attributes.read_columns(filterable or ())
         _warm(retriever)
         retriever.overlay.load_tower()
@@ -84,13 +77,13 @@ def _warm(retriever: Retriever) -> None:
         queries_for(retriever, [QueriesFor(id=id_)])
 
 
-def _retriever_of_queries(release: Release) -> Retriever:
-    """Create the retriever of an index of queries, which finds queries for vectors of labels."""
+def _retriever(release: Release, **options: Any) -> Retriever:
+    """Create the retriever of a release; that of an index of queries finds queries for vectors of labels."""
     bundle, manifest = release.bundle, release.bundle.manifest
     encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
     return Retriever(
         name=release.name, created_at=release.manifest.created_at, bundle=bundle, searcher=release.searcher,
-        encoder=encoder,
+        encoder=encoder, **options,
     )  # fmt: skip
 
 

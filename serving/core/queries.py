@@ -417,11 +417,21 @@ _ALONE = ("bias_removal", "popularity", "cooccurrence", "priors", "bonus", "slop
 """Options of a score that has other parts than co-occurrence."""
 
 
-class SimilarQuery(SearchOptions):
-    """Labels whose nearest labels are wanted: one label's id, or several in `ids`."""
+class OfLabels(RequestModel):
+    """Labels by their ids."""
 
     id: LabelId | None = None
     ids: list[LabelId] | None = Field(default=None, min_length=1, max_length=MOST_QUERIES)
+
+    @property
+    def labels(self) -> list[str | int]:
+        """Return the requested ids, in order."""
+        return self.ids if self.ids is not None else [] if self.id is None else [self.id]
+
+
+class SimilarQuery(OfLabels, SearchOptions):
+    """Labels whose nearest labels are wanted: one label's id, or several in `ids`."""
+
     by: Literal["embedding", "cooccurrence"] = Field(
         default="embedding",
         description="What is near: `embedding`, labels like this one, or `cooccurrence`, labels chosen together with "
@@ -432,13 +442,6 @@ class SimilarQuery(SearchOptions):
     def extra(self) -> int:
         """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
         return self.searched + self.listed // 8
-
-    @property
-    def labels(self) -> list[str | int]:
-        """Return the requested ids, in order."""
-        if self.ids is not None:
-            return self.ids
-        return [] if self.id is None else [self.id]
 
     @model_validator(mode="after")
     def _one_of_id_and_ids(self) -> Self:
@@ -452,11 +455,9 @@ class SimilarQuery(SearchOptions):
         return self
 
 
-class QueriesFor(RequestModel):
+class QueriesFor(OfLabels):
     """Labels whose likeliest queries are wanted: one label's id, several in `ids`, or a new label's features."""
 
-    id: LabelId | None = None
-    ids: list[LabelId] | None = Field(default=None, min_length=1, max_length=MOST_QUERIES)
     features: dict[str, JsonValue] | None = Field(
         default=None, description="Of a label that the release lacks: inputs of its label tower, by name."
     )
@@ -484,11 +485,6 @@ class QueriesFor(RequestModel):
         "labels. Null: the release's own `exclude_history`, if it remembers queries.",
     )
     display: _Display = Field(default=True, description="Columns of the queries: all, none (false), or these.")
-
-    @property
-    def labels(self) -> list[str | int]:
-        """Return the requested ids, in order."""
-        return self.ids if self.ids is not None else [] if self.id is None else [self.id]
 
     @property
     def depth(self) -> int:

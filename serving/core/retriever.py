@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from itertools import accumulate, islice
 from time import perf_counter
@@ -46,9 +46,9 @@ from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
-from longtail.serving.core.lifetimes import Lifetimes, Span, around, available
+from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import OfLabels, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import (
     NO_ROWS,
     Batch,
@@ -67,7 +67,6 @@ from longtail.serving.errors import InvalidRequestError, NoQueriesError, Unserva
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
 from longtail.serving.monitoring.records import Basis, IdKind
 
-_YEAR_10_000 = 253_402_300_800
 _ROUNDING = 1e-6
 """Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
 _MOST_CHANGED = 0.02
@@ -131,12 +130,12 @@ class Retriever:
         BundleInvariantError: JSON cannot represent a display column.
     """
 
-    _view: Retriever | None
+    _view: tuple[Available, Retriever] | None
     """The release at the time of the last request; see `at`."""
+    _available: Available | None
+    """The rows of a release of `at`; None: all rows in use."""
     _as_of: float | None = None
     """Time that ages of labels are of; None: now."""
-    _span: Span | None
-    """The labels available when the release was loaded; of a release of `at`, those at its time."""
 
     def __init__(
         self,
@@ -182,7 +181,7 @@ class Retriever:
         self.bundle = bundle
         lifetimes_L2 = bundle.labels.lifetimes
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
-        self._span = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now())
+        self._loaded_with = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now()).labels
         self._promise_holds = True
         self.query_index = queries
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
@@ -208,13 +207,13 @@ class Retriever:
 
         What this method has returned stays at its time.
         """
-        if self._lifetimes is None or self._is_view:
+        if self._lifetimes is None or self._available is not None:
             return self
         at = lifetimes.now() if at is None else at
         view = self._view
-        if view is None or not view._between[0] <= at < view._between[1]:
+        if view is None or not view[0].begin <= at < view[0].end:
             view = self._view = self._view_at(at, self._lifetimes)
-        return view
+        return view[1]
 
     def as_of(self, at: float) -> Retriever:
         """Return the release of a batch, whose lifetimes and ages of labels are those of one time."""
@@ -222,40 +221,29 @@ class Retriever:
         view._as_of = at
         return view
 
-    def _view_at(self, at: float, of_labels: Lifetimes) -> Retriever:
-        overlay, span = self.overlay, of_labels.at(at)
-        of_added = overlay.added.lifetimes
+    def _view_at(self, at: float, of_labels: Lifetimes) -> tuple[Available, Retriever]:
+        overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
-        assert self._span is not None
-        view, in_use_M = copy.copy(self), overlay.rows.in_use_M & available(of_added, at)
-        begin, end = around(of_added, at)
-        view._is_view, view._in_use_M, view._between = True, in_use_M, (max(begin, span.begin), min(end, span.end))
-        view._promise_holds = span.labels.share_unlike(self._span.labels) <= _MOST_CHANGED
-        view._span = span
-        hidden = overlay.hidden if self.bundle.proposal is None else span.labels.rows_to_drop
-        view._rank_by(overlay.searcher_within(span.labels, in_use_M), with_members(hidden, overlay.hidden))
-        return view
+        assert self._loaded_with is not None
+        view._available = shown = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
+        view._promise_holds = shown.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
+        hidden = overlay.hidden if self.bundle.proposal is None else shown.labels.rows_to_drop
+        view._rank_by(overlay.searcher_within(shown.labels, shown.of_overlay_M), with_members(hidden, overlay.hidden))
+        return shown, view
 
     def available(self, rows_N: Int64) -> Bools:
         """Compute whether each of some rows that are not hidden is available, bool [N]; of a release of `at`."""
-        if not self._is_view or self._span is None:
-            return np.ones(len(rows_N), np.bool_)
-        above_N = rows_N >= self.overlay.base
-        found_N = self._span.labels.contains(np.where(above_N, 0, rows_N))
-        found_N[above_N] = self._in_use_M[rows_N[above_N] - self.overlay.base]
-        return found_N
+        shown = self._available
+        return np.ones(len(rows_N), np.bool_) if shown is None else shown.contains(rows_N, self.overlay.base)
 
     @property
     def availability(self) -> dict[str, Any]:
         """Return `ReleaseAvailability` of the HTTP API."""
-        view, overlay = self.at(), self.overlay
+        shown, overlay = self.at()._available, self.overlay
+        if shown is not None:
+            return {"labels": shown.count(overlay.masked), "next_change": shown.next_change}
         labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
-        if not view._is_view or view._span is None:
-            return {"labels": labels, "next_change": None}
-        labels = view._span.labels.count - int(np.count_nonzero(view._span.labels.contains(overlay.masked)))
-        labels += int(np.count_nonzero(view._in_use_M))
-        end = view._between[1]
-        return {"labels": labels, "next_change": datetime.fromtimestamp(end, UTC) if end < _YEAR_10_000 else None}
+        return {"labels": labels, "next_change": None}
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
@@ -299,8 +287,7 @@ class Retriever:
     def _use(self, overlay: Overlay) -> None:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
-        self._is_view, self._in_use_M, self._between = False, overlay.rows.in_use_M, (-math.inf, math.inf)
-        self._view = None
+        self._available, self._view = None, None
         self._rank_by(overlay.searcher, overlay.hidden)
 
     def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
@@ -589,10 +576,7 @@ class Retriever:
         rows: list[int] = []
         resolved: list[ResolvedQuery] = []
         for request in requests:
-            fields = ["id"] if request.ids is None else [f"ids.{index}" for index in range(len(request.ids))]
-            of_request = [
-                self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
-            ]
+            of_request = self.rows_of(request)
             of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue, at=self._as_of)
             alone = request.by == "cooccurrence"
             if alone and self.bundle.cooccurrence is None:
@@ -605,6 +589,11 @@ class Retriever:
             rows += of_request
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
+
+    def rows_of(self, request: OfLabels) -> list[int]:
+        """Look up the labels of a request; raises UnknownLabelError."""
+        fields = ["id"] if request.ids is None else [f"ids.{place}" for place in range(len(request.ids))]
+        return [self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)]
 
     def near(
         self, vectors_BD: Float32, options_B: Sequence[SearchOptions], histories_B: Sequence[History]
