@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
@@ -169,7 +170,8 @@ def train(
                 max_queries=VALID_QUERIES,
                 watch=None if found is None else found.see,
             )
-        floors = floors_of(curve, config)
+        # A floor of torso, tail or new is reached by β after training: an epoch is not judged by it.
+        floors = {name: least for name, least in floors_of(curve, config).items() if not name.endswith(BONUS_BUCKETS)}
         point = best_point(curve, config, floors)
         best, metric = Setting.of(point), point.metrics[config.metric].value
         if found is not None and config.target_prior is not None:

@@ -75,27 +75,38 @@ def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
 
 
 @pytest.mark.slow
-def test_the_floor_decides_which_epoch_is_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def point(bias_removal: float, recall: float, tail: float) -> CurvePoint:
-        metrics = {"recall@2": Interval(value=recall), "recall@2/tail": Interval(value=tail)}
-        return CurvePoint(bias_removal=bias_removal, metrics=metrics)
+@pytest.mark.parametrize(
+    ("bucket", "metrics", "missed", "best"),
+    [
+        ("head", {1: 0.1, 2: 0.3, 3: 0.2, 4: 0.4}, {1: 0.05, 2: 0, 3: 0, 4: 0.01}, 2),
+        ("tail", dict.fromkeys(range(1, 5), 0.9), {}, 4),
+    ],
+)
+def test_the_floor_decides_which_epoch_is_best(
+    bucket: str, metrics: dict[int, float], missed: dict[int, float], best: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def point(bias_removal: float, recall: float, of_bucket: float) -> CurvePoint:
+        values = {"recall@2": Interval(value=recall), f"recall@2/{bucket}": Interval(value=of_bucket)}
+        return CurvePoint(bias_removal=bias_removal, metrics=values)
 
-    # λ = 1 has the recall, λ = 0 the tail; the second epoch has the best recall of those that reach the floor.
+    # λ = 1 has the recall, λ = 0 the bucket; the second epoch has the best recall of those that reach the floor. A
+    # floor of the tail is reached by β after training, whatever the epoch: recall alone decides.
     scripted = iter([(0.1, 0.1), (0.3, 0.2), (0.2, 0.25), (0.4, 0.14)])
 
     def curve(*_: object, **__: object) -> list[CurvePoint]:
-        recall, tail = next(scripted)
-        return [point(0.0, recall, tail), point(1.0, 0.9, 0.0)]
+        recall, of_bucket = next(scripted)
+        return [point(0.0, recall, of_bucket), point(1.0, 0.9, 0.0)]
 
     monkeypatch.setattr(Trained, "curve", curve)
-    evaluation = {"ks": [2], "metric": "recall@2", "floor": {"tail": 0.15}}
+    evaluation = {"ks": [2], "metric": "recall@2", "floor": {bucket: 0.15}}
     recipe = tiny.recipe(training={"batch_size": 12}, evaluation=evaluation)
     reporter = Reporter(Console(file=io.StringIO()))
-    found = train(recipe, data(), epochs=4, work=tmp_path, logs=tmp_path / "logs", reporter=reporter).history
+    history = train(recipe, data(), epochs=4, work=tmp_path, logs=tmp_path / "logs", reporter=reporter).history
 
-    assert found.metrics == {1: 0.1, 2: 0.3, 3: 0.2, 4: 0.4}
-    assert found.missed == pytest.approx({1: 0.05, 2: 0, 3: 0, 4: 0.01})
-    assert found.best_epoch == 2
+    assert history.metrics == metrics
+    assert history.missed == pytest.approx(missed)
+    assert history.best_epoch == best
 
 
 @pytest.mark.slow
