@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, islice
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from longtail.bundle import (
 )
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.cooccurrence import REMEMBERED
-from longtail.bundle.errors import describe
 from longtail.bundle.features import says_nothing
-from longtail.bundle.ids import id_text
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
@@ -46,6 +44,7 @@ from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
+from longtail.serving.core.histories import CountedIds, Histories
 from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import OfLabels, Query, SearchOptions, SimilarQuery, ToEmbed
@@ -61,11 +60,11 @@ from longtail.serving.core.ranking import (
     Ranker,
     rank_each,
 )
-from longtail.serving.core.resolved import NO_HISTORY, History, ResolvedQuery
+from longtail.serving.core.resolved import History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, NamedIds, Promises
-from longtail.serving.monitoring.records import Basis, IdKind
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Promises
+from longtail.serving.monitoring.records import Basis
 
 _ROUNDING = 1e-6
 """Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
@@ -93,22 +92,6 @@ class Retrieval(AnsweredBatch):
     priors_B: Sequence[Sequence[float]]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
-
-
-class _CountedIds(NamedTuple):
-    """For each query, all ids and unknown ids in its features, and in its histories."""
-
-    query: list[tuple[int, int]]
-    history: list[tuple[int, int]]
-
-    def sums(self) -> dict[IdKind, NamedIds]:
-        """Add up the queries."""
-        return {"query": _sum_of_ids(self.query), "history": _sum_of_ids(self.history)}
-
-
-def _sum_of_ids(counts: Sequence[tuple[int, int]]) -> NamedIds:
-    ids, unknown = [ids for ids, _ in counts], [unknown for _, unknown in counts]
-    return NamedIds(len(ids) - ids.count(0), sum(ids), sum(unknown))
 
 
 class Retriever:
@@ -157,14 +140,11 @@ class Retriever:
         self.name = name
         self.created_at = created_at
         self.manifest = bundle.manifest
-        self._features = {each.name: each.kind for each in bundle.manifest.query_features}
+        self._features = {feature.name for feature in bundle.manifest.query_features}
         centre = bundle.manifest.centre
         self._centre_D = None if centre is None else np.array(centre, np.float32)
-        self._histories = [name for name, kind in self._features.items() if kind == "history"]
         settings = bundle.manifest.cooccurrence
-        self._last = 1 if settings is None else settings.last
         self.cooccurrence_until = None if settings is None else settings.until
-        self.query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         log = self.forecast if settings is None else settings.log
         self.negative_events = frozenset[str]() if log is None else frozenset(log.negative)
@@ -178,6 +158,8 @@ class Retriever:
         self._unweighed = {id(weights_P) for weights_P in defaults if not weights_P.any()}
         self.engine = searcher if isinstance(searcher, Engine) else None
         self.encoder = encoder
+        self._histories = Histories(bundle, encoder)
+        self.query_id = self._histories.query_id
         self.bundle = bundle
         lifetimes_L2 = bundle.labels.lifetimes
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
@@ -317,7 +299,16 @@ class Retriever:
             return view.retrieve(queries, draws, explain_later=explain_later)
         started = perf_counter()
         prefixes = [f"queries.{index}." for index in range(len(queries))]
-        histories = [self._history(query, prefix) for query, prefix in zip(queries, prefixes, strict=True)]
+        histories = [
+            self._histories.read(
+                query,
+                prefix,
+                self.catalogue,
+                self.overlay,
+                counted=self._dials_of_queries.read_cooccurrence(query, prefix) != 0,
+            )
+            for query, prefix in zip(queries, prefixes, strict=True)
+        ]
         resolved = [
             ResolvedQuery.from_options(
                 query, self._dials_of_queries, self.catalogue, prefix=prefix, history=history, at=self._as_of
@@ -359,7 +350,7 @@ class Retriever:
             for place, query in enumerate(queries)
             if query.explain
         }
-        ids = self._count_ids(queries, inputs, histories)
+        ids = self._histories.count_ids(queries, inputs, histories, self.catalogue)
         judged_at_B = np.array(
             [self._judged_at(*query) for query in zip(queries, resolved, bases, strict=True)], np.float32
         )
@@ -409,78 +400,6 @@ class Retriever:
             return []
         weights: list[float] = weights_P.tolist()
         return weights[:first] if weights[first:] == self._dials_of_queries.defaults_P[first:].tolist() else weights
-
-    def _count_ids(self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History]) -> _CountedIds:
-        """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
-        features_B = [query.features or {} for query in queries]
-        counts = _CountedIds([(0, 0)] * len(queries), [(0, 0)] * len(queries))
-        remembered = None if self.query_id is None else self.bundle.remembered
-        for feature in self.encoder.features if inputs else ():
-            if feature.kind not in ("id", "bag", "history"):
-                continue
-            of_kind = counts.history if feature.kind == "history" else counts.query
-            for row, (ids, unknown) in enumerate(self.encoder.count_ids(feature, features_B, inputs)):
-                if unknown and feature.kind == "history":  # labels that were added since are no ids of the tower's
-                    entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
-                    unknown = min(unknown, int(np.count_nonzero(self.catalogue.rows_in_order(entries) < 0)))
-                elif unknown and remembered is not None and feature.name == self.query_id:
-                    unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][feature.name]))])[0])
-                of_kind[row] = of_kind[row][0] + ids, of_kind[row][1] + unknown
-        if remembered is not None and self.query_id not in self._features:
-            for row, features in enumerate(features_B):
-                if (id_ := id_text(features.get(str(self.query_id)))) is not None:
-                    unknown = int(not remembered.queries.lookup_all([id_])[0])
-                    counts.query[row] = counts.query[row][0] + 1, counts.query[row][1] + unknown
-        for row, history in enumerate(histories):
-            if history.named:
-                counts.history[row] = history.named, history.unknown
-        return counts
-
-    def _history(self, query: Query, prefix: str) -> History:
-        """Look up the labels that a query chose, as far as its answer needs them.
-
-        Raises InvalidRequestError if the query gives them twice, or its id is no id.
-        """
-        excluded = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
-        counted = self._dials_of_queries.read_cooccurrence(query, prefix) != 0
-        features, ids = query.features or {}, query.history
-        given = [entries for name in self._histories if isinstance(entries := features.get(name), list)]
-        if given and ids is not None:
-            raise InvalidRequestError(
-                f"expected history or a feature of kind history, one of {self._histories}, received both",
-                field=f"{prefix}history",
-            )
-        refused_R = self._remembered(features, prefix, refused=True) if self.negative_events else NO_ROWS
-        if not (excluded or counted):
-            return History(left_out=refused_R) if refused_R.size else NO_HISTORY
-        lists: list[Sequence[Any]] = [*given] if ids is None else [ids]
-        if not lists:
-            rows_H = self._remembered(features, prefix)
-            return History(rows_H[-self._last :], np.concatenate([rows_H, refused_R]) if excluded else refused_R)
-        if not excluded:
-            lists = [lists[0][-self._last :]]
-        # Every list is left out, but only the first counts: others may hold what the query only saw.
-        rows = [self.catalogue.rows_in_order(_texts(each)) for each in lists]
-        rows_N, last_H = rows[0] if len(rows) == 1 else np.concatenate(rows), rows[0][-self._last :]
-        unknown = int(np.count_nonzero(rows_N < 0))
-        if unknown:
-            rows_N, last_H = rows_N[rows_N >= 0], last_H[last_H >= 0]
-        left_out = rows_N if excluded else NO_ROWS
-        if refused_R.size:
-            last_H, left_out = last_H[~np.isin(last_H, refused_R)], np.concatenate([left_out, refused_R])
-        return History(last_H, left_out, sum(map(len, rows)), unknown)
-
-    def _remembered(self, features: Features, prefix: str, *, refused: bool = False) -> Int64:
-        """Get the rows of the labels that the release remembers a query to have chosen, or refused, int64 [H]."""
-        value = None if self.query_id is None else features.get(self.query_id)
-        if value is None or self.bundle.remembered is None:
-            return NO_ROWS
-        if (id_ := id_text(value)) is None:
-            raise InvalidRequestError(
-                f"expected an id, received {describe(value)}", field=f"{prefix}features.{self.query_id}"
-            )
-        remembered = self.bundle.remembered
-        return self.overlay.served(remembered.refused(id_) if refused else remembered.history(id_))
 
     def _boost(self, query: ResolvedQuery) -> Boost | None:
         """Compute ω·c of a query; None if it adds nothing."""
@@ -682,7 +601,7 @@ class Retriever:
         started: float,
         arms_B: Sequence[ArmAnswer | None] = (),
         explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
-        ids: _CountedIds | None = None,
+        ids: CountedIds | None = None,
         judged_at_B: Float32 | None = None,
         bases: Sequence[Basis] = (),
     ) -> Retrieval:
@@ -817,10 +736,3 @@ def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:
         if prior.source == "table" or (weight and prior.source != "date"):
             shown.setdefault(prior.group, {})[prior.key] = weight
     return shown
-
-
-def _texts(ids: Sequence[Any]) -> Sequence[str]:
-    """Convert the entries of a list to ids, without entries that are none."""
-    if set(map(type, ids)) == {str}:
-        return ids
-    return [id_ for id_ in map(id_text, ids) if id_ is not None]
