@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.csv import write_csv
 from pydantic import ValidationError
 
 from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest
@@ -30,35 +27,36 @@ from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import describe
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.label_changes import read_record, record_json
-from longtail.bundle.manifest import LogColumns
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
-from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, Query, RequestModel
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
-from longtail.serving.settings import MOST_QUERIES, explain
+from longtail.serving.settings import explain
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.features import WRITTEN, as_json, as_written, feature_columns
 from longtail.tables.lake import version_of
-from longtail.tables.table import Part, Table, canonical_ids, id_of, open_file, read_table
+from longtail.tables.table import Part, Table, open_file, read_table
 from longtail.tables.values import in_words, is_nested, is_text
 
 ROWS = 100_000
 """Most rows of a file of answers."""
 _AT_ONCE = 512
 """Queries in one search."""
-_K = 100
+DEFAULT_K = 100
 """Default k, or all labels if there are fewer."""
-_MEMORY = 2 << 30
+MEMORY = 2 << 30
 """Bytes of memory for reading tables; DuckDB spills larger tables that are not Parquet to a temporary folder."""
 _MANIFEST, _LABELS, _BEGUN = "_batch.json", "_labels.jsonl", "_begun.txt"
 """Names with a leading underscore, which readers of the folder as a table skip."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
+
+
+Options = TypeVar("Options", Query, QueriesFor)
 
 
 class BatchError(ServingError):
@@ -131,9 +129,7 @@ def answer(
         OSError: the disk is full or not writable.
     """
     found = Releases(releases)
-    name = found.current() if release is None else release
-    if name is None:
-        raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
+    name = name_of(found, release)
     options = _checked(table_options)
     try:
         files = _files(queries, out)
@@ -141,7 +137,7 @@ def answer(
         manifest = {"release": name, **asdict(table_options), "rows": ROWS, "queries": about}
         if (out / _MANIFEST).exists():
             _agree(out, manifest)
-        with engine(memory=_MEMORY) as duck:
+        with engine(memory=MEMORY) as duck:
             with found.manifests(name) as folder:
                 features = _features_of(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, table_options, say)
@@ -167,111 +163,19 @@ def answer(
         raise BatchError(str(error)) from error
 
 
-def invert(
-    releases: str | Path,
-    labels: Path | str,
-    out: Path,
-    options: Mapping[str, Any],
-    *,
-    max_per_query: int | None = None,
-    release: str | None = None,
-    state: Place | None = None,
-) -> int:
-    """Write the queries of a table of labels into a `.parquet`, `.csv` or `.jsonl` file; returns the number of rows.
-
-    Args:
-        labels: table with a column of label ids, named as in training or `label_id`.
-        options: options of `POST /v1/queries`, such as `{"k": 100, "by": "choices"}`.
-        max_per_query: most labels of one query: see `campaign`.
-        release, state: see `answer`.
-
-    Raises:
-        BatchError: labels, options or OUT are wrong; nothing is written.
-        ServingError, LongtailIndexError, BundleError, StoreError: release or state cannot be used.
-    """
-    if out.suffix not in _WRITERS or out.exists():
-        raise BatchError(f"{out}: expected the name of a new file that ends in {', '.join(_WRITERS)}")
-    source = Releases(releases)
-    if (name := source.current() if release is None else release) is None:
+def name_of(releases: Releases, release: str | None) -> str:
+    """Return a release's name, of the published one by default; raises BatchError if none is published."""
+    if (name := releases.current() if release is None else release) is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
-    retriever = load_release(source, name)
-    with suppress(FileNotFoundError):
-        retriever = retriever.with_changes(read_label_changes(state or source.root / ".state").records())
-    together = retriever.manifest.cooccurrence
-    log = LogColumns() if together is None else together.log
-    column = retriever.manifest.own_id or log.label_id
-    rows = campaign(retriever, _label_ids(labels, column), options, max_per_query)
-    answers = pa.table({
-        column: pa.array([id_ for id_, _, _ in rows], pa.string()),
-        log.query_id: pa.array([query["id"] for _, _, query in rows], pa.string()),
-        **{name: pa.array([query[name] for _, _, query in rows], pa.float32()) for name in _FIGURES},
-        "place": pa.array([place for _, place, _ in rows], pa.int32()),
-    })  # fmt: skip
-    out.parent.mkdir(parents=True, exist_ok=True)
-    working = out.with_name(f".{out.name}.{uuid4().hex}")
+    return name
+
+
+def checked(model: type[Options], values: Mapping[str, Any]) -> Options:
+    """Check the options of a batch; raises BatchError."""
     try:
-        _WRITERS[out.suffix](answers, working)
-        working.replace(out)
-    finally:
-        working.unlink(missing_ok=True)
-    return len(rows)
-
-
-def campaign(
-    retriever: Retriever, ids: Sequence[str], options: Mapping[str, Any], max_per_query: int | None = None
-) -> list[tuple[str, int, dict[str, Any]]]:
-    """Choose queries for labels: label id, place from 1, and query as in `QueriesResult`, label by label.
-
-    Pairs of a label and a query are taken by falling `log_p`, or `choices` if `by` says so, over all labels together;
-    equal ones in the order of labels. A pair counts unless its label has k queries or its query `max_per_query` labels.
-    """
-    try:
-        request = QueriesFor.model_validate({"k": _K, "display": False, **options, "ids": [*ids[:1]]})
+        return model.model_validate(values)
     except ValidationError as error:
-        raise BatchError(f"--options: {': '.join(filter(None, explain(error, QueriesFor, ELSEWHERE)))}") from error
-    depth, lists, short = request.k, dict[str, list[dict[str, Any]]](), [*ids]
-    while short:
-        for start in range(0, len(short), MOST_QUERIES):
-            part = request.model_copy(update={"ids": short[start : start + MOST_QUERIES], "k": depth})
-            lists |= {answer["id"]: answer["queries"] for answer in queries_for(retriever, [part])}
-        pairs = [(-query[request.by], place, query) for place, id_ in enumerate(ids) for query in lists[id_]]
-        chosen, counts = {id_: list[dict[str, Any]]() for id_ in ids}, Counter[str]()
-        for _, place, query in sorted(pairs, key=lambda pair: pair[:2]):
-            of_label = chosen[ids[place]]
-            if len(of_label) < request.k and (max_per_query is None or counts[query["id"]] < max_per_query):
-                of_label.append(query)
-                counts[query["id"]] += 1
-        # A label that lacks queries, and whose list was cut, needs a longer one; full labels need no more of theirs.
-        short = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
-        depth *= 4
-    return [(id_, place, query) for id_ in ids for place, query in enumerate(chosen[id_], start=1)]
-
-
-def _label_ids(labels: Path | str, column: str) -> list[str]:
-    """Read the distinct ids of a table of labels, in order; raises BatchError."""
-    try:
-        with engine(memory=_MEMORY) as duck:
-            table = read_table(duck, find_files(labels), lambda opened, _: {
-                column: id_of(opened, column, *opened.column(column))
-            }, str(labels))  # fmt: skip
-            table.refuse_rejected()
-            text = canonical_ids(duck, table.name, table.column(column))
-            ids = duck.arrow(f"SELECT {text} AS id FROM {table.name} ORDER BY rowid")["id"].to_pylist()
-    except DataError as error:
-        raise BatchError(str(error)) from error
-    if not ids or None in ids:
-        raise BatchError(f"{labels}, column {column!r}: expected an id in every row, found {len(ids):,} rows")
-    return [*dict.fromkeys(ids)]
-
-
-def _write_json_lines(table: pa.Table, path: Path) -> None:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()), encoding="utf-8")
-
-
-_FIGURES = ("score", "log_p", "choices")
-_WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {
-    ".parquet": pq.write_table, ".csv": write_csv, ".jsonl": _write_json_lines
-}  # fmt: skip
+        raise BatchError(f"--options: {': '.join(filter(None, explain(error, model, ELSEWHERE)))}") from error
 
 
 def _files(queries: Path | str, out: Path) -> list[DataFile]:
@@ -406,17 +310,14 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
     ]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
-    options = {"k": _K, "display": False, **table_options.options}
+    options = {"k": DEFAULT_K, "display": False, **table_options.options}
     try:
         if table_options.at is not None:
             seconds_of(table_options.at)
     except (ValueError, OverflowError):
         received = describe(table_options.at)
         raise BatchError(f"--at: expected a date or time in ISO 8601, received {received}") from None
-    try:
-        Query.model_validate({"features": {}, **options})
-    except ValidationError as error:
-        raise BatchError(f"--options: {': '.join(filter(None, explain(error, Query, ELSEWHERE)))}") from error
+    checked(Query, {"features": {}, **options})
     return options
 
 
@@ -453,7 +354,7 @@ def answers_to(
     retriever = retriever.at()
     try:
         files = find_files(queries)
-        with engine(memory=_MEMORY) as duck:
+        with engine(memory=MEMORY) as duck:
             names = open_file(duck, files[0]).names
             table_options = replace(table_options, keep=[name for name in table_options.keep or () if name in names])
             table = _read(duck, files, str(queries), _features_of(retriever.manifest), table_options, say)

@@ -22,7 +22,8 @@ from longtail.commands.app import app_of_commands
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
-from longtail.serving.batch import TableOptions, answer, invert
+from longtail.serving.batch import TableOptions, answer
+from longtail.serving.campaign import invert
 from longtail.serving.check import check_release
 from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError

@@ -30,7 +30,7 @@ from longtail.index.construct.priors import Limits
 from longtail.index.construct.queries import log_normalisers
 from longtail.model import Model
 from longtail.serving import create_app
-from longtail.serving.batch import campaign, invert
+from longtail.serving.campaign import campaign, invert
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor, ToEmbed

@@ -1,0 +1,130 @@
+"""Write the best queries for each label of a table into a file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow.csv import write_csv
+
+from longtail.bundle.manifest import LogColumns
+from longtail.index import Releases
+from longtail.serving.batch import DEFAULT_K, MEMORY, BatchError, checked, name_of
+from longtail.serving.core.known_queries import queries_for
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import QueriesFor
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.settings import MOST_QUERIES
+from longtail.state import Place, read_label_changes
+from longtail.tables import DataError, find_files
+from longtail.tables.engine import engine
+from longtail.tables.table import canonical_ids, id_of, read_table
+
+
+def _write_json_lines(table: pa.Table, path: Path) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()), encoding="utf-8")
+
+
+_FIGURES = ("score", "log_p", "choices")
+_WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {
+    ".parquet": pq.write_table, ".csv": write_csv, ".jsonl": _write_json_lines
+}  # fmt: skip
+
+
+def invert(
+    releases: str | Path,
+    labels: Path | str,
+    out: Path,
+    options: Mapping[str, Any],
+    *,
+    max_per_query: int | None = None,
+    release: str | None = None,
+    state: Place | None = None,
+) -> int:
+    """Write the queries of a table of labels into a `.parquet`, `.csv` or `.jsonl` file; returns the number of rows.
+
+    Args:
+        labels: table with a column of label ids, named as in training or `label_id`.
+        options: options of `POST /v1/queries`, such as `{"k": 100, "by": "choices"}`.
+        max_per_query: most labels of one query: see `campaign`.
+        release, state: see `batch.answer`.
+
+    Raises:
+        BatchError: labels, options or OUT are wrong; nothing is written.
+        ServingError, LongtailIndexError, BundleError, StoreError: release or state cannot be used.
+    """
+    if out.suffix not in _WRITERS or out.exists():
+        raise BatchError(f"{out}: expected the name of a new file that ends in {', '.join(_WRITERS)}")
+    source = Releases(releases)
+    retriever = load_release(source, name_of(source, release))
+    with suppress(FileNotFoundError):
+        retriever = retriever.with_changes(read_label_changes(state or source.root / ".state").records())
+    together = retriever.manifest.cooccurrence
+    log = LogColumns() if together is None else together.log
+    column = retriever.manifest.own_id or log.label_id
+    rows = campaign(retriever, _label_ids(labels, column), options, max_per_query)
+    answers = pa.table({
+        column: pa.array([id_ for id_, _, _ in rows], pa.string()),
+        log.query_id: pa.array([query["id"] for _, _, query in rows], pa.string()),
+        **{name: pa.array([query[name] for _, _, query in rows], pa.float32()) for name in _FIGURES},
+        "place": pa.array([place for _, place, _ in rows], pa.int32()),
+    })  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    working = out.with_name(f".{out.name}.{uuid4().hex}")
+    try:
+        _WRITERS[out.suffix](answers, working)
+        working.replace(out)
+    finally:
+        working.unlink(missing_ok=True)
+    return len(rows)
+
+
+def campaign(
+    retriever: Retriever, ids: Sequence[str], options: Mapping[str, Any], max_per_query: int | None = None
+) -> list[tuple[str, int, dict[str, Any]]]:
+    """Choose queries for labels: label id, place from 1, and query as in `QueriesResult`, label by label.
+
+    Pairs of a label and a query are taken by falling `log_p`, or `choices` if `by` says so, over all labels together;
+    equal ones in the order of labels. A pair counts unless its label has k queries or its query `max_per_query` labels.
+    """
+    request = checked(QueriesFor, {"k": DEFAULT_K, "display": False, **options, "ids": [*ids[:1]]})
+    depth, lists, short = request.k, dict[str, list[dict[str, Any]]](), [*ids]
+    while short:
+        for start in range(0, len(short), MOST_QUERIES):
+            part = request.model_copy(update={"ids": short[start : start + MOST_QUERIES], "k": depth})
+            lists |= {answer["id"]: answer["queries"] for answer in queries_for(retriever, [part])}
+        pairs = [(-query[request.by], place, query) for place, id_ in enumerate(ids) for query in lists[id_]]
+        chosen, counts = {id_: list[dict[str, Any]]() for id_ in ids}, Counter[str]()
+        for _, place, query in sorted(pairs, key=lambda pair: pair[:2]):
+            of_label = chosen[ids[place]]
+            if len(of_label) < request.k and (max_per_query is None or counts[query["id"]] < max_per_query):
+                of_label.append(query)
+                counts[query["id"]] += 1
+        # A label that lacks queries, and whose list was cut, needs a longer one; full labels need no more of theirs.
+        short = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
+        depth *= 4
+    return [(id_, place, query) for id_ in ids for place, query in enumerate(chosen[id_], start=1)]
+
+
+def _label_ids(labels: Path | str, column: str) -> list[str]:
+    """Read the distinct ids of a table of labels, in order; raises BatchError."""
+    try:
+        with engine(memory=MEMORY) as duck:
+            table = read_table(duck, find_files(labels), lambda opened, _: {
+                column: id_of(opened, column, *opened.column(column))
+            }, str(labels))  # fmt: skip
+            table.refuse_rejected()
+            text = canonical_ids(duck, table.name, table.column(column))
+            ids = duck.arrow(f"SELECT {text} AS id FROM {table.name} ORDER BY rowid")["id"].to_pylist()
+    except DataError as error:
+        raise BatchError(str(error)) from error
+    if not ids or None in ids:
+        raise BatchError(f"{labels}, column {column!r}: expected an id in every row, found {len(ids):,} rows")
+    return [*dict.fromkeys(ids)]
