@@ -283,13 +283,24 @@ class Remembered:
         rows_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
         return rows_H
 
-    def by_label(self, ids_Q: pa.Array, labels: int) -> tuple[Int32, Int32]:
-        """List which of some queries remember each label: positions, int32 [P], by label, and ends, int32 [L + 1]."""
+    def by_label(self, ids_Q: pa.Array, labels: int, *, refused: bool = False) -> tuple[Int32, Int32]:
+        """List which of some queries remember each label: positions, int32 [P], by label, and ends, int32 [L + 1].
+
+        Args:
+            refused: list only the queries that last said no to a label.
+        """
         from scipy.sparse import csr_matrix
 
         number_Q = self.queries.encode(ids_Q)
-        rows_QR = self.rows_QR[number_Q]
-        inside_QR = (rows_QR != NO_ENTRY) & (number_Q > 0)[:, None]
+        entries_QR = self.rows_QR[number_Q]
+        refused_QR = entries_QR < NO_ENTRY
+        rows_QR = np.where(refused_QR, refusals(entries_QR), entries_QR).astype(np.int32)
+        inside_QR = (refused_QR if refused else rows_QR != NO_ENTRY) & (number_Q > 0)[:, None]
+        if refused:
+            queries_P, places_P = np.nonzero(inside_QR)
+            later_PR = np.arange(rows_QR.shape[1]) > places_P[:, None]
+            chosen_PR = entries_QR[queries_P] == rows_QR[queries_P, places_P][:, None]
+            inside_QR[queries_P, places_P] = ~(later_PR & chosen_PR).any(axis=1)
         ends_Q = np.append(0, np.cumsum(inside_QR.sum(axis=1)))
         marks_P = np.ones(ends_Q[-1], np.int8)
         by_label = csr_matrix((marks_P, rows_QR[inside_QR], ends_Q), (len(ids_Q), labels)).tocsc()

@@ -13,7 +13,6 @@ import numpy as np
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.queries import QueriesFor, SearchOptions
 from longtail.serving.core.ranking import NO_ROWS
-from longtail.serving.core.resolved import NO_HISTORY, History
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 
@@ -28,7 +27,8 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
     Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
     """
     index, bundle = retriever.queries, retriever.bundle
-    rows, searches, histories, answers = list[Float32](), list[SearchOptions](), list[History](), list[dict[str, Any]]()
+    rows, searches = list[Float32](), list[tuple[SearchOptions, list[Int64]]]()
+    answers = list[dict[str, Any]]()
     for request in requests:
         bias_removal = _compared_at(retriever, request)
         options = SearchOptions(
@@ -36,17 +36,16 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
             bias_removal=float(request.by == "choices"), priors={repr(bias_removal): 1.0},
         )  # fmt: skip
         if request.features is not None:
-            rows_NE, choosers_N = retriever.overlay.embed(request.features), [NO_HISTORY]
+            rows_NE, left_out = retriever.overlay.embed(request.features), [NO_ROWS]
         else:
             rows_N = np.array(retriever.rows_of(request), np.int64)
-            rows_NE, choosers_N = retriever.overlay.augmented(rows_N), _choosers(retriever, request, rows_N)
+            rows_NE, left_out = retriever.overlay.augmented(rows_N), _left_out(retriever, request, rows_N)
         rows += [*rows_NE]
-        searches += [options] * len(choosers_N)
-        histories += choosers_N
+        searches.append((options, left_out))
         heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
         answers += [{**head, "bias_removal": bias_removal} for head in heads]
     rows_NE, dim = np.stack(rows), retriever.manifest.dim
-    found = index.near(rows_NE[:, :dim], searches, histories)
+    found = index.near(rows_NE[:, :dim], searches)
     lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
     # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
     zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), retriever.manifest.popularity.default
@@ -80,8 +79,8 @@ def _compared_at(retriever: Retriever, request: QueriesFor) -> float:
     )
 
 
-def _choosers(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[History]:
-    """List for each label the queries that are left out, as they chose it; raises InvalidRequestError."""
+def _left_out(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[Int64]:
+    """List for each label the queries that refused or chose it, int64, ascending; raises InvalidRequestError."""
     remembered = retriever.bundle.remembered
     excluded = retriever.manifest.exclude_history if request.exclude_history is None else request.exclude_history
     if request.exclude_history and remembered is None:
@@ -89,9 +88,8 @@ def _choosers(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[
             "expected exclude_history false or null, as this release remembers no queries, received true",
             field="exclude_history",
         )
-    if remembered is None or not excluded:
-        return [NO_HISTORY] * len(rows_N)
-    queries_P, ends_L = retriever.queries_by_label
+    if remembered is None or not (excluded or retriever.negative_events):
+        return [NO_ROWS] * len(rows_N)
+    queries_P, ends_L = retriever.queries_by_label(refused=not excluded)
     rows = retriever.overlay.built(rows_N).tolist()
-    lists = [queries_P[ends_L[row] : ends_L[row + 1]] if row >= 0 else NO_ROWS for row in rows]
-    return [History(left_out=queries.astype(np.int64)) for queries in lists]
+    return [queries_P[ends_L[row] : ends_L[row + 1]].astype(np.int64) if row >= 0 else NO_ROWS for row in rows]

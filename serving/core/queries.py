@@ -330,8 +330,12 @@ class SearchOptions(RequestModel):
     def listed(self) -> int:
         """Count the entries of lists."""
         filters = [self.filter, *(floor.filter for floor in self.at_least)]
-        conditions = [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
-        return entries([self.exclude, self.allow, self.display, *conditions])
+        return entries([self.exclude, self.allow, self.display, *_operands(filters)])
+
+
+def _operands(filters: Sequence[Mapping[str, JsonValue]]) -> list[JsonValue]:
+    """List the operands of all operators of some filters."""
+    return [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
 
 
 def entries(values: Sequence[object]) -> int:
@@ -482,7 +486,8 @@ class QueriesFor(OfLabels):
     exclude_history: bool | None = Field(
         default=None,
         description="Whether queries that chose the label are left out, as far as the release remembers their last "
-        "labels. Null: the release's own `exclude_history`, if it remembers queries.",
+        "labels; those that last said no to it always are. Null: the release's own `exclude_history`, if it remembers "
+        "queries.",
     )
     display: _Display = Field(default=True, description="Columns of the queries: all, none (false), or these.")
 
@@ -494,7 +499,8 @@ class QueriesFor(OfLabels):
     @property
     def extra(self) -> int:
         """Estimate what the search of one label costs beyond `depth`; lists are read once for many labels."""
-        return entries([self.exclude, *(self.features or {}).values()]) // 8
+        lists = [self.exclude, self.display, *_operands([self.filter]), *(self.features or {}).values()]
+        return entries(lists) // 8
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:

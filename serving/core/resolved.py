@@ -13,7 +13,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.conditions import unfilterable
 from longtail.bundle.errors import describe
-from longtail.bundle.sets import distinct
+from longtail.bundle.sets import distinct, with_members
 from longtail.index import Condition, Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
@@ -145,15 +145,18 @@ class ResolvedQuery:
         Args:
             alone: only labels chosen together with it count.
         """
-        before = self.filter or Filter()
-        exclude = np.array([row]) if before.exclude is None else before.exclude
-        at = np.searchsorted(exclude, row)
-        if row not in exclude[at : at + 1]:
-            exclude = np.insert(exclude, at, row)
-        query = replace(self, filter=replace(before, exclude=exclude), history_H=np.array([row]))
+        query = replace(self.leaving_out(np.array([row])), history_H=np.array([row]))
         if not alone:
             return query
         return replace(query, bias_removal=0.0, popularity=0.0, cooccurrence=1.0, chosen_with=True)
+
+    def leaving_out(self, rows_R: Int64) -> ResolvedQuery:
+        """Return the query whose answer leaves out some further rows, int64 [R], ascending and distinct."""
+        if not rows_R.size:
+            return self
+        before = self.filter or Filter()
+        exclude = rows_R if before.exclude is None else with_members(before.exclude, rows_R)
+        return replace(self, filter=replace(before, exclude=exclude))
 
 
 def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:

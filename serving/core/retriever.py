@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache
 from itertools import accumulate, islice
 from time import perf_counter
 from types import MappingProxyType
@@ -60,7 +60,7 @@ from longtail.serving.core.ranking import (
     Ranker,
     rank_each,
 )
-from longtail.serving.core.resolved import History, ResolvedQuery
+from longtail.serving.core.resolved import ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Promises
@@ -166,6 +166,7 @@ class Retriever:
         self._loaded_with = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now()).labels
         self._promise_holds = True
         self.query_index = queries
+        self.queries_by_label = cache(self._list_queries)  # one for all copies
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -514,15 +515,16 @@ class Retriever:
         fields = ["id"] if request.ids is None else [f"ids.{place}" for place in range(len(request.ids))]
         return [self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)]
 
-    def near(
-        self, vectors_BD: Float32, options_B: Sequence[SearchOptions], histories_B: Sequence[History]
-    ) -> Retrieval:
-        """Find the labels nearest to vectors, with the defaults of `similar`; raises InvalidRequestError."""
-        started = perf_counter()
-        resolved = [
-            ResolvedQuery.from_options(options, self._dials_of_labels, self.catalogue, history=history)
-            for options, history in zip(options_B, histories_B, strict=True)
-        ]
+    def near(self, vectors_BD: Float32, searches: Sequence[tuple[SearchOptions, Sequence[Int64]]]) -> Retrieval:
+        """Find the labels nearest to vectors, with the defaults of `similar`; raises InvalidRequestError.
+
+        Args:
+            searches: options of consecutive vectors, and for each vector the rows that are left out, int64, ascending.
+        """
+        started, resolved = perf_counter(), list[ResolvedQuery]()
+        for options, left_out in searches:
+            query = ResolvedQuery.from_options(options, self._dials_of_labels, self.catalogue)
+            resolved += [query.leaving_out(rows_R) for rows_R in left_out]
         return self._answer(self._by_label, vectors_BD, {}, resolved, [{}] * len(resolved), None, started)
 
     @property
@@ -538,11 +540,11 @@ class Retriever:
             return example
         return {self.query_id: remembered.queries.ids[0].as_py()} | example
 
-    @cached_property
-    def queries_by_label(self) -> tuple[Int32, Int32]:
-        """Get the rows of the queries that remember each label: see `Remembered.by_label`."""
+    def _list_queries(self, *, refused: bool) -> tuple[Int32, Int32]:
+        """List the rows of the queries that remember each label: see `Remembered.by_label`."""
         assert self.bundle.remembered is not None
-        return self.bundle.remembered.by_label(self.queries.bundle.labels.ids, self.manifest.labels)
+        ids_Q = self.queries.bundle.labels.ids
+        return self.bundle.remembered.by_label(ids_Q, self.manifest.labels, refused=refused)
 
     @property
     def queries(self) -> Retriever:

@@ -15,6 +15,7 @@ import pytest
 from pyarrow import csv, json
 
 from longtail.bundle import Bundle, Hide, Upsert
+from longtail.bundle.cooccurrence import refusals
 from longtail.index import (
     NotPublishableError,
     PriorTable,
@@ -71,10 +72,34 @@ class Case:
         assert self.bundle.remembered is not None
         return [self.bundle.remembered.history(f"u{user}").tolist() for user in range(USERS)]
 
+    def refused(self) -> list[list[int]]:
+        if self.bundle.remembered is None:
+            return [[] for _ in range(USERS)]
+        return [self.bundle.remembered.refused(f"u{user}").tolist() for user in range(USERS)]
+
+
+def with_refusals(bundle: Bundle) -> Bundle:
+    """Turn a third of what queries remember into labels that they said no to, some of them chosen before or again."""
+    assert bundle.remembered is not None
+    assert bundle.cooccurrence is not None
+    rng, rows_QR = np.random.default_rng(5), bundle.remembered.rows_QR.copy()
+    rows_QR[::2] = np.where(rows_QR[::2] < 0, rows_QR[::2], rows_QR[::2] % 4)
+    rows_QR = np.where((rows_QR >= 0) & (rng.random(rows_QR.shape) < 1 / 3), refusals(rows_QR), rows_QR)
+    settings = bundle.cooccurrence.settings
+    log = settings.log.model_copy(update={"event": "event", "weights": {"buy": 1.0}, "negative": ["return"]})
+    settings = settings.model_copy(update={"log": log})
+    return replace(
+        bundle,
+        manifest=bundle.manifest.model_copy(update={"cooccurrence": settings}),
+        cooccurrence=replace(bundle.cooccurrence, settings=settings),
+        remembered=replace(bundle.remembered, rows_QR=rows_QR.astype(np.int32)),
+    )
+
 
 def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
     rng = np.random.default_rng(7)
     bundle = make_bundle(labels=LABELS, users=USERS, label_tower=True, queries=10, **options)
+    bundle = bundle if bundle.remembered is None else with_refusals(bundle)
     countries = rng.choice(["AT", "DE", "FR"], USERS).tolist()
     histories = [[f"item-{row}" for row in rng.integers(0, LABELS, 3)] for _ in range(USERS)]
     table = pa.table({"user_id": [f"u{user}" for user in range(USERS)], "history": histories, "country": countries})
@@ -120,11 +145,12 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
             label = bundle.labels.ids[row].as_py()
             excluded, country = rng.permutation(USERS)[:20].tolist(), str(rng.choice(["AT", "DE", "FR"]))
             chose = [row in history for history in random_case.histories()] if bundle.remembered else [False] * USERS
+            all_queries = [query for query, refused in enumerate(random_case.refused()) if row not in refused]
             for options, eligible in [
-                ({}, range(USERS)),
-                ({"filter": {"country": country}}, [q for q in range(USERS) if random_case.countries[q] == country]),
-                ({"exclude": [f"u{query}" for query in excluded] + ["nobody"]}, sorted({*range(USERS)} - {*excluded})),
-                ({"exclude_history": bundle.remembered is not None}, [q for q in range(USERS) if not chose[q]]),
+                ({}, all_queries),
+                ({"filter": {"country": country}}, [q for q in all_queries if random_case.countries[q] == country]),
+                ({"exclude": [f"u{query}" for query in excluded] + ["nobody"]}, sorted({*all_queries} - {*excluded})),
+                ({"exclude_history": bundle.remembered is not None}, [q for q in all_queries if not chose[q]]),
             ]:
                 by = str(rng.choice(["log_p", "choices"]))
                 asked = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
@@ -225,7 +251,8 @@ def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: i
     values_QL += np.log(random_case.choices_Q + 0.5)[:, None] if by == "choices" else 0
     expected: dict[int, list[int]] = {row: [] for row in rows}
     counts = [0] * USERS
-    for _, row, query in sorted((-values_QL[query, row], row, query) for query in range(USERS) for row in rows):
+    pairs = [(query, row) for query, refused in enumerate(random_case.refused()) for row in rows if row not in refused]
+    for _, row, query in sorted((-values_QL[query, row], row, query) for query, row in pairs):
         if len(expected[row]) < k and (most is None or counts[query] < most):
             expected[row].append(query)
             counts[query] += 1
@@ -305,19 +332,21 @@ def test_a_release_carries_its_index_of_queries(tmp_path: Path) -> None:
     case = make_case(tmp_path, cooccurrence=True, seed=3)
     releases = Releases(tmp_path / "releases")
     releases.publish("one")
-    later = pa.table({"user_id": ["u1", "u1"], "label_id": ["item-3", "item-4"], "time": [1.7e9, 1.7e9 + 60]})
+    log = {"label_id": ["item-14", "item-4"], "event": ["buy", "return"], "time": [1.7e9, 1.7e9 + 60]}
+    later = pa.table({"user_id": ["u1", "u1"], **log})
     pq.write_table(later, tmp_path / "log.parquet")
     refresh(tmp_path / "releases", tmp_path / "log.parquet", name="two")
     assert (tmp_path / "releases/one/queries/index/index.faiss").samefile(
         tmp_path / "releases/two/queries/index/index.faiss"
     )
     after = load_release(releases, "two")
-    asked = {"id": "item-4", "k": USERS, "exclude_history": True}
-    before, now = (
-        {query["id"] for query in queries_for(retriever, [QueriesFor.model_validate(asked)])[0]["queries"]}
-        for retriever in (case.retriever, after)
-    )
-    assert before - now == {"u1"}
+    for label, excluded in (("item-14", True), ("item-4", False)):
+        asked = {"id": label, "k": USERS, "exclude_history": excluded}
+        before, now = (
+            {query["id"] for query in queries_for(retriever, [QueriesFor.model_validate(asked)])[0]["queries"]}
+            for retriever in (case.retriever, after)
+        )
+        assert before - now == {"u1"}
     build(tmp_path / "bundle", tmp_path / "releases", name="three")
     with pytest.raises(NotPublishableError, match="queries: expected an index of queries as in the published release"):
         releases.publish("three")
