@@ -7,6 +7,7 @@ before the reference.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
@@ -49,6 +50,11 @@ def span_seconds(text: str) -> float:
     if not (found := _SPAN.fullmatch(text)) or float(found[1]) == 0:
         raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {text!r}")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def nats_per_day(half_life: str) -> float:
+    """Return what a score loses in a day at a half-life, in nats; raises ValueError."""
+    return math.log(2) * DAY_SECONDS / span_seconds(half_life)
 
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:

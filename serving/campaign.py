@@ -25,7 +25,7 @@ from longtail.serving.settings import MOST_QUERIES
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import engine
-from longtail.tables.table import canonical_ids, id_of, read_table
+from longtail.tables.table import id_of, read_table
 
 
 def _write_json_lines(table: pa.Table, path: Path) -> None:
@@ -121,8 +121,7 @@ def _label_ids(labels: Path | str, column: str) -> list[str]:
                 column: id_of(opened, column, *opened.column(column))
             }, str(labels))  # fmt: skip
             table.refuse_rejected()
-            text = canonical_ids(duck, table.name, table.column(column))
-            ids = duck.arrow(f"SELECT {text} AS id FROM {table.name} ORDER BY rowid")["id"].to_pylist()
+            ids = table.ids(column).to_pylist()
     except DataError as error:
         raise BatchError(str(error)) from error
     if not ids or None in ids:

@@ -86,6 +86,11 @@ class Table:
         part = next(part for part in reversed(self.parts) if part.first <= place)
         return part.opened.file.name, part.row(place)
 
+    def ids(self, column: str) -> pa.Array:
+        """Get the ids of a column, each in one spelling, in the order of the rows; null where there is none."""
+        text = canonical_ids(self.engine, self.name, self.column(column))
+        return self.engine.arrow(f"SELECT {text} AS id FROM {self.name} ORDER BY rowid")["id"].combine_chunks()
+
     def refuse_rejected(self) -> None:
         """Raise DataError where a line of a text file is no row."""
         for part in self.parts:

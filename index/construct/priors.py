@@ -7,7 +7,6 @@ Legend: `L` labels, `P` priors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, MAX_PRIORS, Bonus, Bund
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.conditions import NumberColumn
-from longtail.bundle.dates import DAY_SECONDS, span_seconds
+from longtail.bundle.dates import nats_per_day
 from longtail.bundle.errors import ConditionError
 from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.bundle.ids import repeated_ids, rows_of_ids
@@ -250,7 +249,7 @@ def _own(name: str, source: str, limits: Limits | Popularity, **others: Any) -> 
 def _per_day(name: str, half_life: str) -> float:
     """Return nats per day at a half-life; raises PriorsError."""
     try:
-        return math.log(2) * DAY_SECONDS / span_seconds(half_life)
+        return nats_per_day(half_life)
     except ValueError as error:
         raise PriorsError(f"decay.{name}: {error}") from error
 

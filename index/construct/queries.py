@@ -34,7 +34,7 @@ from longtail.index.errors import QueriesError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
 from longtail.tables.features import WRITTEN, as_written, feature_columns
-from longtail.tables.table import Columns, Table, canonical_ids, id_of, read_table
+from longtail.tables.table import Columns, Table, id_of, read_table
 from longtail.tables.values import is_nested
 
 _ID = "id:"
@@ -70,8 +70,7 @@ class QueryTable:
                 table = read_table(duck, find_files(self.path), _columns(bundle, name), str(self.path))
                 table.refuse_rejected()
                 table.find_types([column for column in table.kinds if column != _ID])
-                text = canonical_ids(duck, table.name, table.column(_ID))
-                ids = duck.arrow(f"SELECT {text} AS id FROM {table.name} ORDER BY rowid")["id"].combine_chunks()
+                ids = table.ids(_ID)
                 if ids.null_count or not len(ids) or (repeated := repeated_ids(ids)):
                     found = "rows without" if ids.null_count else f"{repeated[:3]} repeated" if len(ids) else "no rows"
                     raise QueriesError(

@@ -21,7 +21,7 @@ from longtail.index.construct.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Engine, Opened, engine
-from longtail.tables.table import Table, canonical_ids, id_of, read_table
+from longtail.tables.table import Table, id_of, read_table
 from longtail.tables.values import in_words, number_of
 
 
@@ -69,8 +69,7 @@ class VectorFiles:
                 if taken := [each for each in RESERVED_COLUMNS if each in table.kinds and each not in self._read]:
                     raise VectorsError(f"{self.labels}: columns {taken} are not allowed to be shown; rename them")
                 display = [each for each in table.kinds if each not in self._read]
-                id_ = canonical_ids(duck, table.name, table.column(self.id))
-                ids = duck.arrow(f"SELECT {id_} AS id FROM {table.name} ORDER BY rowid")["id"].combine_chunks()
+                ids = table.ids(self.id)
                 counts = self._counts(table)
                 noise = None if self.noise is None else self._numbers(table, self.noise)
                 vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)

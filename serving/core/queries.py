@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,7 +20,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from longtail.bundle.dates import DAY_SECONDS, span_seconds
+from longtail.bundle.dates import nats_per_day
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.monitoring.records import RESTRICTIONS, Restriction
@@ -160,7 +159,7 @@ class Decay(RequestModel):
     def per_day(self, field: str) -> float:
         """Return what a label loses in a day, in nats; raises InvalidRequestError."""
         try:
-            return self.weight * math.log(2) * DAY_SECONDS / span_seconds(self.half_life)
+            return self.weight * nats_per_day(self.half_life)
         except ValueError as error:
             raise InvalidRequestError(str(error), field=field) from error
 

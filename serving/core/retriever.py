@@ -559,12 +559,11 @@ class Retriever:
     def _explain(
         self,
         ranker: Ranker,
-        query: Batch,
+        batch: Batch,
+        query: ResolvedQuery,
         rows_K: Int64,
         scores_K: Float32,
         limits: tuple[float, float],
-        history_H: Int64,
-        shift: float,
         labels: Sequence[dict[str, Any]],
         prices_K: Sequence[dict[str, Any] | None] | None,
     ) -> Iterator[None]:
@@ -572,11 +571,11 @@ class Retriever:
         temperature = self.manifest.temperature
         tree = self.bundle.proposal is not None
         parts = parts_of_scores(
-            self.catalogue, self.bundle.priors, query, temperature, rows_K, scores_K, shift=shift, tree=tree
+            self.catalogue, self.bundle.priors, batch, temperature, rows_K, scores_K, shift=query.shift, tree=tree
         )
-        among = yield from intervals(ranker, query, rows_K, limits)
+        among = yield from intervals(ranker, batch, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
-            history_H = self._built(history_H)
+            history_H = self._built(query.history_H if query.cooccurrence else NO_ROWS)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
             entries_H = self.catalogue.ids_of(history_H).to_pylist()
             parts = [
@@ -637,13 +636,10 @@ class Retriever:
                 floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
-        raw_B, scores_B = (
-            scores_B,
-            [
-                scores_K + np.float32(query.shift) if query.shift else scores_K
-                for query, scores_K in zip(resolved, scores_B, strict=True)
-            ],
-        )
+        raw_B, scores_B = scores_B, [
+            scores_K + np.float32(query.shift) if query.shift else scores_K
+            for query, scores_K in zip(resolved, scores_B, strict=True)
+        ]  # fmt: skip
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
         if not np.isfinite(scores_N).all():
             place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
@@ -678,19 +674,10 @@ class Retriever:
                 result |= floored[place].json(query, met_FK)
                 unmet += any(floor["met"] < floor["n"] for floor in result["floors"])
             if place in explained:
-                of_one = replace(batch.subset(np.array([place])), k=query.k)
-                history_H = query.history_H if query.cooccurrence else NO_ROWS
                 explanations[place] = self._explain(
-                    ranker,
-                    of_one,
-                    rows_B[place],
-                    raw_B[place],
-                    explained[place],
-                    history_H,
-                    query.shift,
-                    labels,
-                    prices_K,
-                )
+                    ranker, replace(batch.subset(np.array([place])), k=query.k), query, rows_B[place], raw_B[place],
+                    explained[place], labels, prices_K,
+                )  # fmt: skip
             if place in pools:
                 result["pool"] = pools[place]
             result["unknown"] = {
