@@ -17,7 +17,7 @@ from longtail.bundle.sets import distinct, with_members
 from longtail.index import Condition, Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
-from longtail.serving.core.queries import MOST_POOL, Decay, SearchOptions, first_pool
+from longtail.serving.core.queries import MOST_POOL, BucketName, Decay, SearchOptions, first_pool
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring.records import Restriction
@@ -237,6 +237,14 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     return Diversity(dict(options.max_per), weight, pool, most)
 
 
+def _check_bucket(options: SearchOptions, bucket: BucketName, what: str, field: str) -> None:
+    """Raise InvalidRequestError if no label of a bucket may be answered."""
+    if options.buckets is not None and bucket not in options.buckets:
+        raise InvalidRequestError(
+            f"expected {what} that may be answered, {options.buckets}, received {bucket!r}", field=field
+        )
+
+
 def _explored(options: SearchOptions, where: str) -> dict[int, int]:
     """Read the slots to draw by bucket, 0 head, 1 torso, …; raises InvalidRequestError."""
     asked = sum(options.explore.values())
@@ -245,11 +253,7 @@ def _explored(options: SearchOptions, where: str) -> dict[int, int]:
             f"expected at most k = {options.k} slots to explore together, received {describe(asked)}", field=where
         )
     for bucket in options.explore:
-        if options.buckets is not None and bucket not in options.buckets:
-            raise InvalidRequestError(
-                f"expected buckets to explore that may be answered, {options.buckets}, received {bucket!r}",
-                field=f"{where}.{bucket}",
-            )
+        _check_bucket(options, bucket, "buckets to explore", f"{where}.{bucket}")
     return {BUCKET_NAMES.index(bucket): slots for bucket, slots in options.explore.items() if slots}
 
 
@@ -265,12 +269,9 @@ def _floors(options: SearchOptions, catalogue: Catalogue, where: str) -> list[Fl
         )
     floors = []
     for position, floor in enumerate(options.at_least):
-        if options.buckets is not None and floor.bucket is not None and floor.bucket not in options.buckets:
-            raise InvalidRequestError(
-                f"expected floors of buckets that may be answered, {options.buckets}, received {floor.bucket!r}",
-                field=f"{where}.{position}.bucket",
-            )
         bucket = None if floor.bucket is None else BUCKET_NAMES.index(floor.bucket)
+        if floor.bucket is not None:
+            _check_bucket(options, floor.bucket, "floors of buckets", f"{where}.{position}.bucket")
         conditions = catalogue.attributes.read(floor.filter, f"{where}.{position}.filter")
         floors.append(Floor(floor.n, bucket, conditions, floor.model_dump(exclude_unset=True)))
     return floors
