@@ -20,7 +20,7 @@ Legend: `P` labels of a pool, `K` labels of an answer, `D` embedding dimensions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -77,17 +77,17 @@ def choose(
         pool: number of labels, the first ones, that may be taken without being reserved; None: all.
         reserved: positions to take in any case, which `max_per` has room for.
     """
-    crowds = Crowds(rows_P, diversity.max_per, catalogue)
+    crowds, reserved_set = Crowds(rows_P, diversity.max_per, catalogue), frozenset(reserved)
     for position in reserved:
         crowds.take(position)
     pool = len(rows_P) if pool is None else pool
     if diversity.weight > 0:
-        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, reserved)
+        return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, reserved_set)
     chosen = [*reserved]
     for place in range(pool):
         if len(chosen) == k:
             break
-        if place not in reserved and crowds.has_room(place):
+        if place not in reserved_set and crowds.has_room(place):
             crowds.take(place)
             chosen.append(place)
     taken = np.array(chosen, np.int64)
@@ -96,7 +96,7 @@ def choose(
 
 def _marginal(
     rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: Crowds, catalogue: Catalogue, pool: int,
-    reserved: Sequence[int],
+    reserved: Set[int],
 ) -> Int64:  # fmt: skip
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)

@@ -99,13 +99,31 @@ class Candidates:
         """Return the list of k labels."""
         reserved, k = self._reserved, max(k, len(self._reserved))  # more only if k exceeds the catalogue
         if self._query.diversity is None:
-            for position in reversed(reserved):
-                fewer = [one for one in reserved if one != position]
-                free = np.setdiff1d(np.arange(self._pool), fewer)[: k - len(fewer)]
-                if (self._meets_FC[:, [*fewer, *free]].sum(axis=1) >= self._needs_F).all():
-                    reserved = fewer
+            reserved = self._released(reserved, k)
         chosen = choose(self._rows_C, self._scores_C, k, self._diversity, self._catalogue, self._pool, reserved)
         return self._rows_C[chosen], self._scores_C[chosen]
+
+    def _released(self, reserved: Sequence[int], k: int) -> list[int]:
+        """Release, up the scores, each reserved label without which a list of k labels meets as much."""
+        is_reserved_C = np.zeros(len(self._rows_C), np.bool_)
+        is_reserved_C[reserved] = True
+        wanted = k - len(reserved)
+        free = np.flatnonzero(~is_reserved_C[: self._pool])[:wanted]
+        # The list holds the reserved labels, and all of the pool before `end`.
+        end = int(free[-1]) + 1 if 0 < wanted == free.size else self._pool if wanted else 0
+        met_F = self._meets_FC[:, [*reserved, *free]].sum(axis=1)
+        for position in reversed(reserved):
+            while end < self._pool and is_reserved_C[end]:
+                end += 1
+            if position >= end:
+                fewer_F = met_F - self._meets_FC[:, position]
+                if end < self._pool:
+                    fewer_F += self._meets_FC[:, end]
+                if (fewer_F < self._needs_F).any():
+                    continue
+                met_F, end = fewer_F, min(end + 1, self._pool)
+            is_reserved_C[position] = False
+        return [position for position in reserved if is_reserved_C[position]]
 
 
 def meets(query: ResolvedQuery, rows_N: Int64, catalogue: Catalogue) -> Bools:
