@@ -185,7 +185,8 @@ def read_log(
         event: name of the choices to count, such as `purchase`; None: all.
         unit: feature whose value is the unit. For answers without it, and by default, the unit is the experiment's, or
             all features together.
-        changes: label changes. Answers older than the newest change are skipped; patches matter only for filters.
+        changes: label changes. Answers older than the newest change are skipped; patches matter only where answers
+            follow from columns.
 
     Raises:
         StateError: the events cannot be read.
@@ -194,7 +195,7 @@ def read_log(
     left_out, without_unit = Counter[str](), 0
     dates = [(change.at.timestamp(), isinstance(change, Patch)) for change in changes]
     newest = max((at for at, patch in dates if not patch), default=0.0)
-    newest_of_filters = max((at for at, _ in dates), default=0.0)
+    newest_of_columns = max((at for at, _ in dates), default=0.0)
     units: dict[Any, int] = {}
     parts: dict[str, list[Any]] = {name: [] for name in ("propensities", "chosen", "buckets", "unit", "held")}
     unit_N: list[int] = []
@@ -208,7 +209,7 @@ def read_log(
                 query = _query(row, retriever, at, left_out)
                 if query is None:
                     continue
-                if row["time"] <= (newest_of_filters if query.filter else newest):
+                if row["time"] <= (newest_of_columns if retriever.reads_columns(query) else newest):
                     left_out[_OLDER] += 1
                 else:
                     kept.append((row, query))

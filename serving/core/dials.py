@@ -158,7 +158,7 @@ class Dials:
         """
         if not (asked.priors or asked.bonus or asked.slope or asked.decay):
             return self.defaults_P, 0.0
-        weights_P, shift, why = self.defaults_P.copy(), 0.0, ""
+        weights_P, shift = self.defaults_P.copy(), 0.0
         groups = {"priors": asked.priors, "bonus": asked.bonus, "slope": asked.slope}
         if asked.decay is not None:
             groups["decay"] = {asked.decay.column: asked.decay.per_day(f"{prefix}decay.half_life")}
@@ -167,15 +167,20 @@ class Dials:
             for name, weight in weights.items():
                 if name not in places:
                     raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
-                prior, field = self.priors[places[name]], f"{prefix}{group}.{name}"
+                prior = self.priors[places[name]]
+                fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
                 if group == "decay" and asked.decay is not None:
-                    least = 24 * asked.decay.weight * math.log(2) / prior.maximum
-                    field = f"{prefix}decay.half_life"
-                    why = f" a day: with this weight half_life must be at least {least:.3g}h"
+                    if not fits:
+                        least = 24 * asked.decay.weight * math.log(2) / prior.maximum
+                        raise InvalidRequestError(
+                            f"expected a half_life of at least {least:.3g}h at weight {asked.decay.weight:g}, received "
+                            f"{describe(asked.decay.half_life)}",
+                            field=f"{prefix}decay.half_life",
+                        )
                     # The coordinate counts days from the newest label of the build, and the score counts from now.
                     shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
-                if not prior.minimum <= weight <= prior.maximum * (1 + _SAME):
-                    raise _range(prior).refusal(f"{group}.{name}", describe(weight), field, why)
+                if not fits:
+                    raise _range(prior).refusal(f"{group}.{name}", describe(weight), f"{prefix}{group}.{name}")
                 weights_P[places[name]] = weight
         return weights_P, shift
 

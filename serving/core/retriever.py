@@ -248,6 +248,15 @@ class Retriever:
         """Check options for queries to this release; raises InvalidRequestError."""
         ResolvedQuery.from_options(options, self._dials_of_queries, self.catalogue)
 
+    def reads_columns(self, options: SearchOptions) -> bool:
+        """Return whether an answer follows from columns of labels, which patches change."""
+        if self._lifetimes is not None or options.filter or options.max_per:
+            return True
+        if options.slope or options.decay or any(floor.filter for floor in options.at_least):
+            return True
+        of_columns = [prior for prior in self.bundle.priors.settings if prior.source not in ("table", "bucket")]
+        return any(prior.default or prior.key in options.bonus for prior in of_columns)
+
     def check_compatible(self, before: Retriever) -> None:
         """Raise UnservableReleaseError if clients would lose features, priors or labels of `before`."""
         skipped, kept = self.overlay.skipped, self.catalogue.row_of

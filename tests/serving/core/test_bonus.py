@@ -23,7 +23,7 @@ from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
-from tests.serving.core.shop import meets, shop_bundle
+from tests.serving.core.shop import dated, meets, shop_bundle
 from tests.serving.core.test_cooccurrence import AT, Formula, L, changes, retriever_of
 from tests.serving.core.test_diversity import greedily, marginally
 from tests.serving.plane import results_of
@@ -176,14 +176,43 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
         ({"slope": {"stock": 1}}, "slope", r"\['price'\], received \"stock\"; longtail-index build --slope declares"),
         ({"decay": {"column": "at", "half_life": "7d"}}, "decay.column", r"\['since'\], received \"at\""),
         ({"decay": {"column": "since", "half_life": "7"}}, "decay.half_life", "expected a span such as '90m'"),
-        ({"decay": {"column": "since", "half_life": "11h"}}, "decay.half_life", "half_life must be at least 12h"),
-        ({"decay": {"column": "since", "half_life": "23h", "weight": 2}}, "decay.half_life", "at least 24h"),
+        ({"decay": {"column": "since", "half_life": "11h"}}, "decay.half_life", r"at least 12h at weight 1, received"),
+        ({"decay": {"column": "since", "half_life": "23h", "weight": 2}}, "decay.half_life", "at least 24h at weight"),
     ],
 )  # fmt: skip
 def test_weights_that_the_release_does_not_have(asked: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as raised:
         retriever("flat").retrieve([Query.model_validate({"features": {}} | asked)])
     assert raised.value.field == f"queries.0.{field}"
+
+
+def test_limits_below_zero_hold_both_ends() -> None:
+    bundle = shop_bundle(L)
+    own = OwnPriors(slopes={"price": Limits(-3, -1, -2)})
+    served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
+    for weight in (-3, -1):
+        (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"}, slope={"price": weight})]))
+        assert result["slope"] == {"price": weight}
+    with pytest.raises(InvalidRequestError, match=r"expected -3\.0 <= slope\.price <= -1\.0, received -0\.9"):
+        served.retrieve([Query(features={"user_id": "u1"}, slope={"price": -0.9})])
+
+
+def test_queries_whose_answers_follow_from_columns() -> None:
+    """Off-policy estimates leave out their answers from before a patch of a label."""
+    of_columns = [{"bonus": {"bright": 1}}, {"slope": {"price": 1}}, {"decay": {"column": "since", "half_life": "9d"}}]
+    of_columns += [
+        {"filter": {"price": 1}},
+        {"at_least": [{"filter": {"price": 1}, "n": 1}]},
+        {"max_per": {"brand": 1}},
+    ]
+    for options in of_columns:
+        assert retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
+    for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
+        assert not retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
+    own, bundle = OwnPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
+    served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
+    assert served.reads_columns(Query(features={}))
+    assert retriever_of(dated(bundle), "flat").reads_columns(Query(features={}))
 
 
 def test_a_minute_counts_in_ten_years() -> None:
