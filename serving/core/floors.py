@@ -168,7 +168,7 @@ def fill_each(
                 # Values that are full may rule out any number of a floor's best labels.
                 most = query.diversity.most if query.diversity is not None and query.diversity.max_per else 0
                 searches += [(position, _filter(query, floor, catalogue), max(most, floor.n)) for floor in query.floors]
-                searches += [(position, query.filter, pools[position])] if position in pools else []
+                searches += [(position, query.filter, max(1, pools[position]))] if position in pools else []
     if not searches:
         return floored, exploring
     positions, filters, depths = zip(*searches, strict=True)

@@ -212,6 +212,13 @@ def test_floors_with_few_labels_of_a_brand(retriever: Retriever, seed: int) -> N
     assert len(diverse["labels"]) == k
 
 
+@pytest.mark.parametrize("options", [{"max_per": {"brand": 1}}, {"mmr": 0.5}, {"explore": {"head": 1}}, {}])
+def test_floors_where_no_label_is_eligible(retriever: Retriever, options: dict[str, Any]) -> None:
+    floors = [{"bucket": "tail", "n": 2}]
+    result = answer(retriever, features={"user_id": "u1"}, k=5, allow=[], at_least=floors, **options)
+    assert (result["labels"], result["floors"], result["cost"]) == ([], [{**floors[0], "met": 0}], 0)
+
+
 def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever) -> None:
     floors: Floors = [{"bucket": "tail", "n": 2}, {"filter": {"brand": "brand-2"}, "n": 2}]
     certain = answer(retriever, k=6, at_least=floors)
