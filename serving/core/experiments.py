@@ -27,10 +27,11 @@ from longtail.serving.settings import Settings, explain
 
 _ELIGIBLE = ("exclude", "allow", "buckets", "filter")
 _TOGETHER = {
-    "bias_removal": {"popularity"}, "popularity": {"bias_removal"}, "explore": {"at_least"}, "at_least": {"explore"},
+    "bias_removal": {"popularity"}, "popularity": {"bias_removal"}, "at_least": {"explore"},
+    "explore": {"at_least", "max_per", "mmr"}, "max_per": {"explore"}, "mmr": {"explore"},
 }  # fmt: skip
-"""Options that count as set together, because a limit holds for both: λ + μ, and slots and floors of k. An arm must not
-set one where the request sets the other."""
+"""Options that count as set together, because a limit holds for both, such as λ + μ, or slots and floors of k, or
+because they exclude each other. An arm must not set one where the request sets the other."""
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 

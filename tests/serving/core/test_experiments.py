@@ -88,6 +88,8 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
     assert not open_(k=1), "two slots do not fit"
     assert not open_(buckets=["head"]), "new labels may not be answered"
     assert not open_(at_least={"bucket": {"tail": 1}}), "slots and floors take of the same k"
+    assert not open_(mmr=0.5), "what is drawn at random is not kept apart"
+    assert not open_(max_per={"brand": 1})
     floored = running({
         "a": "share = 0.5", "b": 'share = 0.5\nat_least = [{bucket = "tail", n = 1}, {filter = {brand = "x"}, n = 2}]'
     })  # fmt: skip
