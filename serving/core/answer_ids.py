@@ -106,8 +106,8 @@ def sign_answer(
         labels: ids of the answered labels, in order, K.
         priors: weights of the release's priors.
         arm: arm of the answer; recorded only if the answer counts in the comparison of arms.
-        restricted: whether no promise holds: the client restricted the eligible labels, or arranged the answer, or no
-            tower ranked it.
+        restricted: whether no promise holds: the client restricted the eligible labels, or arranged the answer, no
+            tower ranked it, or many labels have come or ended since the release was loaded.
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
     number, secret = key

@@ -84,6 +84,7 @@ class Retrieval(AnsweredBatch):
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
         priors_B: weights of the table's priors of each query, or of all priors if another has not its default.
         unknown: number of unknown ids in all `exclude` and in all `allow`.
+        promise_holds: whether the labels available are nearly those of which the release's promises were measured.
     """
 
     results: list[dict[str, Any]]
@@ -92,6 +93,7 @@ class Retrieval(AnsweredBatch):
     priors_B: Sequence[Sequence[float]]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
+    promise_holds: bool
 
 
 class Retriever:
@@ -723,6 +725,7 @@ class Retriever:
             },
             ids={} if ids is None else ids.sums(),
             bases=Counter(bases),
+            promise_holds=self._promise_holds,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
 

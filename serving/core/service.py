@@ -537,10 +537,11 @@ class Service:
             dials = result["bias_removal"], result["popularity"], result.get("cooccurrence", 0.0)
             priors = retrieval.priors_B[place]
             labels = [label["id"] for label in result["labels"]]
+            promised = retrieval.promise_holds and result.get("basis", "model") == "model"
             answer_id, name = sign_answer(
                 key, now, release, dials, labels,
                 priors=priors, arm=arm, propensities_K=propensities_K,
-                restricted=query.restricted or query.arranged or result.get("basis", "model") != "model",
+                restricted=query.restricted or query.arranged or not promised,
             )  # fmt: skip
             if wanted[place]:
                 result["answer_id"] = answer_id

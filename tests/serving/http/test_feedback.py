@@ -53,7 +53,9 @@ def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     return rows
 
 
-def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client, tmp_path: Path) -> None:
+def test_an_event_says_what_its_answer_was(
+    app: Starlette, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = ids_of(client, EAST, {**EAST, "k": 1, "bias_removal": 0.25, "buckets": ["tail"]})
     assert len(first) < 100 > len(second)
     answer = say(
@@ -76,6 +78,11 @@ def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client,
         (id_,) = ids_of(client, {**EAST, **arranged})
         record = read_answer_id(id_, app.state.service.keys.secrets, 0)
         assert record.restricted, "a choice from it is not held against the promise of its λ"
+    with monkeypatch.context() as changed:
+        changed.setattr(app.state.service.current, "_promise_holds", False)
+        (id_,) = ids_of(client, EAST)
+    record = read_answer_id(id_, app.state.service.keys.secrets, 0)
+    assert record.restricted, "too many labels have come or ended by their lifetimes"
     found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
     assert {of: (each["positives"], each["hits"]) for of, each in found.items() if each["positives"]} == {
         "tail": (3, 2), "all": (3, 2)
