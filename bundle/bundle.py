@@ -125,7 +125,7 @@ class Bundle:
 
     @property
     def ranks_by_popularity(self) -> bool:
-        """Return whether λ = 0, μ = 1 alone give the order of log π*: not beside a noise other than the frequencies."""
+        """Return whether λ = 0 and μ = 1 rank by log π*; no with a forecast and another noise than π."""
         return self.forecast is None or self.forecast.offset is None
 
     @property

@@ -194,13 +194,13 @@ def says_nothing(features: Sequence[Feature], inputs: Inputs) -> Bools:
     for feature in features:
         values = inputs[feature.name]
         if (weights_BP := inputs.get(f"{feature.name}__weight")) is not None:
-            told = np.logical_and(values, weights_BP)
+            is_known = np.logical_and(values, weights_BP)
         elif (missing_B := inputs.get(f"{feature.name}__missing")) is not None:
-            told = missing_B == 0
+            is_known = missing_B == 0
         else:
             number = feature.kind == "number" and feature.boundaries is None
-            told = values != np.float32(feature.missing or 0.0) if number else values != OUT_OF_VOCABULARY
-        nothing_B &= ~(told if told.ndim == 1 else told.any(axis=1))
+            is_known = values != np.float32(feature.missing or 0.0) if number else values != OUT_OF_VOCABULARY
+        nothing_B &= ~(is_known if is_known.ndim == 1 else is_known.any(axis=1))
         if not nothing_B.any():
             break
     return nothing_B

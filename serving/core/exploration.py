@@ -170,7 +170,7 @@ def explore(
         kept = _certain(best, of_bucket, slots)
     else:
         free: dict[int, int] = {}
-        while slots != free:  # until each bucket has as many labels beside the certain ones as slots
+        while slots != free:  # until each bucket has as many labels as slots, without the certain ones
             slots = free or slots
             kept = floored[0].best(floored[1] - sum(slots.values()))
             free = {

@@ -143,7 +143,7 @@ class AtLeast(RequestModel):
     @model_validator(mode="after")
     def _of_something(self) -> Self:
         if self.bucket is None and not self.filter:
-            raise PydanticCustomError("floor_of_nothing", "expected a bucket or a filter beside n, received neither")
+            raise PydanticCustomError("floor_of_nothing", "expected a bucket or a filter with n, received neither")
         return self
 
 

@@ -273,7 +273,8 @@ class RetrieveResult(Ranking):
     basis: Literal["model", "cooccurrence", "popularity"] = Field(
         description="What ranks the labels: `model`, the whole score. Where every feature of the query is missing or "
         "unknown, `cooccurrence`, `log π + ω·c`, if its history is known, else `popularity`, log π alone; π of the "
-        "release's forecast, where there is one. The result's λ is then 0 and its μ 1, whatever the request says.",
+        "release's forecast, where there is one. The result's λ is then 0 and its μ 1, also if the "
+        "request sets others.",
     )
     run: str | None = Field(
         default=None, description="The experiment that runs, with a hash of its arms; absent if none does."

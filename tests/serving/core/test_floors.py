@@ -292,7 +292,7 @@ def test_impossible_floors(options: dict[str, Any], field: str, message: str) ->
 @pytest.mark.parametrize(
     ("floors", "message"),
     [
-        ([{"n": 1}], "expected a bucket or a filter beside n"),
+        ([{"n": 1}], "expected a bucket or a filter with n"),
         ([{"bucket": "tail", "n": 0}], "greater than or equal to 1"),
         ([{"bucket": "tail"}], "Field required"),
         ([{"bucket": "rare", "n": 1}], "'head', 'torso', 'tail' or 'new'"),
