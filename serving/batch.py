@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -156,8 +157,9 @@ def answer(
             retriever = retriever.as_of(_moment(out, table_options.at))
             for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
-                _write(retriever, file_slice, table, table_options, options, out)
+                notes = _write(retriever, file_slice, table, table_options, options, out)
                 rate, rows = file_slice.rows / (perf_counter() - started), f"{file_slice.rows:,} queries"
+                rows = "; ".join([rows, *(f"{note}: {count:,}" for note, count in notes.items() if count)])
                 say(f"{file_slice.name}, {number:,} of {len(missing):,}: {rows}, {rate:,.0f} a second")
     except DataError as error:
         raise BatchError(str(error)) from error
@@ -323,15 +325,18 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
 
 def _write(
     retriever: Retriever, part: _Slice, table: Table, table_options: TableOptions, options: Mapping[str, Any], out: Path
-) -> None:
-    """Answer the rows of a slice into one file, which is complete or absent."""
+) -> Counter[str]:
+    """Answer the rows of a slice into one file, which is complete or absent; count what a column does not say."""
     kept = _kept(table, table_options)
     found = table.rows_of(part.part, part.start, part.rows)
     schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
-    working = out / f".{part.name}.{uuid4().hex}"
+    working, notes = out / f".{part.name}.{uuid4().hex}", Counter[str]()
     try:
         with pq.ParquetWriter(working, schema) as writer:
             for rows, answers in _answered(retriever, part, found, table_options, options):
+                for basis in ("cooccurrence", "popularity"):
+                    notes[f"answered by {basis} alone"] += answers.bases.get(basis, 0)
+                notes["floors not met"] += answers.floored[1]
                 offsets = pa.array([0, *answers.ends_B], pa.int32())
                 values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
                 lists = [pa.ListArray.from_arrays(offsets, each) for each in values]
@@ -339,6 +344,7 @@ def _write(
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
+    return notes
 
 
 def answers_to(
