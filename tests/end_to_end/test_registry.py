@@ -57,6 +57,7 @@ def client() -> Any:
     return MlflowClient()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("store")
 def test_the_version_of_a_tracked_training_is_of_its_run_and_is_built_by_alias(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -85,6 +85,7 @@ def test_a_disk_that_turns_read_only_refuses_changes_and_answers_go_on(releases:
     check_kept(releases, disk, [0, 1, 2])
 
 
+@pytest.mark.nightly
 def test_a_kill_while_the_disk_stalls_loses_nothing_acknowledged(releases: Path, disk: Path) -> None:
     kept: list[int] = []
 

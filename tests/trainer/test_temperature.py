@@ -44,6 +44,7 @@ def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp
     assert json.loads(again.reports["history.json"])["temperatures"] == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("few")
 def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)

@@ -234,6 +234,7 @@ def test_ctrl_c_writes_what_was_found_and_the_same_command_goes_on(
     assert [float(row[T]) for row in table(tmp_path / "out")] == [temperatures[at] for at in (1, 2, 4)]
 
 
+@pytest.mark.nightly
 def test_more_trials_go_on_where_fewer_ended_and_the_seed_decides(tmp_path: Path, script: Script) -> None:
     recipe = job(tmp_path)
     for trials in (3, 3, 6):
