@@ -320,7 +320,7 @@ class FaissIndex:
             scores_BC[short, :fetch], rows_BC[short, :fetch] = self._search_cpu(
                 queries_BE[short], fetch, probes, eligible
             )
-        return scores_BC, rows_BC
+        return top_k([scores_BC], [rows_BC], fetch)
 
     def _overfetch(self, fetch: int, eligible: Eligible) -> int:
         """Estimate how many results are likely to contain `fetch` eligible ones."""

@@ -202,7 +202,7 @@ def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
 
 def test_what_no_column_says_is_said(shop: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": ["u1", "nobody", "u2"]}), tmp_path / "users.parquet")
-    floor, said = {"bucket": "new", "n": 1}, list[str]()
+    floor, said = {"filter": {"brand": "no such brand"}, "n": 1}, list[str]()
     options = TableOptions({"k": 3, "at_least": [floor]})
     answer(shop / "releases", tmp_path / "users.parquet", tmp_path / "out", options, say=said.append)
     assert "3 queries; answered by popularity alone: 1; floors not met: 3, " in said[-1]

@@ -137,7 +137,7 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
         assert label["log_pn"] == pytest.approx(float(reference.log_pn_L.min()))
         assert label["bias"] in (None, 0.0)
         assert longtail.label("plain")["display"] == {"title": None}
-        assert longtail.monitoring()["labels"] == {"added": 2, "hidden": 0}
+        assert longtail.monitoring()["labels"] == {"added": 2, "hidden": 0, "available": 62}
 
 
 def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
         longtail.delete_label(NEW.id)
         longtail.delete_label(NEW.id)
         longtail.delete_label("item-7")
-        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1, "available": 59}
         assert everything(longtail) == {id_: score for id_, score in plain.items() if id_ != "item-7"}
         for id_ in (NEW.id, "item-7"):
             assert everything(longtail, allow=[id_]) == {}
@@ -173,7 +173,7 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
         assert everything(longtail, allow=["item-9"], bias_removal=1)["item-9"] == pytest.approx(
             by_hand, rel=1e-4, abs=1e-4
         )
-        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0}
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0, "available": 60}
 
 
 @pytest.mark.parametrize("end", [pytest.param("terminate", marks=pytest.mark.nightly), "kill"])
@@ -190,7 +190,7 @@ def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path,
             assert process.terminate() == 0
     with serving(root, tmp_path / "state") as (_, longtail):
         assert everything(longtail) == before
-        assert longtail.monitoring()["labels"] == {"added": 1, "hidden": 1}
+        assert longtail.monitoring()["labels"] == {"added": 1, "hidden": 1, "available": 60}
         Releases(root / "releases").publish("second")
         until(lambda: longtail.release()["name"] == "second", "the next release")
         reference = Reference(root / "second")
@@ -213,7 +213,7 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         longtail_index("build", merged, "--releases", root / "releases", "--spec", "flat", "--name", name, "--publish")
         until(lambda: longtail.release()["name"] == name, "the merged release")
         assert longtail.release()["labels"] == LABELS
-        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0}
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0, "available": 60}
         after = everything(longtail, bias_removal=1)
         assert list(after) == list(before)
         # One constant more for every label: log p_n sums to 1 over the labels that are there now.
@@ -221,7 +221,7 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         assert longtail.label(NEW.id)["display"] == {"title": "Neu"}
         longtail.delete_label(NEW.id)
         assert NEW.id not in everything(longtail)
-        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
+        assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1, "available": 59}
 
 
 def test_labels_embedded_anew_keep_their_bucket_and_a_release_without_a_tower_deletes_them(

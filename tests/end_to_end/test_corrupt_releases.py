@@ -29,6 +29,7 @@ from tests.serving.process import until
 FILES = [
     "release.json",
     "index/index.faiss",
+    "index/priors.npy",
     "bundle/manifest.json",
     "bundle/manifest.sha256",
     "bundle/labels.arrow",

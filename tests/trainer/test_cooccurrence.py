@@ -108,7 +108,8 @@ def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_
     few_SNK = lists.among(unknown_N).at(GRID, TermOf(world.made, HistoryEntries(world.past)))
     world.vectors[:], world.side.bias[:] = 0, 0
     for setting, top_NK, few_NK in zip(GRID, top_SNK, few_SNK, strict=True):
-        alone = Setting(0.0, 1.0, max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0)
+        weight = max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0
+        alone = setting._replace(bias_removal=0.0, popularity=1.0, cooccurrence=weight)
         popular, ranked = world.brute(alone, 8), plain.brute(setting, 8)
         expected = [one if unknown else other for unknown, one, other in zip(unknown_N, popular, ranked, strict=True)]
         assert top_NK.tolist() == expected, setting

@@ -44,6 +44,7 @@ RELEASE: dict[str, Any] = {
         ],
     },
     "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0}, "priors": [], "filterable": [],
+    "queries": None,
     "cooccurrence": {
         "default": 0.5, "minimum": 0.0, "maximum": 2.0, "kind": "next", "last": 10, "decay": 0.8, "query_id": "user_id"
     },
