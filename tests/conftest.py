@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ platform.processor()
 # TensorFlow and thousands of tests are half a million objects, and none is garbage yet: a fifth of the time of
 # collection. `_what_is_imported_stays` turns it on again.
 gc.disable()
+
+# A busy machine would fail an example by its time alone.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(

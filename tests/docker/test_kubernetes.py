@@ -182,6 +182,7 @@ def built(folder: Path) -> None:
     build(folder / "bundle", folder / "releases", name="first", spec="flat")
 
 
+@pytest.mark.nightly
 def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) -> None:
     environment = {"EVENTS": s3.url(), "RELEASES": str(tmp_path / "releases"), "LOG": "s3://shop/log/", "POD": "p"}
 

@@ -24,7 +24,7 @@ from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
 from tests.serving.process import ServerProcess, children, ended_after, environment_of, free_port, until
 
-KILLS = int(os.environ.get("LONGTAIL_KILLS", "4"))
+KILLS = int(os.environ.get("LONGTAIL_KILLS", "3"))
 """Of each kind of process; the rare moments want hundreds."""
 
 _forks = get_context("forkserver")

@@ -175,6 +175,7 @@ def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s
     assert served(service) == "a"
 
 
+@pytest.mark.nightly
 def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop: Shop, s3: S3Server) -> None:
     shop.given = {"workers": 2}
     s3.seen.clear()

@@ -20,6 +20,7 @@ USERS, LABELS, K, VISITS, LAMBDAS = 100, 30, 8, 30, (0.0, 0.1, 0.8)
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
     """Users are answered at λ = 0, and choose a label that they see with a chance of their own, larger in head."""
     releases, page, chance = tmp_path / "releases", tmp_path / "report.html", np.random.default_rng(3)

@@ -33,6 +33,7 @@ def with_cooccurrence(bundle: Bundle) -> Bundle:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_a_label_added_while_serving_is_chosen_with_others(tmp_path: Path) -> None:
     with_cooccurrence(make_bundle(label_tower=True)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first")

@@ -334,6 +334,7 @@ def before_test(folder: Path) -> Path:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
     with (
         server(folder / "releases", folder / "server.log", refresh="5s") as running,

@@ -300,6 +300,7 @@ def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> 
         assert "1 of 2 workers are healthy" in said
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(releases: Path, tmp_path: Path) -> None:
     with several_workers(releases, tmp_path / "state") as process:
         gateway = Gateway(process.url, looks_away=False)
@@ -322,6 +323,7 @@ def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(re
         assert "Traceback" not in (tmp_path / "state/server.log").read_text()
 
 
+@pytest.mark.nightly
 def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_path: Path) -> None:
     clients, stop, both_serve = 12, threading.Event(), threading.Event()
     lost_before, lost_after, closed = [0] * clients, [0] * clients, [0] * clients

@@ -24,6 +24,7 @@ def test_what_runs_under_legacy_keras(tfrs_python: str, which: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr[-2000:]
 
 
+@pytest.mark.nightly
 def test_without_legacy_keras_it_says_what_to_set(tfrs_python: str) -> None:
     run = subprocess.run(
         [tfrs_python, "-c", "import longtail.trainer.tfrs"], cwd=ROOT, env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},

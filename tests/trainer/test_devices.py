@@ -101,6 +101,7 @@ def test_a_step_moves_what_the_documentation_says() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_processes_that_share_a_ranking_have_the_lists_of_one(tmp_path: Path) -> None:
     where = coordinator()
     wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, where, number, on=1) for number in (0, 1)])

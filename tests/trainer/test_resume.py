@@ -61,6 +61,7 @@ def run(point: str, count: int, recipe: Path, out: Path, *more: str) -> int:
 SAME = ("embeddings.npy", "calibration_queries.npy", "labels.arrow", "metrics.json", "history.json")
 
 
+@pytest.mark.nightly
 def test_a_job_killed_deep_in_its_refit_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """Killed while writing a checkpoint; what is never killed runs here."""
     recipe = tiny.write_job(tmp_path)

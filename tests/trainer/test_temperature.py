@@ -29,6 +29,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few")
+@pytest.mark.nightly
 def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     chosen = fit(recipe, tmp_path / "auto", overrides=AUTO)

@@ -337,6 +337,7 @@ def write_splits(folder: Path, *, permuted: bool = False) -> Recipe:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager")
+@pytest.mark.nightly
 def test_test_pairs_have_no_part_in_a_study(tmp_path: Path) -> None:
     """Other test pairs give the same study; `fit` then has on valid what the trial had."""
     recipe, other = write_splits(tmp_path / "true"), write_splits(tmp_path / "false", permuted=True)

@@ -1,4 +1,4 @@
-"""Requests that mix all options of a list, against brute force over all labels: 200 for each change, 2,000 nightly."""
+"""Requests that mix all options of a list, against brute force over all labels: 100 for each change, 2,000 nightly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_available(display: dict[str, Any], now: datetime) -> bool:
     return (begin is None or begin <= now) and (end is None or now < end)
 
 
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
+@pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))])
 def test_lists_are_those_of_brute_force(seed: int, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, retriever = np.random.default_rng(seed), served(spec)

@@ -107,7 +107,9 @@ def checked(result: dict[str, Any], labels: list[dict[str, Any]], floors: Floors
     return holds_FC
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize(
+    "seed", [*range(100), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(100, 300))]
+)
 def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
     rng = np.random.default_rng(seed)
     user, k = int(rng.integers(5)), int(rng.integers(1, 6))
@@ -129,7 +131,9 @@ def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
         assert summed == pytest.approx(best, abs=2e-5)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(20, 60))]
+)
 def test_whole_catalogue(retriever: Retriever, seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     user, k = int(rng.integers(5)), int(rng.integers(4, 13))
@@ -172,7 +176,9 @@ def test_other_scores(retriever: Retriever) -> None:
             assert [label["id"] for label in results[1]["labels"]] == [label["id"] for label in expected]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(20, 60))]
+)
 def test_floors_with_few_labels_of_a_brand(retriever: Retriever, seed: int) -> None:
     rng = np.random.default_rng(2000 + seed)
     k, most, floors = int(rng.integers(3, 9)), int(rng.integers(1, 3)), some_floors(rng, 3)
