@@ -229,6 +229,7 @@ def test_swaps_fail_no_request_mix_no_releases_and_hold_nothing(bundles: Path, t
     assert last.deleted <= 12
 
 
+@pytest.mark.nightly
 def test_two_workers_follow_every_swap_and_fail_no_request(bundles: Path, tmp_path: Path) -> None:
     shelf, stop = Shelf(bundles, tmp_path / "releases"), Event()
     settings: dict[str, object] = {"poll_seconds": 0.05, "drain_seconds": 0, "workers": 2}

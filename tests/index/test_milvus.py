@@ -137,6 +137,7 @@ def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], 
     assert _collections(kept) & set(named.values()) == {named["three"]}
 
 
+@pytest.mark.nightly
 def test_a_collection_that_is_not_what_it_was_is_not_published(
     opened: Callable[[str], Release], tmp_path: Path
 ) -> None:

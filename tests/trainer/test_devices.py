@@ -82,6 +82,7 @@ def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: 
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_rows_that_lie_on_one_device_are_read_and_written_exactly() -> None:
     wait(start("-m", "tests.trainer.device_rows", on=4))
 

@@ -180,6 +180,7 @@ def test_an_export_alone_becomes_a_recipe(tmp_path: Path, label_id: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_log_and_an_export_train_in_two_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clicks = log(tmp_path, action=["view", "purchase"] * 150)
     rows = [

@@ -240,6 +240,7 @@ def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> N
     assert not said(0.0)
 
 
+@pytest.mark.nightly
 def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) -> None:
     of = recipe(folder, FORECAST)
     bundle = fit(of, tmp_path / "run")
