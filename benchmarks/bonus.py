@@ -51,9 +51,9 @@ def main(labels: int = 100_000, rounds: int = 15, spec: str = "ivf_flat") -> Non
         labels=replace(bundle.labels, display=dated),
         manifest=bundle.manifest.model_copy(update={"display": ["listed_at"]}),
     )
-    own = {"none": None, "buckets": OwnPriors(), "buckets and dates": OwnPriors(decay={"listed_at": "1d"})}
+    declarations = {"none": None, "buckets": OwnPriors(), "buckets and dates": OwnPriors(decay={"listed_at": "1d"})}
     retrievers, seconds_of = {}, {}
-    for name, declared in own.items():
+    for name, declared in declarations.items():
         began = process_time()
         with_own = bundle if declared is None else replace(bundle, priors=declared.added_to(Priors(), bundle))
         retrievers[name] = _retriever(with_own, spec)
@@ -68,12 +68,12 @@ def main(labels: int = 100_000, rounds: int = 15, spec: str = "ivf_flat") -> Non
             continue
         pair = [(retrievers["none"], {}), (retrievers[name], options)]
         best_2Q = np.full((2, len(vectors)), np.inf)
-        for _, (place, vector) in product(range(rounds), enumerate(vectors)):
+        for _, (position, vector) in product(range(rounds), enumerate(vectors)):
             for at, (retriever, more) in enumerate(pair):
                 query = Query.model_validate({"vector": vector, "k": _K, "display": False} | more)
                 began = perf_counter()
                 retriever.retrieve([query])
-                best_2Q[at, place] = min(best_2Q[at, place], perf_counter() - began)
+                best_2Q[at, position] = min(best_2Q[at, position], perf_counter() - began)
         print(f"| {request} | {name} | {np.median(best_2Q[1] / best_2Q[0]):.3f} |", flush=True)
     decaying = retrievers["buckets and dates"]
     print("\n| half-life | re-sort of 100 | re-sort of 1,000 | served |\n|---|---:|---:|---:|")

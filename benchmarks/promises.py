@@ -4,10 +4,10 @@
     python -m benchmarks.promises data/movielens-100k/recipe.toml --out runs/promises-ml --seeds 3 \
         --set 'data.split={strategy="random",valid=0.1,test=0.2}' --set 'cooccurrence={}'
 
-`OUT/SEED` is trained without refit unless it is there. Every way is tuned on its validation pairs: λ (μ where the prior
-is a forecast) by recall, ω as `fit` chose it, then, for a loss of recall of 1, 3 and 5 %, the point of each way with
-the highest recall of the tail that loses no more than that against the best λ of the same ω. Places are reserved at the
-best λ; β is chosen together with λ. Test pairs are measured once, for the tables; pairs of several seeds are pooled.
+`OUT/SEED` is trained without refit unless it is there. Validation pairs choose λ (μ where the prior is a forecast) by
+recall; ω is the choice of `fit`. They also choose one point of each way for a loss of recall of 1, 3 and 5 %: the point
+with the highest recall of the tail within this loss against the best λ at the same ω. Places are reserved at the best
+λ; β is chosen together with λ. Test pairs are measured once, for the tables; pairs of several seeds are pooled.
 
 Legend: `N` queries, `K` list length, `S` settings; figures are (recall, torso, tail) × (numerator, denominator).
 """
@@ -41,7 +41,7 @@ _DIAL = tuple(np.round([*np.linspace(0, 0.5, 6), *np.linspace(0.55, 1.5, 20)], 2
 _WITH_BONUS = (0.7, 1.0, 1.3)
 """λ with which β is tried, and the best."""
 _TORSO, _TAIL = (0.0, 0.5, 1.0), tuple(np.arange(0.0, 3.25, 0.25).tolist())
-_PLACES = range(11)
+_RESERVED = range(11)
 _FIRST = 1e3
 _LOSSES = (0.01, 0.03, 0.05)
 _SHOWN = {
@@ -163,7 +163,7 @@ def main(
     best = [max(dials, key=lambda at: _recalls(figures[at])[0])[1] for figures in valid]
     ways = [
         [("bonus", dial, torso, tail) for dial in {*_WITH_BONUS, top} for torso in _TORSO for tail in _TAIL]
-        + [("places", top, float(places), 0.0) for places in _PLACES]
+        + [("places", top, float(reserved), 0.0) for reserved in _RESERVED]
         for top in best
     ]
     for figures, more in zip(valid, _pooled([valid.figures(ways) for valid, _ in splits]), strict=True):
@@ -171,7 +171,7 @@ def main(
     shown = [
         [("dial", dial, 0.0, 0.0) for dial in _SHOWN["dial"]]
         + [("bonus", top, torso, tail) for torso in (0.0, 0.5) for tail in _SHOWN["bonus"]]
-        + [("places", top, places, 0.0) for places in _SHOWN["places"]]
+        + [("places", top, reserved, 0.0) for reserved in _SHOWN["places"]]
         for top in best
     ]
     chosen = [
@@ -200,7 +200,7 @@ def main(
 
 
 def _chosen(line: dict[At, Float64], loss: float, top: float, figures: dict[At, Float64]) -> At:
-    """Return the point with the highest recall of the tail, of those that lose no more recall."""
+    """Return the point with the highest recall of the tail within a loss of recall."""
     least = (1 - loss) * _recalls(figures["dial", top, 0.0, 0.0])[0] - 1e-12
     reached = [at for at in line if _recalls(line[at])[0] >= least]
     return max(reached, key=lambda at: (_recalls(line[at])[2], _recalls(line[at])[0]))

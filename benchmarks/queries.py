@@ -31,6 +31,7 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor
 from longtail.trainer import fit, load_recipe
 
+_PAIRS = pa.schema({"user_id": pa.string(), "item_id": pa.string()})
 _K, _LABELS, _HISTORY = 100, 500, 50
 _GENRES = 'label={combine="sum", features=[{name="item_id",kind="id"},{name="genres",kind="bag",separator="|"}]}'
 
@@ -65,7 +66,7 @@ def _pairs(folder: Path, new: int) -> tuple[pa.Table, pa.Table, list[str]]:
         last = np.append(users[1:] != users[:-1], True)
         tables = [table.filter(pa.array(~last)), table.filter(pa.array(last))]
     labels, counts = np.unique(np.concatenate([table["item_id"].to_numpy() for table in tables]), return_counts=True)
-    train, test = (pa.table({name: each[name].cast(pa.string()) for name in ("user_id", "item_id")}) for each in tables)
+    train, test = (table.select(["user_id", "item_id"]).cast(_PAIRS) for table in tables)
     if not new or not (folder / "items.parquet").exists():
         return train, test, []
     unseen = [str(label) for label in np.random.default_rng(0).choice(labels[counts >= 20], new, replace=False)]
@@ -105,9 +106,9 @@ def _measure(target: Path, train: pa.Table, test: pa.Table, unseen: list[str]) -
     rows_of = release.bundle.labels.row_of
     held_out = test.group_by("item_id").aggregate([("user_id", "list")])
     truths = dict(zip(held_out["item_id"].to_pylist(), held_out["user_id_list"].to_pylist(), strict=True))
-    known = sorted(label for label in truths if label in rows_of and label not in unseen)
-    drawn = np.random.default_rng(1).permutation(len(known))[:_LABELS]
-    sets = {"500 labels": [known[place] for place in drawn], "new labels": unseen}
+    known_labels = sorted(label for label in truths if label in rows_of and label not in unseen)
+    drawn = np.random.default_rng(1).permutation(len(known_labels))[:_LABELS]
+    sets = {"500 labels": [known_labels[position] for position in drawn], "new labels": unseen}
     buckets = release.bundle.labels.buckets
     for bucket in range(3):
         labels = [label for label in sets["500 labels"] if buckets[rows_of[label]] == bucket]
@@ -166,10 +167,10 @@ class _Scorer:
         assert priors is not None
         taste = self._bundle.embeddings @ vector_D / self._temperature
         scores = {"activity": self._activity, "raw score": taste}
-        for place, name in enumerate(priors.names):
-            scores[f"log p, λ = {float(name):g}"] = taste + priors.values_LP[:, place]
-        for place, name in enumerate(priors.names):
-            scores[f"log n·p, λ = {float(name):g}"] = taste + priors.values_LP[:, place] + self._activity
+        for column, name in enumerate(priors.names):
+            scores[f"log p, λ = {float(name):g}"] = taste + priors.values_LP[:, column]
+        for column, name in enumerate(priors.names):
+            scores[f"log n·p, λ = {float(name):g}"] = taste + priors.values_LP[:, column] + self._activity
         return scores
 
     def best(self, scores_Q: np.ndarray, label: str) -> np.ndarray:

@@ -54,7 +54,7 @@ class DisplayError(InputError):
 
 
 class ConditionError(BundleError, ValueError):
-    """A filter that does not fit the columns; `field` is its dotted path, such as `filter.price.lt`."""
+    """A filter names an unknown column, operator or value; `field` is the dotted path, such as `filter.price.lt`."""
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(f"{field}: {message}")

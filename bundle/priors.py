@@ -4,8 +4,8 @@ In `s = u·v/T + b + λ·log ν + μ·log π + Σ_j w_j·r_j`, r_j may be the lo
 popularity in another market. Priors belong to a release, not to the model: an index is built with them, and they change
 without training.
 
-Behind the priors of a table, which requests weigh by `priors`, stand those that follow from a label itself: 1 for
-labels of a bucket or a filter, weighed by `bonus`, and numbers and dates of display columns, by `slope` and `decay`.
+The first priors come from a table; `priors` of a request weighs them. The others follow from a label's bucket and
+columns: `bonus` weighs a 1 for labels of a bucket or filter, `slope` a number of a column, and `decay` a date.
 
 Legend: `L` labels, `M` added labels, `P` priors, `B` queries.
 """
@@ -40,7 +40,7 @@ class Prior(Record):
     """One prior: limits of its weight, and the scale of its coordinate."""
 
     name: str = Field(min_length=1, max_length=80)
-    """The column of the table; of others the key of requests and what it names, such as `bonus.tail`."""
+    """The column, if a table holds the values; otherwise the dotted path in a request, such as `bonus.tail`."""
     source: Literal["table", "bucket", "filter", "number", "date"] = "table"
     """What the values come from: a table of priors, or each label's bucket or display columns."""
     filter: dict[str, JsonValue] = Field(default={})

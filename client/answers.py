@@ -39,7 +39,7 @@ class Result:
     Attributes:
         unknown: numbers of ids that the release does not know: of features (`query`), `history`, `exclude`, `allow`.
         id: the label of a `similar` request.
-        bonus, slope, decay: weights that are not 0, as `Query` names them.
+        bonus, slope, decay: weights other than 0; the keys are those of `Query`.
         exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
         floors: the floors of `at_least`, each with `met`, the number of answered labels that meet it.
         cost: loss of summed scores by these floors, in logits.

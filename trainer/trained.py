@@ -13,7 +13,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from longtail.bundle import BONUS_BUCKETS, BiasRemoval, Bonus, CurvePoint, Popularity
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.forecast import Forecast
@@ -25,15 +25,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
-from longtail.trainer.evaluation.dial import (
-    Dial,
-    Noise,
-    Setting,
-    best_dial,
-    best_with_bonus,
-    chosen_by,
-    lines,
-)
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, chosen_by, lines
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import (
     Unknown,
@@ -314,7 +306,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         term = term.scaled(1.0, default=best.cooccurrence)
     dial = Dial(
         bias_removal, Popularity(default=best.popularity), None if term is None else term.settings,
-        {bucket: Bonus(default=getattr(best, bucket)) for bucket in BONUS_BUCKETS},
+        best.bonus_dials,
     )  # fmt: skip
     return Chosen(dial, term, best if term is None else towers)
 

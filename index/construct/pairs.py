@@ -87,9 +87,9 @@ def read_pairs(
 
 
 def weighed(rows: pa.Table, columns: LogColumns, progress: Callable[[str], None]) -> pa.Table:
-    """Add to rows of `read_pairs` their weights, `of_type` and `weight`, and leave out those that do not count.
+    """Add the columns `of_type` and `weight` to pairs of `read_pairs`, and drop pairs of weight 0.
 
-    Rows of negative types stay, with weight 0.
+    Pairs of negative types stay, with weight 0.
     """
     of_types_N = weights_of(rows["event"].cast(pa.string()).combine_chunks(), columns.by_type)
     weights_N = of_types_N * rows["weight"].cast(pa.float64()).combine_chunks().fill_null(1.0).to_numpy()

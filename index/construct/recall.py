@@ -55,7 +55,7 @@ class Calibration:
     Args:
         rows_LE: float32 [L, E], augmented rows of the bundle; None: read from the bundle in parts, for catalogues
             beyond memory.
-        places: places to measure instead, such as `own_places`.
+        places: settings of the dials to measure; None: those of `usual_places`.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], at the largest depth.

@@ -21,7 +21,6 @@ from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.known_queries import queries_for
-from longtail.serving.core.lifetimes import Lifetimes
 from longtail.serving.core.queries import QueriesFor, Query
 from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
 from longtail.serving.core.retriever import Retriever
@@ -50,7 +49,8 @@ def load_release(
     bundle, filterable = release.bundle, release.manifest.filterable
     with release.searcher.patience():
         lifetimes_L2 = bundle.labels.lifetimes
-        available = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2).at(lifetimes.now()).labels
+        mask_L = None if lifetimes_L2 is None else lifetimes.available(lifetimes_L2, lifetimes.now())
+        available = None if mask_L is None else Eligible.from_mask(mask_L)
         with serving_errors("queries"):
             queries = None if release.queries is None else _retriever(release.queries)
             retriever = _retriever(

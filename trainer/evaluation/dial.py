@@ -61,6 +61,11 @@ class Setting(NamedTuple):
         """Return β by bucket, without zeros."""
         return {bucket: value for bucket in BONUS_BUCKETS if (value := getattr(self, bucket))}
 
+    @property
+    def bonus_dials(self) -> dict[BonusBucket, Bonus]:
+        """Return the manifest's entry for β: this setting's values as defaults."""
+        return {bucket: Bonus(default=getattr(self, bucket)) for bucket in BONUS_BUCKETS}
+
     def with_bonus(self, torso: float = 0.0, tail: float = 0.0, *, new: bool = False) -> Setting:
         """Return the same λ, μ and ω with other β; `new` labels may share the tail's."""
         return self._replace(torso=torso, tail=tail, new=tail if new else 0.0)
@@ -76,7 +81,7 @@ class Setting(NamedTuple):
         return dial_words(*self[:3], self.bonus)
 
 
-_NO_BONUS: Mapping[BonusBucket, Bonus] = MappingProxyType({bucket: Bonus() for bucket in BONUS_BUCKETS})
+_NO_BONUS: Mapping[BonusBucket, Bonus] = MappingProxyType(Setting(0.0).bonus_dials)
 
 
 class Dial(NamedTuple):

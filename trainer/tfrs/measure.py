@@ -14,22 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import BONUS_BUCKETS, BiasRemoval, Bonus, CurvePoint, Popularity
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Int32
 from longtail.bundle.features import says_nothing
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import ExportError
-from longtail.trainer.evaluation.dial import (
-    Dial,
-    Noise,
-    Setting,
-    best_dial,
-    best_with_bonus,
-    chosen_by,
-    lines,
-)
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, chosen_by, lines
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut
@@ -107,7 +99,7 @@ def measured(
     dial = Dial(
         BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),
         Popularity(default=best.popularity),
-        bonus={bucket: Bonus(default=getattr(best, bucket)) for bucket in BONUS_BUCKETS},
+        bonus=best.bonus_dials,
     )
     found = HeldOut.of(held_out, past, config, labels=len(ids))
     figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(found)}}
