@@ -60,6 +60,8 @@ class Dials:
     priors: tuple[Prior, ...]
     defaults_P: Float32
     """Default weight of every prior."""
+    weighed: bool
+    """Whether a default weight is not 0."""
     table: int
     """Number of priors of a table, which come first."""
     cooccurrence: _Range | None
@@ -71,7 +73,8 @@ class Dials:
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        return cls(dial, prior, total, tree, priors.settings, priors.defaults, len(priors.of_table), weight)
+        weighed, table = bool(priors.defaults.any()), len(priors.of_table)
+        return cls(dial, prior, total, tree, priors.settings, priors.defaults, weighed, table, weight)
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
@@ -85,7 +88,8 @@ class Dials:
         defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
-        return cls(dial, prior, total, False, priors.settings, defaults_P, len(priors.of_table), weight)
+        weighed, table = bool(defaults_P.any()), len(priors.of_table)
+        return cls(dial, prior, total, False, priors.settings, defaults_P, weighed, table, weight)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
         """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""

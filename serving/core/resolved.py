@@ -52,6 +52,7 @@ class ResolvedQuery:
 
     Attributes:
         history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
+        weighed: whether a weight of `priors` may be other than 0.
         shift: what `decay` adds to the scores of all labels.
         chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
         filter: filter of the eligible label rows; None if all are eligible.
@@ -65,6 +66,7 @@ class ResolvedQuery:
     popularity: float
     cooccurrence: float
     priors: Float32
+    weighed: bool
     shift: float
     decay: Decay | None
     filter: Filter | None
@@ -126,6 +128,7 @@ class ResolvedQuery:
             popularity=popularity,
             cooccurrence=dials.read_cooccurrence(options, prefix),
             priors=priors,
+            weighed=dials.weighed or priors is not dials.defaults_P,
             shift=shift,
             decay=options.decay,
             filter=filter_,

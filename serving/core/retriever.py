@@ -156,8 +156,6 @@ class Retriever:
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
         self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
-        defaults = (self._dials_of_queries.defaults_P, self._dials_of_labels.defaults_P)
-        self._unweighed = {id(weights_P) for weights_P in defaults if not weights_P.any()}
         self.engine = searcher if isinstance(searcher, Engine) else None
         self.encoder = encoder
         self._histories = Histories(bundle, encoder)
@@ -622,7 +620,7 @@ class Retriever:
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
-        weighed = any(id(query.priors) not in self._unweighed for query in resolved)
+        weighed = any(query.weighed for query in resolved)
         priors_BP = np.stack([query.priors for query in resolved]) if weighed else None
         boosts_B = [self._boost(query) for query in resolved]
         boosted = any(boost is not None for boost in boosts_B)
@@ -671,7 +669,7 @@ class Retriever:
             result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
             if self.bundle.cooccurrence is not None:
                 result["cooccurrence"] = query.cooccurrence
-            if self.bundle.priors.of_table or id(query.priors) not in self._unweighed:
+            if self.bundle.priors.of_table or query.weighed:
                 result |= _weights_json(self.bundle.priors, query)
             if place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
