@@ -23,7 +23,7 @@ import typer
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Bundle, Priors, Tower
 from longtail.index import IndexSpec
-from longtail.index.construct.priors import OwnPriors
+from longtail.index.construct.priors import DerivedPriors
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query
@@ -51,12 +51,16 @@ def main(labels: int = 100_000, rounds: int = 15, spec: str = "ivf_flat") -> Non
         labels=replace(bundle.labels, display=dated),
         manifest=bundle.manifest.model_copy(update={"display": ["listed_at"]}),
     )
-    declarations = {"none": None, "buckets": OwnPriors(), "buckets and dates": OwnPriors(decay={"listed_at": "1d"})}
+    declarations = {
+        "none": None,
+        "buckets": DerivedPriors(),
+        "buckets and dates": DerivedPriors(decay={"listed_at": "1d"}),
+    }
     retrievers, seconds_of = {}, {}
     for name, declared in declarations.items():
         began = process_time()
-        with_own = bundle if declared is None else replace(bundle, priors=declared.added_to(Priors(), bundle))
-        retrievers[name] = _retriever(with_own, spec)
+        weighed_bundle = bundle if declared is None else replace(bundle, priors=declared.added_to(Priors(), bundle))
+        retrievers[name] = _retriever(weighed_bundle, spec)
         seconds_of[name] = process_time() - began
     print(f"{labels:,} labels of {spec}, k = {_K}\n\n| coordinates | build, CPU time |\n|---|---:|")
     for name, of_build in seconds_of.items():

@@ -200,11 +200,11 @@ class PriorTable:
 
 
 @dataclass(frozen=True)
-class OwnPriors:
-    """Priors that follow from labels themselves, besides the bonuses of buckets.
+class DerivedPriors:
+    """Priors that are derived from buckets and display columns of labels.
 
     Args:
-        bonuses: filters by the name of the bonus that labels get which meet them.
+        bonuses: filters by the name of their bonus; buckets have bonuses without a filter.
         decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
         slopes: columns of numbers, with limits of the weight in nats per unit; None: ±3 / σ.
     """
@@ -214,23 +214,23 @@ class OwnPriors:
     slopes: Mapping[str, Limits | None] = field(default_factory=dict)
 
     def added_to(self, table: Priors, bundle: Bundle) -> Priors:
-        """Add the bonuses of buckets and these priors to those of a table; raises PriorsError."""
-        declared = [_own(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
+        """Append the bonuses of buckets and these priors to the priors of a table; raises PriorsError."""
+        declared = [_derived(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
         for name, limits in self.slopes.items():
             numbers = _numbers(f"slope.{name}", "number", bundle)
             limits = _limits_of(numbers) if limits is None else limits
-            declared.append(_own(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
+            declared.append(_derived(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
         for name, half_life in self.decay.items():
             days, limits = _numbers(f"decay.{name}", "date", bundle), Limits(0.0, _per_day(name, half_life))
             # Days from the newest date keep seconds apart in float32 where they matter: 1 s within 100 days.
             newest, oldest = float(days.max()), float(days.min() - days.max())
-            declared.append(_own(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
+            declared.append(_derived(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
         names = [prior.name for prior in (*table.settings, *declared)]
         if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
         if taken := [name for name in self.bonuses if name in BUCKET_NAMES]:
             raise PriorsError(f"bonus: expected another name than a bucket's, received {taken[0]!r}")
-        buckets = [_own(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
+        buckets = [_derived(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):
             columns.append(_values_of(prior, bundle))
@@ -239,8 +239,8 @@ class OwnPriors:
         return Priors(tuple(settings), np.stack(columns, axis=1))
 
 
-def _own(name: str, source: str, limits: Limits | Popularity, **others: Any) -> Prior:
-    """Create a prior that follows from labels, with κ to be fitted."""
+def _derived(name: str, source: str, limits: Limits | Popularity, **others: Any) -> Prior:
+    """Create a derived prior, with κ to be fitted."""
     fields = {"name": name, "source": source, "missing": 0.0, "kappa": 1.0, **others}
     fields |= {"minimum": limits.minimum, "default": limits.default, "maximum": limits.maximum}
     return Prior.model_validate(fields)

@@ -147,11 +147,11 @@ def usual_places(bundle: Bundle) -> list[Place]:
     ]
 
 
-def own_places(bundle: Bundle) -> list[Place]:
+def derived_places(bundle: Bundle) -> list[Place]:
     """List places of bonuses, slopes and decay at the default λ and μ.
 
-    Each bonus alone stands at its largest weight, all at their largest and all at their least; those that no label gets
-    are left out. Slopes and decay go through parts of their limits, as lists between two ends are harder than either.
+    Each bonus alone stands at its largest weight, all at their largest and all at their least; a bonus that no label
+    gets is left out. Slopes and decay go through parts of their limits, where recall is lower than at the ends.
     """
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]

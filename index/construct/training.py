@@ -12,7 +12,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration, own_places
+from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration, derived_places
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
@@ -36,7 +36,7 @@ def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) 
     ranks = [by_popularity_L]
     # A bonus lifts a whole bucket alike, so it brings no label of the bucket nearer to the head.
     numbers = [place for place, prior in enumerate(bundle.priors.settings) if not prior.indicates]
-    for place in dict.fromkeys([*calibration.places, *own_places(bundle)]):
+    for place in dict.fromkeys([*calibration.places, *derived_places(bundle)]):
         if not any(place[2][number] for number in numbers):
             continue
         added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]

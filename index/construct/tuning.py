@@ -22,7 +22,7 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.index.construct.filtered import tune_filtered
-from longtail.index.construct.recall import Calibration, Progress, own_places
+from longtail.index.construct.recall import Calibration, Progress, derived_places
 from longtail.index.construct.settings import (
     TARGET,
     efforts_at,
@@ -157,17 +157,17 @@ def tune_index(
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
     efforts = efforts_at(bundle, taken.index, taken.chosen, trials, calibration, progress, target)
-    if taken.index.has_lists and (places := own_places(bundle)):
-        # They have efforts of their own, up to all lists, so a request without them costs what it did.
+    if taken.index.has_lists and (places := derived_places(bundle)):
+        # Derived priors are measured apart, up to all lists, so that a request without them needs no harder effort.
         every_list = Effort(probes=taken.index.index.nlist)
         hardest = reduce(Effort.harder, efforts_of(taken.index), every_list)
-        of_own, at_all = (
+        of_derived, at_all = (
             Calibration(bundle, rows_LE, places=places),
             taken.chosen.model_copy(update={"effort": hardest}),
         )
         goal = (1 + spec.recall_floor) / 2
-        efforts += efforts_at(bundle, taken.index, at_all, [], of_own, progress, goal, whole_head=True)
-        check_floor(min(efforts, key=lambda at: at.recall), spec, of_own, 1, "Use --spec flat")
+        efforts += efforts_at(bundle, taken.index, at_all, [], of_derived, progress, goal, whole_head=True)
+        check_floor(min(efforts, key=lambda at: at.recall), spec, of_derived, 1, "Use --spec flat")
     filtered = None
     if taken.index.kind != "flat":
         filtered = tune_filtered(bundle, rows_LE, taken.index, taken.chosen.effort, spec, progress)

@@ -37,7 +37,7 @@ from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, 
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.exposure import exposure_lines
 from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs, weighed
-from longtail.index.construct.priors import Limits, OwnPriors, PriorTable
+from longtail.index.construct.priors import DerivedPriors, Limits, PriorTable
 from longtail.index.construct.queries import QueryTable, query_bundle
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -131,7 +131,7 @@ def build(
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
     table = Priors() if priors is None else _table(priors).read(source, progress=progress)
-    source = replace(source, priors=OwnPriors(bonuses, decay, slopes).added_to(table, source))
+    source = replace(source, priors=DerivedPriors(bonuses, decay, slopes).added_to(table, source))
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     queries_bundle = None
     if queries is not None:

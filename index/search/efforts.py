@@ -33,10 +33,10 @@ class DialEfforts:
         self._hardest = hardest
         self._dim = bundle.embeddings.shape[1]
         settings = bundle.priors.settings
-        self._own = [at - len(settings) for at, prior in enumerate(settings) if prior.source != "table"]
+        self._derived = [at - len(settings) for at, prior in enumerate(settings) if prior.source != "table"]
         nowhere = np.zeros((1, self._dim), np.float32)
-        self._default = bundle.augmentation.queries(nowhere, 0.0, 0.0, bundle.priors.defaults)[0, self._own]
-        self._with_own = reduce(Effort.harder, [at.effort for at in measured], hardest)
+        self._default = bundle.augmentation.queries(nowhere, 0.0, 0.0, bundle.priors.defaults)[0, self._derived]
+        self._hardest_with_derived = reduce(Effort.harder, [at.effort for at in measured], hardest)
         self._depths = sorted({at.k for at in measured})
         self._of_depth = {depth: _Places(bundle, [at for at in measured if at.k == depth]) for depth in self._depths}
         self._at = lru_cache(_REMEMBERED)(self._look_up)
@@ -44,13 +44,13 @@ class DialEfforts:
     def all_at(self, effort: Effort) -> DialEfforts:
         """Return a copy that gives every query the same effort."""
         efforts = copy(self)
-        efforts._hardest, efforts._with_own, efforts._depths = effort, effort, []
+        efforts._hardest, efforts._hardest_with_derived, efforts._depths = effort, effort, []
         return efforts
 
     def hardest(self, queries_BE: Float32) -> Effort:
         """Return the effort that suffices everywhere, or for queries without bonus, slope and decay."""
-        usual = not self._own or (queries_BE[:, self._own] == self._default).all()
-        return self._hardest if usual else self._with_own
+        usual = not self._derived or (queries_BE[:, self._derived] == self._default).all()
+        return self._hardest if usual else self._hardest_with_derived
 
     def of(self, query_E: Float32, k: int) -> Effort:
         """Look up the effort of one augmented query for k results."""
@@ -75,8 +75,8 @@ class DialEfforts:
         return [(effort, np.asarray(places)) for effort, places in groups.items()]
 
     def _look_up(self, added: bytes, depth: int) -> Effort:
-        own_X = np.frombuffer(added, np.float32)
-        return self._of_depth[depth].around(own_X) or self.hardest(own_X[None])
+        added_X = np.frombuffer(added, np.float32)
+        return self._of_depth[depth].around(added_X) or self.hardest(added_X[None])
 
 
 class _Places:
@@ -93,15 +93,15 @@ class _Places:
         self._places_PX = np.array([np.frombuffer(place, np.float32) for place in self._efforts])
         self._values = [np.unique(values_P) for values_P in self._places_PX.T]
 
-    def around(self, own_X: Float32) -> Effort | None:
+    def around(self, added_X: Float32) -> Effort | None:
         """Find the hardest effort of the corners around a query; None if a corner was not measured."""
         inside_P, corners = np.ones(len(self._places_PX), np.bool_), 1
-        for values, places_P, own in zip(self._values, self._places_PX.T, own_X, strict=True):
-            above = int(np.searchsorted(values, own))
-            if above == len(values) or (above == 0 and values[0] != own):
+        for values, places_P, value in zip(self._values, self._places_PX.T, added_X, strict=True):
+            above = int(np.searchsorted(values, value))
+            if above == len(values) or (above == 0 and values[0] != value):
                 return None  # outside the measured range
             # A coordinate that was measured exactly needs no second corner.
-            least, most = values[above if values[above] == own else above - 1], values[above]
+            least, most = values[above if values[above] == value else above - 1], values[above]
             inside_P &= (places_P >= least) & (places_P <= most)
             corners *= 1 + (least != most)
         if np.count_nonzero(inside_P) < corners:

@@ -31,7 +31,7 @@ from longtail.index import (
     build,
     refresh_priors,
 )
-from longtail.index.construct.priors import OwnPriors
+from longtail.index.construct.priors import DerivedPriors
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
 from longtail.index.release.index_files import read_priors
@@ -380,7 +380,7 @@ def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path
 )
 def test_bonuses_slopes_and_decay_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PriorsError, match=message):
-        OwnPriors(**options).added_to(Priors(), shop_bundle())
+        DerivedPriors(**options).added_to(Priors(), shop_bundle())
 
 
 def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from longtail.bundle import Patch, Priors
 from longtail.index import Limits
-from longtail.index.construct.priors import OwnPriors
+from longtail.index.construct.priors import DerivedPriors
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query
 from tests.serving.core.shop import DATED, dated, shop_bundle
@@ -32,7 +32,7 @@ ENDS = [
 def served(spec: str) -> Retriever:
     """A release with lifetimes, bonuses, a slope, decay and ω·c, after changes of its labels."""
     bundle = dated(shop_bundle(L, cooccurrence=True, bias=spec == "flat", popularity=spec == "flat"))
-    own = OwnPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    own = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
     bundle = replace(bundle, priors=own.added_to(Priors(), bundle))
     return retriever_of(bundle, spec, *changes(), *PATCHED, *ENDS)
 

@@ -16,7 +16,7 @@ import pytest
 from longtail import Model
 from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
 from longtail.index import Limits
-from longtail.index.construct.priors import OwnPriors
+from longtail.index.construct.priors import DerivedPriors
 from longtail.serving import Retriever
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
@@ -42,7 +42,7 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weighed(bundle: Bundle) -> Bundle:
-    own = OwnPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    own = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
     return replace(bundle, priors=own.added_to(Priors(), bundle))
 
 
@@ -188,7 +188,7 @@ def test_weights_that_the_release_does_not_have(asked: dict[str, Any], field: st
 
 def test_limits_below_zero_hold_both_ends() -> None:
     bundle = shop_bundle(L)
-    own = OwnPriors(slopes={"price": Limits(-3, -1, -2)})
+    own = DerivedPriors(slopes={"price": Limits(-3, -1, -2)})
     served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
     for weight in (-3, -1):
         (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"}, slope={"price": weight})]))
@@ -209,7 +209,7 @@ def test_queries_whose_answers_follow_from_columns() -> None:
         assert retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
     for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
         assert not retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
-    own, bundle = OwnPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
+    own, bundle = DerivedPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
     served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
     assert served.reads_columns(Query(features={}))
     assert retriever_of(dated(bundle), "flat").reads_columns(Query(features={}))
@@ -225,7 +225,7 @@ def test_a_minute_counts_in_ten_years() -> None:
         labels=replace(bundle.labels, display=pa.table({"at": pa.array(times, pa.timestamp("us"))})),
         manifest=bundle.manifest.model_copy(update={"display": ["at"]}),
     )
-    bundle = replace(bundle, priors=OwnPriors(decay={"at": "1d"}).added_to(Priors(), bundle))
+    bundle = replace(bundle, priors=DerivedPriors(decay={"at": "1d"}).added_to(Priors(), bundle))
     decay = {"column": "at", "half_life": "30d"}
     query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
     (result,) = results_of(retriever_of(bundle).retrieve([Query.model_validate(query)]))
