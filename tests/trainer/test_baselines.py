@@ -28,6 +28,7 @@ from longtail.trainer.evaluation.baselines import (
     rp3beta,
     skipped,
     top_labels,
+    turbo_cf,
 )
 from longtail.trainer.evaluation.comparison import Comparison, compare, tuned
 from longtail.trainer.evaluation.dial import Dial
@@ -181,6 +182,17 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
     np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("alpha", "power", "most"), [(0.6, 0.7, 14), (0.5, 1, 14), (0.3, 1.4, 3)])
+def test_turbo_cf_is_a_power_of_the_normalised_item_graph(alpha: float, power: float, most: int) -> None:
+    data = weighted(np.random.default_rng(8))
+    x_QL = data.pairs_of_training.toarray().astype(np.float64)
+    degree_Q, degree_L = np.maximum(x_QL.sum(axis=1), 1e-12), np.maximum(x_QL.sum(axis=0), 1e-12)
+    normalised = x_QL * degree_Q[:, None] ** -alpha * degree_L ** (alpha - 1)
+
+    scores = turbo_cf(data, {"neighbours": most, "alpha": alpha, "power": power} | WHOLE)(np.arange(40, dtype=np.int32))
+    np.testing.assert_allclose(scores, summed(data, (normalised.T @ normalised) ** power, most), rtol=1e-4, atol=1e-7)
+
+
 def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data, rows = weighted(np.random.default_rng(7)), np.arange(40, dtype=np.int32)
     by_knn, by_ease = {"neighbours": 3, "shrink": 0} | WHOLE, {"l2": 2} | WHOLE
@@ -219,6 +231,8 @@ CHAIN = Interactions(
         ("item-kNN", {"neighbours": 2, "shrink": 0}, [0.5**0.5, 2**0.5, 0.5**0.5], [0.5**0.5, 0.5**1.5, 0.5**0.5]),
         # Walks of ½ to 1 from 0 and from 2, of ½ · ½ to 0 and to 2 from 1.
         ("RP3beta", {"neighbours": 2, "alpha": 1, "beta": 0}, [1 / 4, 1 / 2 + 1 / 2, 1 / 4], [1 / 4, 1 / 4, 1 / 4]),
+        # P of 0 and 1, of 1 and 2: ½ / √(1 · 2), squared by the power.
+        ("Turbo-CF", {"neighbours": 2, "alpha": 0.5, "power": 2}, [1 / 8, 1 / 4, 1 / 8], [1 / 8, 1 / 16, 1 / 8]),
         # XᵀX + I = [[2, 1, 0], [1, 3, 1], [0, 1, 2]], whose inverse is [[5, −2, 1], [−2, 4, −2], [1, −2, 5]] / 8.
         ("EASE", {"l2": 1}, [2 / 5 - 1 / 5, 1 / 2 + 1 / 2, 2 / 5 - 1 / 5], [2 / 5 - 1 / 10, 1 / 4, 2 / 5]),
     ],
@@ -231,7 +245,7 @@ def test_scores_of_the_last_two_pairs_of_which_the_older_counts_half(
     np.testing.assert_allclose(fit(CHAIN, settings | {"last": 2, "decay": 0.5})(row), [newest], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["item-kNN", "RP3beta", "EASE"])
+@pytest.mark.parametrize("name", ["item-kNN", "RP3beta", "EASE", "Turbo-CF"])
 def test_labels_of_equal_scores_are_listed_by_popularity(name: str) -> None:
     settings = BASELINES[name].settings | {"last": 1}
     scores_QL = BASELINES[name].fit(DATA, settings)(np.arange(QUERIES, dtype=np.int32))
@@ -379,7 +393,7 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
     task = Task.of(held_out, past, config, labels=4, seed=0)
 
-    for name in ("popularity", "item-kNN", "RP3beta", "EASE", "iALS"):
+    for name in ("popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"):
         lists = top_labels(task, data, BASELINES[name].fit(data, BASELINES[name].settings))
         assert lists[0].tolist() == lists[1].tolist(), name
         assert 0 not in lists[:2], "seen in both"
@@ -396,7 +410,7 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
 
     result = compared(worst)
 
-    assert list(result.baselines) == ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+    assert list(result.baselines) == ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
     assert all(result.seconds[name] > 0 for name in result.baselines)
     assert result.behind
     assert result.sentence.startswith(f"The model is behind {result.best}: recall@{K} ")
@@ -411,7 +425,7 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
             assert interval.value == pytest.approx(result.model[metric].value - metrics[metric].value, abs=1e-9)
             assert interval.low <= interval.value <= interval.high
     assert result.notes == [
-        "2 of the 59 queries have no history: item-kNN, RP3beta, EASE, iALS answer them by popularity."
+        "2 of the 59 queries have no history: item-kNN, RP3beta, EASE, Turbo-CF, iALS answer them by popularity."
     ]
 
 
@@ -434,7 +448,7 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert reasons["popularity"] is None
     assert reasons["recent popularity"] == "the pairs have no times"
-    for name in ("item-kNN", "RP3beta", "EASE", "iALS"):
+    for name in ("item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"):
         assert "would take many minutes" in str(reasons[name]), name
     config = CONFIG.model_copy(update={"baselines": ["iALS", "recent popularity"]})
     result, left_out = compare(TASK, answers("popularity"), FACTS, data, config, tuning=None)

@@ -176,7 +176,7 @@ def test_baselines_read_the_history_of_each_event() -> None:
     interactions = Interactions(data.train, past, queries=12, labels=4, seed=0, ordered=True)
 
     assert interactions.histories(np.int32([1, 2, 3])).toarray().tolist() == [[1, 0, 0, 0], [0] * 4, [0, 0, 1, 0]]
-    for name in ("item-kNN", "RP3beta", "EASE", "iALS"):
+    for name in ("item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"):
         lists = top_labels(task, interactions, BASELINES[name].fit(interactions, BASELINES[name].settings))
         assert lists[[1, 3], 0].tolist() == [1, 3], name
         assert lists[[0, 2]].tolist() == [[0, 1], [0, 1]], f"{name}: popularity without history"

@@ -57,7 +57,7 @@ def run(
         list[str] | None,
         typer.Option(
             "--baseline",
-            help="popularity, recent popularity, item-kNN, RP3beta, EASE, iALS, or none "
+            help="popularity, recent popularity, item-kNN, RP3beta, EASE, Turbo-CF, iALS, or none "
             "(default: popularity, item-kNN).",
         ),
     ] = None,

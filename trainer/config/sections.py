@@ -263,7 +263,7 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
-BaselineName = Literal["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+BaselineName = Literal["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
 
 
 class MetricConfig(Choice):
@@ -317,17 +317,17 @@ class EvaluationConfig(Section):
     weight π*_y / π_y. `train` gives every pair the same weight, rather than every query. Early stopping still uses
     `metric`."""
     baselines: list[BaselineName] = Field(
-        default=["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+        default=["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
     )
     """Baselines reported with the model, on the same pairs, queries and labels; `[]` for none. `recent popularity`
     counts the latest share of the training pairs, and valid chooses the share. If pairs are in time order, `item-kNN`,
-    `RP3beta` and `EASE` read the `last` pairs of a history, weighed by `decay`^age, age 0 being the newest; valid
-    chooses both. Without an order or without valid, all pairs of a history count alike. The report names baselines
-    that are skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
+    `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age 0 being the newest;
+    valid chooses both. Without an order or without valid, all pairs of a history count alike. The report names
+    baselines that are skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
     tune_baselines: bool = False
     """Tunes more of the baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
-    regularisation of `EASE`, confidence and regularisation of `iALS`. Readings of histories are then chosen before and
-    after."""
+    regularisation of `EASE`, powers of `Turbo-CF`, confidence and regularisation of `iALS`. Readings of histories are
+    then chosen before and after."""
     groups: list[str] = Field(default_factory=list)
     """Columns whose values make groups of queries, such as `country`: from `data.queries`, or from a feature with
     `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also

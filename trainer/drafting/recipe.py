@@ -270,7 +270,7 @@ exclude_seen = true
 bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported with the model, to show whether it is better than simple methods.
-baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
 """
 
 

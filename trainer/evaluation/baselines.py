@@ -1,9 +1,9 @@
-"""Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
+"""Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, Turbo-CF, iALS by `implicit`.
 
 Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
-pairs known before the held-out ones, or before each of them (`evaluation.history`). Item-kNN, RP3beta and EASE weigh
-these by age, as validation pairs choose. A request without history gets the most popular labels, like in a service.
-Equal scores are ranked by popularity.
+pairs known before the held-out ones, or before each of them (`evaluation.history`). Item-kNN, RP3beta, EASE and
+Turbo-CF weigh these by age, as validation pairs choose. A request without history gets the most popular labels, like in
+a service. Equal scores are ranked by popularity.
 
 Legend: `Q` queries, `L` labels, `N` rows of a task, `B` a block of them, `K` list length, `F` factors, `H` entries of
 histories.
@@ -40,7 +40,7 @@ _AT_ONCE, _ROWS = 4_000_000, 4096
 _FIRST_LOOK, _FURTHER = 4, 8
 """Candidates of a list in multiples of K: in the first round, then a factor per round for lists not yet full."""
 _MOST_PRODUCTS = 5e9
-"""Co-occurrences Σ n² over queries of n pairs beyond which item-kNN and RP3beta take minutes."""
+"""Co-occurrences Σ n² over queries of n pairs beyond which item-kNN, RP3beta and Turbo-CF take minutes."""
 _QUICK_LABELS, _MOST_LABELS = 20_000, 50_000
 """Labels beyond which EASE takes minutes, and beyond which its matrix of float32 is larger than 10 GB."""
 _ONE_THREAD = 30_000
@@ -193,10 +193,25 @@ def rp3beta(data: Interactions, settings: Settings) -> FromHistory:
     )  # fmt: skip
 
 
+def turbo_cf(data: Interactions, settings: Settings) -> FromHistory:
+    """Filter a history by P^`power`, elementwise, where P = R̃ᵀR̃ [Park et al. 2024, linear filter].
+
+    R̃ = D_Q^−`alpha` R D_L^(`alpha` − 1), with degrees D. Only a label's `neighbours` nearest count.
+    """
+    pairs_QL, alpha = data.pairs_of_training, settings["alpha"]
+    degree_L, degree_Q = (np.asarray(pairs_QL.sum(axis=axis)).ravel() for axis in (0, 1))
+    smoothed_QL = diags(np.maximum(degree_Q, 1e-12) ** -alpha) @ pairs_QL
+    return _by_nearest(
+        data, smoothed_QL.tocsr(), settings,
+        lambda label_n, near_n: (degree_L[label_n] * degree_L[near_n]) ** (1 - alpha), power=settings["power"],
+    )  # fmt: skip
+
+
 def _by_nearest(
-    data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64]
-) -> FromHistory:
-    """Score each label by the sum of x·y / divisor over known labels among its `neighbours` nearest.
+    data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64],
+    power: float = 1,
+) -> FromHistory:  # fmt: skip
+    """Score each label by the sum of (x·y / divisor)^power over known labels among its `neighbours` nearest.
 
     `columns_QL` has x or y of every label; `divisor` takes n labels and their n neighbours, both int32 [n].
     """
@@ -204,7 +219,7 @@ def _by_nearest(
     for start in range(0, data.labels, _AT_A_TIME):
         products = (columns_LQ[start : start + _AT_A_TIME] @ columns_QL).tocoo()
         label_n, near_n = products.row + np.int32(start), products.col
-        values_n = np.where(label_n == near_n, 0, products.data / divisor(label_n, near_n))
+        values_n = np.where(label_n == near_n, 0, (products.data / divisor(label_n, near_n)) ** power)
         similar = csr_matrix((values_n, (products.row, near_n)), products.shape, dtype=np.float32)
         similar.eliminate_zeros()
         for row in np.flatnonzero(np.diff(similar.indptr) > most):
@@ -319,6 +334,11 @@ BASELINES: dict[str, Baseline] = {
         ),
     ),
     "EASE": Baseline(ease, {"l2": 200} | WHOLE, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
+    "Turbo-CF": Baseline(
+        turbo_cf,
+        {"neighbours": 500, "alpha": 0.6, "power": 0.7} | WHOLE,
+        tuple({"alpha": alpha, "power": power} for alpha in (0.4, 0.5, 0.6, 0.7) for power in (0.5, 0.7, 1, 1.4)),
+    ),
     "iALS": Baseline(
         ials,
         {"confidence": 5, "regularization": 1},
@@ -339,7 +359,7 @@ def skipped(name: str, data: Interactions) -> str | None:
     """Return why a baseline is not run on these data; None if it is."""
     if name == "recent popularity" and data.train.times is None:
         return "the pairs have no times"
-    if name in ("item-kNN", "RP3beta"):
+    if name in ("item-kNN", "RP3beta", "Turbo-CF"):
         products = float((data.train.per_query().astype(np.float64) ** 2).sum())
         if products > _MOST_PRODUCTS:
             return (
