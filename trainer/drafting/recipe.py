@@ -267,7 +267,7 @@ refit = true  # then train again on train + valid
 {ks}metric = "recall@{k}"
 # A query's training labels are not in its lists. Where people come back for the same label, say false.
 exclude_seen = true
-bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]  # λ that are tried on valid
+bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported with the model, to show whether it is better than simple methods.
 baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
