@@ -34,7 +34,8 @@ def with_temperature(
 ) -> tuple[Recipe, dict[float, float]]:  # fmt: skip
     """Replace `auto` by a number; also return the validation metric by temperature.
 
-    Temperatures next to the best are tried until both are worse. An interrupted search resumes.
+    Each short run counts with its best epoch, because its last may be overfitted. Temperatures next to the best are
+    tried until both are worse. An interrupted search resumes.
     """
     if recipe.model.temperature != "auto":
         return recipe, {}
@@ -46,7 +47,7 @@ def with_temperature(
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         place, name = work / "temperatures", f"{temperature:g}"
-        short = with_number(recipe, temperature, evaluate_every=epochs)
+        short = with_number(recipe, temperature)
         logs = work / "logs" / f"temperature-{name}"
         try:
             trained = train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
@@ -70,10 +71,9 @@ def with_temperature(
     return with_number(recipe, best), {temperature: metric for temperature, (_, metric) in tried.items()}
 
 
-def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:
-    """Return the recipe with this temperature, and with some values of `training` replaced."""
-    model = recipe.model.model_copy(update={"temperature": temperature})
-    return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
+def with_number(recipe: Recipe, temperature: float) -> Recipe:
+    """Return the recipe with this temperature."""
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"temperature": temperature})})
 
 
 def _next(tried: _Tried) -> float | None:

@@ -355,7 +355,7 @@ class ModelConfig(Section):
     """`cosine` divides both outputs by their norm."""
     temperature: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
     """T of logit = u·v / T. With `auto`, `fit` tries several temperatures in short runs of a fifth of the epochs each
-    and takes the best on valid. A warm start keeps the temperature of its bundle."""
+    and takes the best on valid, each at its best epoch. A warm start keeps the temperature of its bundle."""
     learn_temperature: bool = False
     label_bias: bool = False
     """Adds a learned bias b_y to the logit. The index stores it as one more coordinate."""
