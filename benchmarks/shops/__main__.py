@@ -39,7 +39,7 @@ _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall
 
 def main(
     out: Annotated[Path, typer.Option(help="Where shops and runs are kept; what is there is not made again.")],
-    law: Annotated[list[str] | None, typer.Option(help="Only these: static, sessions, drift, fresh, seasonal.")] = None,
+    law: Annotated[list[str] | None, typer.Option(help=f"Only these: {', '.join(LAWS)}.")] = None,
     log: Annotated[
         list[Path] | None,
         typer.Option(help="Real logs in place of shops; items.parquet and users.parquet beside one are its tables."),

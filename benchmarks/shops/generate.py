@@ -1,14 +1,18 @@
-"""Generated shops with a known law: events, users, and products with text, price, brand and a picture's vector.
+"""Generated shops with a known law: events, users, and products with category, brand, price, and mostly more.
 
 A user `n` at time t chooses product `p` with probability ∝ w_p(t) · exp(β·u_n·z_p): popularity times taste. `z` is the
 sum of a category part, a brand part and an individual part, which the picture shows with noise and only behaviour
-reveals fully.
+reveals fully. Taste may be simpler: shares of the categories or brands, within which all users choose alike by w; or an
+individual part alone. Such products have neither a text nor a picture.
 
     static    w and u never change; w is a Zipf law
     sessions  visits of several events: a visit keeps to one category, and prefers products like the previous one
     drift     w_p(t) rises and falls: every product has its popular weeks
     fresh     a third of the products appear during the log, and are most popular when new; a column has the day
     seasonal  every category has its weekday; a third have a feast of three days every 28 days, also in the last week
+    moving    shares of 24 categories; w_p(t) walks at random; a third of the products appear during the log, in bursts
+    branded   shares of the brands; w_p(t) rises and falls
+    personal  individual parts alone: no column tells anything
 
 Legend: `P` products, `U` users, `N` events, `D` latent coordinates.
 """
@@ -27,12 +31,16 @@ import pyarrow.parquet as pq
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.store import atomic_directory
 
-Law = Literal["static", "sessions", "drift", "fresh", "seasonal"]
+Law = Literal["static", "sessions", "drift", "fresh", "seasonal", "moving", "branded", "personal"]
 LAWS: tuple[Law, ...] = get_args(Law)
+_BORN, _PLAIN = ("fresh", "moving"), ("moving", "branded", "personal")
+"""Laws by which products appear during the log, and laws of products without text and picture."""
 DAYS, DIMS, PICTURE = 90, 16, 32
 START = np.datetime64("2024-01-01T00:00:00", "s")
 _TASTE, _VISIT, _NEXT = 7.0, 2.5, 2.0
 """Weights of taste, of a visit's category and of the previous product, in log-odds."""
+_SHARE, _STEP = 0.3, 0.3
+"""Concentration of a user's shares of categories or brands; standard deviation of a walk's steps a day, nats."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +48,13 @@ class Shop:
     """Hold the parameters of the law for every product and user.
 
     Attributes:
-        z_PD, u_UD: latent vectors of about unit norm.
+        z_PD, u_UD: latent vectors of about unit norm; or indicators of groups and the logs of shares.
         category_P, brand_P: int64.
         log_price_P: natural log of the price.
         log_weight_P: log w of the Zipf law.
         born_P: day of the first sale; 0 for a product that is available from the beginning.
         peak_P: day of highest demand.
+        walk_PT: change of log w by day.
         activity_U: each user's share of all events.
     """
 
@@ -57,12 +66,13 @@ class Shop:
     log_weight_P: Float64
     born_P: Float64
     peak_P: Float64
+    walk_PT: Float64
     activity_U: Float64
 
     def log_weights(self, law: Law, day: float) -> Float64:
         """Compute log w_p at a time, float64 [P]; −∞ for a product that is not sold yet."""
         log_weight_P = self.log_weight_P
-        if law == "drift":
+        if law in ("drift", "branded"):
             log_weight_P = log_weight_P - np.abs(day - self.peak_P) / 12
         if law == "fresh":
             age_P = day - self.born_P
@@ -71,6 +81,14 @@ class Shop:
             weekday_P = np.cos(2 * np.pi * (day - self.category_P) / 7)
             feast_P = (self.category_P % 3 == 0) & (day > 7) & (day % 28 < 3)
             log_weight_P = log_weight_P + 1.5 * weekday_P + 2.0 * feast_P
+        if law == "moving":
+            age_P = day - self.born_P
+            log_weight_P = log_weight_P + self.walk_PT[:, int(min(day, DAYS - 1))]
+            log_weight_P = np.where(age_P >= 0, log_weight_P + 2.5 * np.exp(-age_P / 5) * (self.born_P > 0), -np.inf)
+        if law in ("moving", "branded"):  # the shares are of groups as wholes
+            group_P = self.z_PD.argmax(axis=1)
+            total_G = np.maximum(np.bincount(group_P, np.exp(log_weight_P)), 1e-300)  # a group may have nothing yet
+            log_weight_P = log_weight_P - np.log(total_G)[group_P]
         return log_weight_P
 
 
@@ -82,7 +100,7 @@ def log_odds(shop: Shop, law: Law, day: float) -> Float64:
 def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
     """Draw a shop with 40 categories and one brand per about 25 products."""
     rng = np.random.default_rng(seed)
-    categories, brands = 40, max(8, products // 25)
+    categories, brands = 24 if law == "moving" else 40, max(8, products // 25)
 
     def vectors(rows: int) -> Float64:
         return rng.standard_normal((rows, DIMS)) / np.sqrt(DIMS)
@@ -95,19 +113,30 @@ def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
         for category in category_P
     ])  # fmt: skip
     z_PD = 0.7 * vectors(categories)[category_P] + 0.45 * vectors(brands)[brand_P] + 0.55 * vectors(products)
+    if law == "personal":
+        z_PD = vectors(products)
     favourites_U3 = rng.integers(0, products, (users, 3))
     u_UD = 0.5 * vectors(users) + (rng.dirichlet(np.ones(3), users)[:, :, None] * z_PD[favourites_U3]).sum(axis=1)
+    u_UD = u_UD / np.linalg.norm(u_UD, axis=1, keepdims=True)
     rank_P = rng.permutation(products)
-    late = rng.random(products) < (1 / 3 if law == "fresh" else 0)
+    late = rng.random(products) < (1 / 3 if law in _BORN else 0)
+    walk_PT = np.zeros((products, DAYS))
+    if law in ("moving", "branded"):
+        groups, group_P = (categories, category_P) if law == "moving" else (brands, brand_P)
+        z_PD = np.eye(groups)[group_P]
+        u_UD = np.log(rng.dirichlet(np.full(groups, _SHARE), users) + 1e-6) / _TASTE
+    if law == "moving":
+        walk_PT = rng.normal(0, _STEP, walk_PT.shape).cumsum(axis=1)
     return Shop(
         z_PD,
-        u_UD / np.linalg.norm(u_UD, axis=1, keepdims=True),
+        u_UD,
         category_P,
         brand_P,
         rng.normal(3, 0.5, categories)[category_P] + 0.4 * rng.standard_normal(products),
         -0.9 * np.log(rank_P + 10.0),
         np.where(late, rng.uniform(1, DAYS, products), 0.0),
         rng.uniform(-10, DAYS + 10, products),
+        walk_PT,
         rng.dirichlet(rng.lognormal(0, 1, users) + 1e-3),
     )
 
@@ -161,15 +190,17 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
             }),
             working / "events.parquet",
         )  # fmt: skip
-        picture_PK = _pictures(shop, rng)
         born = pa.array(START + (shop.born_P * 86_400).astype("timedelta64[s]"), mask=shop.born_P == 0)
-        listed = {"listed_at": born} if law == "fresh" else {}
+        listed = {"listed_at": born} if law in _BORN else {}
+        shown: dict[str, pa.Array] = {}
+        if law not in _PLAIN:
+            pictures = pa.FixedSizeListArray.from_arrays(pa.array(_pictures(shop, rng).ravel()), PICTURE)
+            shown = {"title": pa.array(_titles(shop, rng)), "picture": pictures}
         pq.write_table(
             pa.table({
-                "product_id": _names("p", np.arange(products)), "title": pa.array(_titles(shop, rng)),
+                "product_id": _names("p", np.arange(products)),
                 "category": _names("c", shop.category_P), "brand": _names("b", shop.brand_P),
-                "price": pa.array(np.exp(shop.log_price_P).round(2)), **listed,
-                "picture": pa.FixedSizeListArray.from_arrays(pa.array(picture_PK.ravel()), PICTURE),
+                "price": pa.array(np.exp(shop.log_price_P).round(2)), **listed, **shown,
             }),
             working / "products.parquet",
         )  # fmt: skip
