@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from longtail.bundle import BUCKET_NAMES
@@ -23,11 +24,20 @@ from longtail.trainer import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.evaluation.baselines import BASELINES, Interactions, Settings, in_words, skipped, top_labels
+from longtail.trainer.evaluation.baselines import (
+    BASELINES,
+    Interactions,
+    Settings,
+    columns_of,
+    in_words,
+    skipped,
+    top_labels,
+)
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
+from longtail.trainer.prior import fit_forecast
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class Trial:
         baseline, began = BASELINES[name], time.perf_counter()
         if settings is not None:
             settings = baseline.settings | settings
-        elif baseline.grid:
+        elif baseline.grid or baseline.grid_of:
             learnt = self.learnt_from(self.dataset.train, self.valid)
             settings = tuned(baseline, self.valid, learnt, self.recipe.evaluation.metric, self.facts)
         else:
@@ -87,7 +97,13 @@ class Trial:
         """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         seed, ordered = self.recipe.seed, self.dataset.ordered
-        return Interactions(train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered)
+        prior_L = None
+        if self.recipe.prior.kind != "count":
+            prior_L = np.exp(fit_forecast(self.recipe, self.dataset, task.past.known).log_popularity(whole=True))
+        return Interactions(
+            train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,
+            columns=columns_of(self.recipe, self.dataset), prior_L=prior_L,
+        )  # fmt: skip
 
     @cached_property
     def valid(self) -> Task:

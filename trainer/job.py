@@ -37,8 +37,8 @@ from longtail.trainer.devices import (
     wait_for_all,
 )
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.evaluation.baselines import Interactions
-from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.baselines import Interactions, columns_of
+from longtail.trainer.evaluation.comparison import Comparison, baselines_for, compare
 from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
 from longtail.trainer.evaluation.examples import Example, example_settings, example_task, examples
@@ -313,13 +313,15 @@ def measure_default(
     if not len(getattr(dataset, split)):
         return None
     held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), config.history)
-    if config.baselines:
-        reporter.say(f"Baselines on {split}: {', '.join(config.baselines)} …")
+    columns = columns_of(trained.recipe, dataset)
 
     def learnt_from(train: Pairs, past: Past) -> Interactions:
+        forecast = trained.forecast(past.known)
+        prior_L = None if forecast is None else np.exp(forecast.log_popularity(whole=True))
         return Interactions(
-            train, past, queries=len(dataset.query_ids), labels=labels, seed=seed, ordered=dataset.ordered
-        )
+            train, past, queries=len(dataset.query_ids), labels=labels, seed=seed, ordered=dataset.ordered,
+            columns=columns, prior_L=prior_L,
+        )  # fmt: skip
 
     tuning = None
     if len(dataset.valid):
@@ -344,6 +346,8 @@ def measure_default(
     few, two = example_task(task, seed), example_settings(dial.default)
     shown = examples(few, lists_of(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
     learnt = learnt_from(trained.dataset.train, past)
+    if names := baselines_for(config, learnt):
+        reporter.say(f"Baselines on {split}: {', '.join(names)} …")
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
     return AtDefault(groups, shown, ways, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 

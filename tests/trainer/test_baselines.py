@@ -21,6 +21,7 @@ from longtail.trainer.evaluation.baselines import (
     SameForAll,
     Scores,
     _unseen,
+    attribute_share,
     ease,
     in_words,
     item_knn,
@@ -110,6 +111,31 @@ def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
     assert isinstance(scores, SameForAll)
     counts = np.bincount(labels[latest], weights[latest], minlength=L)
     np.testing.assert_allclose(scores.scores_L, counts, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25, 0.0])
+def test_attribute_share_is_taste_for_a_value_times_popularity_within(share: float) -> None:
+    colours, shapes = np.arange(L) % 5, np.arange(L) // 7
+    prior = np.random.default_rng(1).random(L)
+    data = dataclasses.replace(DATA, columns={"shape": shapes, "colour": colours}, prior_L=prior)
+    latest = np.argsort(-TRAIN.times)[: len(TRAIN) // 4]
+    within = {1.0: COUNTS, 0.25: np.bincount(TRAIN.labels[latest], minlength=L), 0.0: prior}[share]
+    scores = np.zeros((QUERIES, L))
+    for query in range(QUERIES):
+        history = TRAIN.labels[TRAIN.queries == query]
+        for label in range(L):
+            same = colours == colours[label]
+            of_log = COUNTS[same].sum() / COUNTS.sum()
+            taste = (same[history].sum() + 5 * of_log) / (len(history) + 5)
+            scores[query, label] = taste * within[label] / within[same].sum()
+
+    settings = {"column": "colour", "smoothing": 5, "share": share}
+    found = attribute_share(data, settings)(np.arange(QUERIES, dtype=np.int32))
+    np.testing.assert_allclose(found, scores, rtol=1e-5)
+    planted_columns = dataclasses.replace(data, columns={"noise": shapes, "taste": np.arange(L) // 8})
+    chosen = tuned(BASELINES["attribute share"], TASK, planted_columns, f"recall@{K}", FACTS)
+    assert chosen["column"] == "taste"
+    assert in_words(chosen).startswith("column taste, smoothing ")
 
 
 def weighted(rng: np.random.Generator) -> Interactions:

@@ -263,7 +263,9 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
-BaselineName = Literal["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
+BaselineName = Literal[
+    "popularity", "recent popularity", "attribute share", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"
+]
 
 
 class MetricConfig(Choice):
@@ -317,13 +319,24 @@ class EvaluationConfig(Section):
     weight π*_y / π_y. `train` gives every pair the same weight, rather than every query. Early stopping still uses
     `metric`."""
     baselines: list[BaselineName] = Field(
-        default=["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
+        default=[
+            "popularity",
+            "recent popularity",
+            "attribute share",
+            "item-kNN",
+            "RP3beta",
+            "EASE",
+            "Turbo-CF",
+            "iALS",
+        ]
     )
     """Baselines reported with the model, on the same pairs, queries and labels; `[]` for none. `recent popularity`
-    counts the latest share of the training pairs, and valid chooses the share. If pairs are in time order, `item-kNN`,
-    `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age 0 being the newest;
-    valid chooses both. Without an order or without valid, all pairs of a history count alike. The report names
-    baselines that are skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
+    counts the latest share of the training pairs, and valid chooses the share. `attribute share` multiplies the query's
+    share of a label's category by popularity within the category; valid chooses the column of kind `id`, the smoothing,
+    and recent popularity or the recipe's prior. Without such a column the default leaves it out. If pairs are in time
+    order, `item-kNN`, `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age
+    0 being the newest; valid chooses both. Without an order or without valid, all pairs of a history count alike. The
+    report names baselines that are skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
     tune_baselines: bool = False
     """Tunes more of the baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
     regularisation of `EASE`, powers of `Turbo-CF`, confidence and regularisation of `iALS`. Readings of histories are

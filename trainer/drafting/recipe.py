@@ -221,6 +221,8 @@ def _recipe(
     else:
         few = f"half of the queries have {median:g} pairs or fewer, too few for a row"
         left_out.insert(0, f"{roles.query_id}: {few}")
+    shares = ["attribute share"] if any(KINDS[look.holds] == "id" for _, look in of_labels) else []
+    baselines = ["popularity", "recent popularity", *shares, "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
     # With dot products, scores are smaller than log-odds, and popularity may need a larger λ.
     dot = (
         'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides\n'
@@ -270,7 +272,7 @@ exclude_seen = true
 bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported with the model, to show whether it is better than simple methods.
-baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
+baselines = {_toml(baselines)}
 """
 
 

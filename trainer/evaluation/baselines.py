@@ -1,4 +1,4 @@
-"""Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, Turbo-CF, iALS by `implicit`.
+"""Baselines of a model: popularity, shares of attributes, item-kNN, RP3beta, EASE, Turbo-CF, iALS by `implicit`.
 
 Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
 pairs known before the held-out ones, or before each of them (`evaluation.history`). Item-kNN, RP3beta, EASE and
@@ -6,33 +6,37 @@ Turbo-CF weigh these by age, as validation pairs choose. A request without histo
 a service. Equal scores are ranked by popularity.
 
 Legend: `Q` queries, `L` labels, `N` rows of a task, `B` a block of them, `K` list length, `F` factors, `H` entries of
-histories.
+histories, `V` values of a label column.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix, diags, issparse, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.extras import pip_install
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.ranking import block_of
 from longtail.trainer.evaluation.selection import best
 from longtail.trainer.evaluation.task import Task
 
-Settings = dict[str, float]
-"""Parameters of a baseline by name."""
+Settings = dict[str, Any]
+"""Parameters of a baseline by name: numbers, and the name of a label column."""
 
 _FACTORS, _ITERATIONS = 64, 15
 _AT_ONCE, _ROWS = 4_000_000, 4096
@@ -58,6 +62,8 @@ class Interactions:
     Attributes:
         past: histories that describe the rows of a task.
         ordered: whether the pairs of a query are in time order (`Dataset.ordered`).
+        columns: columns of categories of the labels, by feature: numbers of values from 0, int64 [L].
+        prior_L: π* of the recipe's prior, float64; None with kind `count`.
     """
 
     train: Pairs
@@ -66,6 +72,8 @@ class Interactions:
     labels: int
     seed: int
     ordered: bool
+    columns: Mapping[str, Int64] = field(default_factory=dict)
+    prior_L: Float64 | None = None
 
     @cached_property
     def popularity(self) -> Float64:
@@ -144,7 +152,7 @@ def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG00
     return SameForAll(data.popularity.astype(np.float32))
 
 
-def recent_popularity(data: Interactions, settings: Settings) -> Scores:
+def recent_popularity(data: Interactions, settings: Settings) -> SameForAll:
     """Score labels by popularity among the latest `share` of the training pairs."""
     times = data.train.times
     if times is None:
@@ -157,6 +165,51 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
     weights = data.train.weights
     counts = _counts(data.train.labels[taken_N], None if weights is None else weights[taken_N], data.labels)
     return SameForAll(counts.astype(np.float32))
+
+
+def attribute_share(data: Interactions, settings: Settings) -> Scores:
+    """Score labels by the query's share of their value, times the label's share among labels of this value.
+
+    (n_v + a·s_v) / (n + a) · π_y / Σ π of v: n_v of the query's n pairs, and the share s_v of all training pairs, have
+    the value v of `column`; a is `smoothing`. π is popularity among the latest `share` of the pairs, or π* of the
+    recipe's prior if `share` is 0.
+    """
+    value_L = data.columns[settings["column"] or next(iter(data.columns))]
+    values, a = int(value_L.max()) + 1, settings["smoothing"]
+    prior_L, share = data.prior_L, settings["share"]
+    if prior_L is None or share == 1:
+        prior_L = data.popularity
+    elif share:
+        prior_L = recent_popularity(data, {"share": share}).scores_L.astype(np.float64)
+    within_L = prior_L / np.maximum(np.bincount(value_L, prior_L, values), 1e-300)[value_L]
+    share_V = np.bincount(value_L, data.popularity, values) / data.popularity.sum()
+    values_LV = csr_matrix((np.ones(data.labels, np.float32), (np.arange(data.labels), value_L)))
+
+    def scores(rows_B: Int32) -> Float32:
+        counts_BV = (data.histories(rows_B) @ values_LV).toarray()
+        shares_BV = (counts_BV + a * share_V) / (counts_BV.sum(axis=1, keepdims=True) + a)
+        scores_BL: Float32 = (shares_BV[:, value_L] * within_L).astype(np.float32)
+        return scores_BL
+
+    return scores
+
+
+def _attribute_grid(data: Interactions) -> tuple[Settings, ...]:
+    shares = [1.0, *((0.25, 0.0625) if data.train.times is not None else ()), *([] if data.prior_L is None else [0.0])]
+    return tuple(
+        {"column": column, "smoothing": smoothing, "share": share}
+        for column in data.columns for smoothing in (1, 5, 25) for share in shares
+    )  # fmt: skip
+
+
+def columns_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
+    """Number the values of the labels' columns of kind `id`, a missing value as one more; int64 [L] by feature."""
+    columns, table = dict[str, Int64](), dataset.label_table
+    for feature in recipe.label.features:
+        if feature.kind == "id" and feature.name != recipe.data.label_id and table is not None:
+            encoded = pc.dictionary_encode(table[feature.source].combine_chunks(), null_encoding="encode")
+            columns[feature.name] = encoded.indices.to_numpy().astype(np.int64)
+    return columns
 
 
 def item_knn(data: Interactions, settings: Settings) -> FromHistory:
@@ -303,6 +356,7 @@ class Baseline:
     """A baseline: its fit, settings, and grid for validation pairs.
 
     Attributes:
+        grid_of: makes a grid that depends on the data, in place of `grid`.
         tuned_always: whether the grid is tried without `evaluation.tune_baselines`.
     """
 
@@ -310,6 +364,11 @@ class Baseline:
     settings: Settings
     grid: tuple[Settings, ...] = ()
     tuned_always: bool = False
+    grid_of: Callable[[Interactions], tuple[Settings, ...]] | None = None
+
+    def settings_to_try(self, data: Interactions) -> tuple[Settings, ...]:
+        """Return the grid for some data."""
+        return self.grid if self.grid_of is None else self.grid_of(data)
 
     def reads(self, data: Interactions) -> bool:
         """Return whether the baseline may weigh the pairs of a history by age."""
@@ -320,6 +379,9 @@ BASELINES: dict[str, Baseline] = {
     "popularity": Baseline(popularity, {}),
     "recent popularity": Baseline(
         recent_popularity, {"share": 0.1}, tuple({"share": 0.5**halvings} for halvings in range(1, 9)), True
+    ),
+    "attribute share": Baseline(
+        attribute_share, {"column": None, "smoothing": 5, "share": 1}, tuned_always=True, grid_of=_attribute_grid
     ),
     "item-kNN": Baseline(
         item_knn,
@@ -350,8 +412,10 @@ BASELINES: dict[str, Baseline] = {
 
 def in_words(settings: Settings) -> str:
     """Write settings for a table, such as `l2 200, last all, decay 1`."""
+    words = {("last", 0): "all", ("share", 0): "of the prior", ("column", None): "the first"}
     return ", ".join(
-        f"{key} {'all' if key == 'last' and not value else f'{value:g}'}" for key, value in settings.items()
+        f"{key} {words.get((key, value)) or (value if isinstance(value, str) else f'{value:g}')}"
+        for key, value in settings.items()
     )
 
 
@@ -359,6 +423,8 @@ def skipped(name: str, data: Interactions) -> str | None:
     """Return why a baseline is not run on these data; None if it is."""
     if name == "recent popularity" and data.train.times is None:
         return "the pairs have no times"
+    if name == "attribute share" and not data.columns:
+        return "the labels have no column of kind id in the recipe"
     if name in ("item-kNN", "RP3beta", "Turbo-CF"):
         products = float((data.train.per_query().astype(np.float64) ** 2).sum())
         if products > _MOST_PRODUCTS:

@@ -23,6 +23,8 @@ from longtail.trainer.evaluation.baselines import (
     Interactions,
     Scores,
     Settings,
+    popularity,
+    recent_popularity,
     skipped,
     top_labels,
 )
@@ -122,12 +124,15 @@ def compare(
     used: dict[str, Settings] = {}
     seconds: dict[str, float] = {}
     lists: dict[str, Int32] = {}
-    for name in config.baselines:
+    for name in baselines_for(config, data):
         if reason := skipped(name, data):
             notes.append(f"{name} was left out: {reason}.")
             continue
         baseline = BASELINES[name]
-        settings, grid = baseline.settings, bool(baseline.grid) and (config.tune_baselines or baseline.tuned_always)
+        settings, grid = (
+            baseline.settings,
+            bool(baseline.settings_to_try(data)) and (config.tune_baselines or baseline.tuned_always),
+        )
         if tuning is not None:
             settings = tuned(baseline, *tuning, config.metric, facts, grid=grid)
         elif baseline.reads(data):
@@ -140,7 +145,7 @@ def compare(
         metrics[name], used[name] = task.metrics(lists[name], facts), settings
     if not metrics:
         return None, notes
-    by_history = [name for name in metrics if name not in ("popularity", "recent popularity")]
+    by_history = [name for name in metrics if BASELINES[name].fit not in (popularity, recent_popularity)]
     if (newcomers := int((task.past.lengths(task.rows_N) == 0).sum())) and by_history:
         notes.append(
             f"{newcomers:,} of the {task.in_words} have no history: {', '.join(by_history)} answer them by popularity."
@@ -151,6 +156,12 @@ def compare(
     differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
     return Comparison(config.metric, task.in_words, model, metrics, used, seconds, best, differences, notes), []
+
+
+def baselines_for(config: EvaluationConfig, data: Interactions) -> list[str]:
+    """List the recipe's baselines; by default without `attribute share` where labels have no column for it."""
+    default = "baselines" not in config.model_fields_set and not data.columns
+    return [name for name in config.baselines if not (default and name == "attribute share")]
 
 
 def _differences(
@@ -190,8 +201,8 @@ def tuned(
         some = task.among(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
         return settings | max(READINGS, key=lambda reading: value(some, scores.read(reading)))
 
-    settings = best_reading(baseline.settings)
-    if not grid or not baseline.grid:
+    settings, to_try = best_reading(baseline.settings), baseline.settings_to_try(data)
+    if not grid or not to_try:
         return settings
-    found = max(baseline.grid, key=lambda others: value(task, baseline.fit(data, settings | others)))
+    found = max(to_try, key=lambda others: value(task, baseline.fit(data, settings | others)))
     return best_reading(settings | found)
