@@ -6,6 +6,7 @@ without training.
 
 The first priors come from a table; `priors` of a request weighs them. The others follow from a label's bucket and
 columns: `bonus` weighs a 1 for labels of a bucket or filter, `slope` a number of a column, and `decay` a date.
+`exposed`, also in `priors`, follows from the answers of a service.
 
 Legend: `L` labels, `M` added labels, `P` priors, `B` queries.
 """
@@ -29,6 +30,8 @@ from longtail.bundle.frequency import BUCKET_NAMES
 from longtail.bundle.manifest import Record
 from longtail.bundle.one_line import one_line
 
+EXPOSED = "exposed"
+"""Name of the prior that follows from the answers of a service."""
 MAX_PRIORS = 8
 """Most priors that a build declares. Each costs four bytes per label and a coordinate of every search, and multiplies
 the places where recall is measured."""
@@ -36,13 +39,44 @@ _TERMS = 4 * MAX_PRIORS
 """Terms assumed by the overflow check of a score; a real score has fewer."""
 
 
+class Exposure(Record):
+    """State of the prior `exposed`: the half-life of places in answers, and how many a label has had."""
+
+    half_life: float = Field(gt=0)
+    """Seconds in which a place in an answer loses half its weight."""
+    until: float | None = Field(default=None, allow_inf_nan=False)
+    """Time of the last answers that count, in seconds since 1970; None: none so far."""
+    mean: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Decayed places of an average label."""
+
+    def values(self, places_L: Float64) -> Float64:
+        """Compute the log of each label's share of places, of which an average label's is 0, nats, float64 [L].
+
+        One place is added to every label, so that few answers say little.
+        """
+        return np.log((places_L + 1) / (self.mean + 1))
+
+    def places(self, values_L: Float32) -> Float64:
+        """Compute decayed places from `values`, float64 [L]."""
+        return np.maximum(np.exp(values_L.astype(np.float64)) * (self.mean + 1) - 1, 0)
+
+    def counted(self, values_L: Float32, added_L: Float64, until: float) -> tuple[Exposure, Float64]:
+        """Decay the places that `values` hold to a later time, and add places that are decayed to it.
+
+        Returns the state and the decayed places of every label, float64 [L].
+        """
+        decay = 0.0 if self.until is None else 2.0 ** ((self.until - until) / self.half_life)
+        places_L = decay * self.places(values_L) + added_L
+        return self.model_copy(update={"until": until, "mean": float(places_L.mean())}), places_L
+
+
 class Prior(Record):
     """One prior: limits of its weight, and the scale of its coordinate."""
 
     name: str = Field(min_length=1, max_length=80)
     """The column, if a table holds the values; otherwise the dotted path in a request, such as `bonus.tail`."""
-    source: Literal["table", "bucket", "filter", "number", "date"] = "table"
-    """What the values come from: a table of priors, or each label's bucket or display columns."""
+    source: Literal["table", "bucket", "filter", "number", "date", "answers"] = "table"
+    """What the values come from: a table of priors, each label's bucket or display columns, or answers of a service."""
     filter: dict[str, JsonValue] = Field(default={})
     """Conditions of the source `filter`."""
     origin: float = Field(default=0.0, allow_inf_nan=False)
@@ -59,11 +93,13 @@ class Prior(Record):
     """Scale of the prior's coordinate."""
     alone: bool = False
     """Whether a request weighs no other prior at the same time."""
+    exposure: Exposure | None = None
+    """State of the source `answers`."""
 
     @property
     def group(self) -> str:
         """Return the key of requests that weighs the prior: `priors`, `bonus`, `slope` or `decay`."""
-        return "priors" if self.source == "table" else self.name.partition(".")[0]
+        return "priors" if self.source in ("table", "answers") else self.name.partition(".")[0]
 
     @property
     def key(self) -> str:
@@ -132,6 +168,21 @@ class Priors:
         """Return the values of some labels, float32 [R, P]; None without priors."""
         return self.values_LP[rows_R] if self.settings else None
 
+    @property
+    def exposed(self) -> tuple[int, Exposure] | None:
+        """Return the position and the state of the prior `exposed`, if the release has it."""
+        states = ((at, prior.exposure) for at, prior in enumerate(self.settings))
+        return next(((at, state) for at, state in states if state is not None), None)
+
+    def with_exposure(self, state: Exposure, places_L: Float64) -> Priors:
+        """Replace the values of the prior `exposed` by those of decayed places, float64 [L]."""
+        assert self.exposed is not None
+        at, _ = self.exposed
+        settings, values_LP = [*self.settings], self.values_LP.copy()
+        update = {"exposure": state, "missing": float(state.values(np.zeros(1))[0])}
+        settings[at], values_LP[:, at] = settings[at].model_copy(update=update), state.values(places_L)
+        return Priors(tuple(settings), values_LP)
+
     def with_table(self, table: Priors) -> Priors:
         """Replace the priors of the table."""
         first = len(self.of_table)
@@ -165,13 +216,13 @@ class Priors:
         """
         values_MP = np.empty((len(rows_M), len(self.settings)), np.float32)
         for place, prior in enumerate(self.settings):
-            if prior.source != "table":
+            if prior.source not in ("table", "answers"):
                 values_MP[:, place] = prior.values(buckets_M, column)
                 continue
             known_M = rows_M >= 0
             values_MP[:, place] = np.where(known_M, self.values_LP[np.where(known_M, rows_M, 0), place], prior.missing)
             for row, given in enumerate(given_M):
-                if prior.name in given:
+                if prior.source == "table" and prior.name in given:
                     values_MP[row, place] = given[prior.name]
         return values_MP
 

@@ -70,6 +70,13 @@ SlopeOption = Annotated[
         metavar="COLUMN[=MIN:MAX]", help="Column of numbers to weigh, in nats per unit, such as price=-0.1:0.1."
     ),
 ]
+ExposedOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HALF_LIFE[=MIN:MAX[:DEFAULT]]",
+        help="Prior of shares of places in the service's answers, such as 7d or 7d=-1:0:-0.3 (default weights: -1:1).",
+    ),
+]
 MissingOption = Annotated[
     str | None,
     typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
@@ -104,6 +111,7 @@ def build(
     bonus: BonusOption = None,
     decay: DecayOption = None,
     slope: SlopeOption = None,
+    exposed: ExposedOption = None,
     filterable: Annotated[
         str | None,
         typer.Option(
@@ -142,6 +150,7 @@ def build(
             bonuses=dict(map(_bonus, bonus or ())),
             decay={column: half_life or "1d" for column, _, half_life in (text.partition("=") for text in decay or ())},
             slopes=dict(Limits.parse(text) if "=" in text else (text, None) for text in slope or ()),
+            exposed=exposed,
             progress=_progress(status, notes),
             filterable=None
             if filterable is None

@@ -1,4 +1,4 @@
-"""Refresh the served forecast of popularity and co-occurrence from the service's own events.
+"""Refresh the served forecast of popularity, co-occurrence and exposure from the service's own events.
 
 A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and shown
 in the verdict. The next attempt waits 2 intervals, then 4, then 8. The present release stays in service. After a
@@ -41,7 +41,7 @@ _REFRESHED = ".refreshed-"
 _KEEP = 2
 """Refreshed releases that are kept; the second newest is the target of `rollback`."""
 _NOT_REFRESHED = "release not refreshed, and the one before serves on"
-_HELD = "Forecast and co-occurrence are not refreshed after a rollback, until `longtail-index publish`."
+_HELD = "Forecast, co-occurrence and exposure are not refreshed after a rollback, until `longtail-index publish`."
 _MOST_INTERVALS = 8
 """Intervals between two attempts after which the wait, doubled by each failure in a row, grows no more."""
 _LONGEST_FAILURE = 10_000
@@ -66,6 +66,15 @@ SELECT * FROM told_apart WHERE time > $after OR query IN (SELECT query FROM told
 """Pairs of queries with their ids. A query without one is a client's features of a day, and its choice of a label that
 its own history holds already is a repeated one: the history grows with every choice, and would pass for another query.
 """
+_ANSWERED = """
+SELECT label AS label_id, sum(weight) AS places FROM (
+    SELECT unnest(labels) AS label,
+        pow(2, (epoch_us(time) / 1e6 - $until) / $half_life) * CASE WHEN run IS NULL THEN 1 ELSE $share END AS weight
+    FROM events WHERE kind = 'answer' AND epoch_us(time) / 1e6 > $after AND epoch_us(time) / 1e6 <= $until
+) GROUP BY label
+"""
+"""Places of labels in answers. Answers of an experiment are all recorded, so each weighs as much as the share of the
+others that are."""
 
 
 @contextmanager
@@ -89,8 +98,8 @@ def refresh(settings: Settings) -> str:
     """Publish a release that knows the events up to now, and the labels that were added; returns its name.
 
     Raises:
-        LongtailIndexError: there is no release with a forecast or co-occurrence, or no later event; or a label has
-            become popular all at once; or another release was published.
+        LongtailIndexError: there is no release with a forecast, co-occurrence or the prior `exposed`, or no later
+            event; or a label has become popular all at once; or another release was published.
         StoreError, ServingError, BundleError, OSError: label changes or events cannot be read, or a release cannot be
             written.
     """
@@ -104,19 +113,28 @@ def refresh(settings: Settings) -> str:
     with suppress(FileNotFoundError):  # no label was changed yet
         changes = read_label_changes(settings.place)
 
+    folder = Path(settings.events or settings.state_directory / "events")
+
     def chosen(columns: LogColumns, after: float, begin: float) -> pa.Table:
         histories = [feature for feature in query_features(settings.releases).values() if feature.kind == "history"]
         in_history = " OR ".join(f"list_contains({value_of(feature)}, label)" for feature in histories) or "false"
         query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
         query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
-        with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
+        with events_of(folder) as connection:
             end = round(until + 1e-6, 6)  # `until` itself counts
             given = {"since": begin, "after": after, "until": end, "weighs": columns.weight is not None}
             return connection.sql(query, params=given).to_arrow_table()
 
+    def answered(after: float, half_life: float) -> pa.Table:
+        if not settings.answer_share:
+            logger.warning("LONGTAIL_ANSWER_SHARE is 0: the prior exposed knows the answers of experiments alone")
+        given = {"after": after, "until": until, "half_life": half_life, "share": settings.answer_share or 1.0}
+        with events_of(folder) as connection:
+            return connection.sql(_ANSWERED, params=given).to_arrow_table()
+
     building.refresh(
-        settings.releases, chosen, changes=changes, source=current, name=name, until=until, unattended=True,
-        progress=logger.info,
+        settings.releases, chosen, answers=answered, changes=changes, source=current, name=name, until=until,
+        unattended=True, progress=logger.info,
     )  # fmt: skip
     try:
         releases.publish(name, instead_of=current)
@@ -140,8 +158,8 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
             logger.warning("%s: %s", _NOT_REFRESHED, failure)
             attempts = "1 attempt" if failures == 1 else f"{failures} attempts in a row"
             problem = (
-                f"Forecast and co-occurrence have not been refreshed since {datetime.fromtimestamp(before, UTC):%F %R} "
-                f"UTC: {attempts} failed, most recently: {failure}."
+                "Forecast, co-occurrence and exposure have not been refreshed since "
+                f"{datetime.fromtimestamp(before, UTC):%F %R} UTC: {attempts} failed, most recently: {failure}."
             )
         if problem != told:
             _tell(settings, problem)

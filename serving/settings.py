@@ -142,8 +142,8 @@ class Settings(BaseSettings):
     keep_releases: int = Field(default=1, ge=0)
     """Number of previous releases that stay loaded, for requests that name them in `release`."""
     refresh: Annotated[float, BeforeValidator(_read_span)] | None = None
-    """Interval for refreshing the forecast of popularity and co-occurrence from the service's own events, such as `1h`;
-    set it for one replica alone. By default never."""
+    """Interval for refreshing the forecast of popularity, co-occurrence and the prior `exposed` from the service's own
+    events, such as `1h`; set it for one replica alone. By default never."""
     groups: Annotated[
         dict[str, Annotated[tuple[str, ...], Field(max_length=50), AfterValidator(_refuse_own_values)]],
         NoDecode,
@@ -198,7 +198,8 @@ class Settings(BaseSettings):
     events_bytes: int = Field(default=10 << 30, ge=1)
     """Largest size of the events in a folder; the oldest are deleted first."""
     answer_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers that are recorded as events. Answers that an experiment counts are always recorded."""
+    """Share of the answers that are recorded as events, from which the prior `exposed` follows. Answers that an
+    experiment counts are always recorded."""
     record_features: bool = True
     """Keep the features of queries in events, for `export-feedback`."""
 

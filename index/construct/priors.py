@@ -1,6 +1,6 @@
 """Make the priors of a release: numbers per label, limits of their weights, and scales of their coordinates.
 
-They come from a table, and from each label's bucket and display columns.
+They come from a table, from each label's bucket and display columns, and from the answers of a service.
 
 Legend: `L` labels, `P` priors.
 """
@@ -21,11 +21,12 @@ from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, MAX_PRIORS, Bonus, Bund
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.conditions import NumberColumn
-from longtail.bundle.dates import nats_per_day
+from longtail.bundle.dates import nats_per_day, span_seconds
 from longtail.bundle.errors import ConditionError
 from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.bundle.ids import repeated_ids, rows_of_ids
 from longtail.bundle.one_line import one_line
+from longtail.bundle.priors import EXPOSED, Exposure
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
@@ -132,6 +133,11 @@ class PriorTable:
         else:
             wanted = [*self.limits] or columns
         names = [name for name in columns if name in wanted]
+        if EXPOSED in names:
+            raise PriorsError(
+                f"{self.path}: a prior named {EXPOSED!r} is not allowed, because this name is for shares of places in "
+                f"answers; use another name, or build with --{EXPOSED}"
+            )
         if absent := [name for name in wanted if name not in columns]:
             raise PriorsError(f"{self.path}: expected a column for each prior {list(wanted)}, found none for {absent}")
         if not 1 <= len(names) <= MAX_PRIORS:
@@ -201,17 +207,20 @@ class PriorTable:
 
 @dataclass(frozen=True)
 class DerivedPriors:
-    """Priors that are derived from buckets and display columns of labels.
+    """Priors that are derived from buckets and display columns of labels, and from the answers of a service.
 
     Args:
         bonuses: filters by the name of their bonus; buckets have bonuses without a filter.
         decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
         slopes: columns of numbers, with limits of the weight in nats per unit; None: ±3 / σ.
+        exposed: half-life of the prior `exposed`, such as `7d`, or with limits of its weight, `7d=-1:0:-0.3`; by
+            default from −1 to 1.
     """
 
     bonuses: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
     decay: Mapping[str, str] = field(default_factory=dict)
     slopes: Mapping[str, Limits | None] = field(default_factory=dict)
+    exposed: str | None = None
 
     def added_to(self, table: Priors, bundle: Bundle) -> Priors:
         """Append the bonuses of buckets and these priors to the priors of a table; raises PriorsError."""
@@ -225,6 +234,13 @@ class DerivedPriors:
             # Days from the newest date keep seconds apart in float32 where they matter: 1 s within 100 days.
             newest, oldest = float(days.max()), float(days.min() - days.max())
             declared.append(_derived(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
+        if self.exposed is not None:
+            half_life, limits = Limits.parse(self.exposed) if "=" in self.exposed else (self.exposed, Limits(-1.0, 1.0))
+            try:
+                state = Exposure(half_life=span_seconds(half_life))
+            except ValueError as error:
+                raise PriorsError(f"{EXPOSED}: {error}") from error
+            declared.append(_derived(EXPOSED, "answers", limits, exposure=state))
         names = [prior.name for prior in (*table.settings, *declared)]
         if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
@@ -233,9 +249,12 @@ class DerivedPriors:
         buckets = [_derived(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):
-            columns.append(_values_of(prior, bundle))
+            # Values of answers follow later, with about the spread of log π.
+            answered = prior.source == "answers"
+            columns.append(np.zeros(len(bundle.embeddings), np.float32) if answered else _values_of(prior, bundle))
             spread = _SPREAD_OF_DATES if prior.source == "date" else 1.0
-            settings.append(prior.model_copy(update={"kappa": spread * fitted_scale(bundle.embeddings, columns[-1])}))
+            kappa = fitted_scale(bundle.embeddings, bundle.labels.log_pi if answered else columns[-1])
+            settings.append(prior.model_copy(update={"kappa": spread * kappa}))
         return Priors(tuple(settings), np.stack(columns, axis=1))
 
 

@@ -33,7 +33,8 @@ _ALL_CORNERS_UP_TO = 3
 """Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
 together."""
 _PARTS = (1.0, 1 / 3, 1 / 10, 1 / 30, 1 / 100, 1 / 300)
-"""Parts of the limits of slopes (two) and decay where recall is measured: 1 to 300 times the shortest half-life."""
+"""Parts of the limits of slopes, `exposed` (two each) and decay where recall is measured: 1 to 300 times the shortest
+half-life."""
 Place = tuple[float, float, tuple[float, ...]]
 """A place on the dials: λ, μ and the weight of every prior."""
 TOLERANCE = 1e-5
@@ -151,7 +152,8 @@ def derived_places(bundle: Bundle) -> list[Place]:
     """List places of bonuses, slopes and decay at the default λ and μ.
 
     Each bonus alone stands at its largest weight, all at their largest and all at their least; a bonus that no label
-    gets is left out. Slopes and decay go through parts of their limits, where recall is lower than at the ends.
+    gets is left out. Slopes, `exposed` and decay go through parts of their limits, where recall is lower than at the
+    ends.
     """
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]
@@ -159,7 +161,7 @@ def derived_places(bundle: Bundle) -> list[Place]:
     weights = {_at(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
     weights |= {_at(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
     for at, prior in enumerate(priors.settings):
-        parts = {"number": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
+        parts = {"number": _PARTS[:2], "answers": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
         weights |= {_at(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts}
     noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
     return [(noise, bundle.manifest.popularity.default, each) for each in sorted(weights - {defaults})]

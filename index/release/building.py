@@ -29,6 +29,7 @@ from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
+from longtail.bundle.ids import rows_of_ids
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
@@ -76,6 +77,7 @@ def build(
     bonuses: Mapping[str, Mapping[str, JsonValue]] = MappingProxyType({}),
     decay: Mapping[str, str] = MappingProxyType({}),
     slopes: Mapping[str, Limits | None] = MappingProxyType({}),
+    exposed: str | None = None,
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
     lists_of: str | None = None,
@@ -97,6 +99,8 @@ def build(
             `{"listed_at": "1d"}`.
         slopes: columns of numbers of which requests may add a multiple to scores, with limits of the weight; None:
             ±3 / σ.
+        exposed: half-life of the prior `exposed`, the log of a label's share of the places in a service's answers, such
+            as `7d`, or with limits of its weight, `7d=-1:0:-0.3`. It knows what CURRENT knows, and refreshes add to it.
         filterable: the only display columns that requests may filter by, with any number of values; None: all columns
             of supported types, except strings with very many values.
         lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.
@@ -131,7 +135,9 @@ def build(
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
     table = Priors() if priors is None else _table(priors).read(source, progress=progress)
-    source = replace(source, priors=DerivedPriors(bonuses, decay, slopes).added_to(table, source))
+    source = replace(source, priors=DerivedPriors(bonuses, decay, slopes, exposed).added_to(table, source))
+    if exposed is not None and (published := there.current()) is not None:
+        source = replace(source, priors=_with_earlier_exposure(source, there.open(published).bundle))
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     queries_bundle = None
     if queries is not None:
@@ -193,6 +199,7 @@ def refresh(
     releases: str | Path,
     log: str | Path | Callable[[LogColumns, float, float], pa.Table],
     *,
+    answers: Callable[[float, float], pa.Table] | None = None,
     whole: bool = False,
     changes: LabelChanges | None = None,
     source: str | None = None,
@@ -203,12 +210,14 @@ def refresh(
 ) -> ReleaseManifest:
     """Write a new release from an existing one, with forecast and co-occurrence after later pairs; trains nothing.
 
-    Where only co-occurrence changes, the index stays as it is.
+    The prior `exposed` follows later answers. Where only co-occurrence changes, the index stays as it is.
 
     Args:
         log: a log or an export of feedback with later pairs; or a function of columns, a time and an earlier begin, in
             seconds since 1970, that returns a table with the columns of `read_pairs`: the pairs since the time, and
             earlier ones of their queries since the begin, by which repeated pairs are recognised.
+        answers: a function of a time and a half-life, in seconds, that returns what was answered from that time to
+            `until`: a table of `label_id` and its `places`, decayed to `until`. None: `exposed` stays as it is.
         whole: the log is the whole log, from which co-occurrence is made again.
         changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.
@@ -216,8 +225,9 @@ def refresh(
         unattended: refuse a forecast in which a label becomes popular all at once, as a flood of events makes it.
 
     Raises:
-        NothingNewError: the log has no pair that the release does not know.
-        PriorsError: the release has neither forecast nor co-occurrence; or a label has become popular all at once.
+        NothingNewError: there is no pair and no answer that the release does not know.
+        PriorsError: the release has neither forecast, co-occurrence nor, with `answers`, the prior `exposed`; or a
+            label has become popular all at once.
     """
     there = Releases(releases)
     remove_stale(there.root)  # of refreshes that were killed, whose names differ
@@ -227,30 +237,39 @@ def refresh(
         since, columns = [term.settings.until or 0.0], [term.settings.log]
     if (forecast := bundle.forecast) is not None:
         since, columns = [*since, forecast.settings.until], [*columns, forecast.settings]
-    if not columns:
+    exposed = None if answers is None else bundle.priors.exposed
+    if not columns and exposed is None:
         raise PriorsError(
             f"{before.name}: expected a release whose bundle has a forecast or co-occurrence ([prior] or "
             "[cooccurrence] in its recipe), found neither"
         )
-    begin = min(since)
-    rows = log(columns[0], begin, begin - _REPEATS) if callable(log) else read_pairs(log, columns[0], progress)
-    rows = weighed(rows, columns[0], progress)
-    newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
-    if newest <= (0.0 if whole else min(since)):
+    begin, rows, newest, shown = min(since, default=0.0), pa.table({}), 0.0, pa.table({})
+    if columns:
+        rows = log(columns[0], begin, begin - _REPEATS) if callable(log) else read_pairs(log, columns[0], progress)
+        rows = weighed(rows, columns[0], progress)
+        newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
+    if answers is not None and exposed is not None:
+        shown = answers(exposed[1].until or 0.0, exposed[1].half_life)
+    later = newest > (0.0 if whole else begin)
+    if not later and not len(shown):
         raise NothingNewError(
-            f"{before.name}: expected pairs later than those it knows, up to "
-            f"{datetime.fromtimestamp(min(since), UTC):%Y-%m-%d %H:%M}, found none"
+            f"{before.name}: expected pairs {'or answers ' if exposed else ''}later than those it knows, up to "
+            f"{datetime.fromtimestamp(begin, UTC):%Y-%m-%d %H:%M}, found none"
         )
     bundle = bundle if changes is None else _with_added(bundle, changes, progress)
-    pairs, until = known_pairs(rows, bundle, progress), newest if until is None else until
-    same_rows = bundle is before.bundle and bundle.forecast is None
-    if bundle.forecast is not None:
-        expected = bundle.forecast.log_popularity()
-        bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until, progress)
-        if unattended:
-            _check_moves(bundle, expected)
-    if bundle.cooccurrence is not None:
-        bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole=whole)
+    until = newest if until is None else until
+    same_rows = bundle is before.bundle and bundle.forecast is None and not len(shown)
+    if later:
+        pairs = known_pairs(rows, bundle, progress)
+        if bundle.forecast is not None:
+            expected = bundle.forecast.log_popularity()
+            bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until, progress)
+            if unattended:
+                _check_moves(bundle, expected)
+        if bundle.cooccurrence is not None:
+            bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole=whole)
+    if len(shown):
+        bundle = replace(bundle, priors=_with_answers(bundle, shown, until))
     name = _free_name(there, name, before.manifest.bundle)
     with working_directory(there.root / f"{name}.bundle") as working:
         changed = replace(bundle, reports=before.bundle.stored_reports(), path=None)
@@ -271,6 +290,30 @@ def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bu
         return bundle
     progress(f"labels: {report.added:,} that were added while serving are rows of the release")
     return changed
+
+
+def _with_answers(bundle: Bundle, shown: pa.Table, until: float) -> Priors:
+    """Add decayed places in later answers to the prior `exposed`."""
+    assert bundle.priors.exposed is not None
+    at, state = bundle.priors.exposed
+    rows = rows_of_ids(shown["label_id"].combine_chunks(), bundle.labels.ids)
+    places = shown["places"].filter(rows.is_valid()).to_numpy()
+    rows_n = np.asarray(rows.drop_null(), np.int64)
+    added_L = np.bincount(rows_n, places, len(bundle.embeddings)).astype(np.float64)
+    return bundle.priors.with_exposure(*state.counted(bundle.priors.values_LP[:, at], added_L, until))
+
+
+def _with_earlier_exposure(bundle: Bundle, published: Bundle) -> Priors:
+    """Take over what the published release knows of answers, by the ids of labels."""
+    exposed, earlier = bundle.priors.exposed, published.priors.exposed
+    if exposed is None or earlier is None or earlier[1].until is None:
+        return bundle.priors
+    rows = rows_of_ids(bundle.labels.ids, published.labels.ids)
+    values_n = published.priors.values_LP[np.asarray(rows.drop_null(), np.int64), earlier[0]]
+    places_L = np.zeros(len(rows))
+    places_L[np.asarray(rows.is_valid())] = earlier[1].places(values_n)
+    state, places_L = exposed[1].counted(np.zeros(len(rows), np.float32), places_L, earlier[1].until)
+    return bundle.priors.with_exposure(state, places_L)
 
 
 def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, progress: Progress) -> Bundle:

@@ -72,6 +72,8 @@ def _weights(priors: Priors) -> dict[str, Any]:
         more = {"priors": "name", "bonus": "filter", "slope": "origin"}.get(prior.group)
         limits = prior.model_dump(include={"minimum", "default", "maximum", *([more] if more else [])})
         if prior.group == "priors":
+            state = prior.exposure
+            limits["exposure"] = state and state.model_dump() | {"half_life": f"{state.half_life / 3600:g}h"}
             shown["priors"].append(limits)
         elif more is None:
             limits = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}

@@ -254,7 +254,7 @@ class Retriever:
             return True
         if options.slope or options.decay or any(floor.filter for floor in options.at_least):
             return True
-        of_columns = [prior for prior in self.bundle.priors.settings if prior.source not in ("table", "bucket")]
+        of_columns = [prior for prior in self.bundle.priors.settings if prior.source in ("filter", "number", "date")]
         return any(prior.default or prior.key in options.bonus for prior in of_columns)
 
     def check_compatible(self, before: Retriever) -> None:

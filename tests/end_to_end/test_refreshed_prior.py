@@ -238,7 +238,9 @@ def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Pat
     with refreshing(settings, "info"):
         assert not settings.refresh_problem.exists(), "no state yet"
     settings.refresh_problem.parent.mkdir(exist_ok=True)
-    settings.refresh_problem.write_text("Forecast and co-occurrence have not been refreshed since 2026-11-01.")
+    settings.refresh_problem.write_text(
+        "Forecast, co-occurrence and exposure have not been refreshed since 2026-11-01."
+    )
     with refreshing(settings, "info"):
         assert not settings.refresh_problem.exists()
 
@@ -298,7 +300,9 @@ def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path
             )
 
         until(kill_the_refresher, seconds=60)
-        assert findings()["refresh"].startswith("watch: Forecast and co-occurrence have not been refreshed since 20")
+        assert findings()["refresh"].startswith(
+            "watch: Forecast, co-occurrence and exposure have not been refreshed since 20"
+        )
         assert 'longtail_verdict{signal="refresh"} 1.0' in http.get("/metrics").text
         until(lambda: "refresh" not in findings(), seconds=60)  # an attempt that is left alone
 

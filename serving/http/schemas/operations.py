@@ -30,6 +30,17 @@ class ExpectedFeature(BaseModel):
     dims: int | None = Field(description="Numbers in a vector; null for other kinds.")
 
 
+class ReleaseExposure(BaseModel):
+    """What the prior `exposed` knows of the service's answers."""
+
+    half_life: str = Field(description="Time in which a place in an answer loses half its weight.")
+    until: float | None = Field(
+        description="Time of the newest answers that count, in seconds since 1970; null: none so far, and the prior of "
+        "every label is 0."
+    )
+    mean: float = Field(description="Decayed places in answers of an average label.")
+
+
 class ReleasePrior(BaseModel):
     """A prior of the release, and the weights that requests may give it in `priors`."""
 
@@ -37,6 +48,7 @@ class ReleasePrior(BaseModel):
     minimum: float
     default: float
     maximum: float
+    exposure: ReleaseExposure | None = Field(description="Of the prior `exposed`; null for those of a table.")
 
 
 class ReleaseBonus(Popularity):
