@@ -19,9 +19,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from longtail.bundle.arrays import Array, Bools, Float32, Float64
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
+from longtail.bundle.calendar import HOURS, Calendar, Window, pairs_by_hour
 from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
@@ -41,18 +42,45 @@ _ENOUGH = 100
 """Fewest later pairs by which π* is compared with π* as released, which is served until then."""
 _COMPARED = 1_000
 """Fewest later pairs for decayed counts in place of a regression; earlier pairs that count in a later comparison."""
+_SPAN = 1
+"""Position of the half-life of the calendar's sums: the span of the log."""
 _SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
 _LOG_SHARES, _OFFSET = "log shares as released", "log noise over shares"
 """Columns of the file; features cannot have such names, because features are identifiers."""
-_ABOUT, _MODEL = b"forecast", b"xgboost"
+_ABOUT, _MODEL, _NEXT, _SEASONS = b"forecast", b"xgboost", b"xgboost of refreshes", b"pairs by hour of the week"
 
 
-class ForecastSettings(LogColumns):
-    """Settings with which a forecast was fitted."""
+class CalendarSettings(BaseModel):
+    """Settings of a calendar, by which shares of an attribute's values depend on the hour of the week."""
 
-    kind: Literal["decayed", "forecast"]
-    half_lives: list[float] = Field(min_length=1)
-    """Half-lives in seconds, descending [W]."""
+    model_config = ConfigDict(extra="forbid")
+
+    feature: str
+    """Attribute whose values have a calendar."""
+    values: list[str]
+    """Values with a calendar of their own, in the order of the rows; all others share the last row."""
+    windows: list[Window]
+    """Effects that are estimated: `day` of the week, `hour` of the day."""
+    shrinkage: float = Field(gt=0)
+    """Number of pairs, observed and expected, that are added to every window."""
+    gain: float = 0.0
+    """Gain of the held-out pairs of a last period by the calendar, nats a pair."""
+
+
+class NatsAt(BaseModel):
+    """Likelihood of the held-out pairs of a weekday, or of hours of the day, UTC."""
+
+    time: str
+    pairs: float
+    nats: float
+    """Mean log-probability under decayed counts, without a calendar."""
+    gain: float
+    """What the calendar adds; 0 without one."""
+
+
+class HorizonSettings(BaseModel):
+    """Settings of a forecast that depend on its horizon."""
+
     base: int = Field(ge=0)
     """Position of the half-life whose sum is multiplied by the regression's factor."""
     smoothing: float = Field(gt=0)
@@ -61,12 +89,30 @@ class ForecastSettings(LogColumns):
     """Length of the forecast period in seconds."""
     pairs: float = Field(gt=0)
     """Number of pairs in a horizon of the log, repeats by a query discounted, with which the forecast was fitted."""
+    nats: dict[str, float] = Field(default_factory=dict)
+    """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
+
+
+class ForecastSettings(LogColumns, HorizonSettings):
+    """Settings with which a forecast was fitted."""
+
+    kind: Literal["decayed", "forecast"]
+    half_lives: list[float] = Field(min_length=1)
+    """Half-lives in seconds, descending [W]."""
+    refresh: HorizonSettings | None = None
+    """Settings that the first refresh takes, for the shorter time until the next refresh."""
     until: float
     """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)
     """Label features that are one id, such as a category."""
     numbers: list[str] = Field(default_factory=list)
     """Label features that are numbers."""
+    by_time: list[NatsAt] = Field(default_factory=list)
+    """Likelihood of the pairs of a last period by weekday and by hours of the day."""
+    calendar: CalendarSettings | None = None
+    """Calendar of an attribute; None where it makes held-out pairs no likelier."""
+    ahead: float | None = Field(default=None, gt=0)
+    """Seconds after `until` that a refresh forecasts by the calendar; None: the horizon."""
     offset: float = 0.0
     """Offset of a label that is added while serving, nats."""
     since: str | None = None
@@ -75,8 +121,6 @@ class ForecastSettings(LogColumns):
     """Label feature that reads this column, if there is one."""
     served: Literal["decayed", "forecast", "released"] = "decayed"
     """Kind that is served: the likeliest on held-out pairs; `released` is π* before the first refresh."""
-    nats: dict[str, float] = Field(default_factory=dict)
-    """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
     compared: int = Field(default=0, ge=0)
     """Number of pairs since the release in `nats`; the latest count most."""
 
@@ -105,7 +149,10 @@ class Forecast:
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
         model: XGBoost model as UBJSON; None for `decayed`.
-        released: log π* before the first refresh, float64 [L]; None if there was no refresh.
+        next_model: model that the first refresh takes in place of `model`; None without `settings.refresh` or for
+            `decayed`.
+        released: log π* before the first refresh, without the calendar, float64 [L]; None if there was no refresh.
+        seasons: decayed sums of the calendar's values by hour of the week, float64 [G, 168]; None without a calendar.
         offset: log ν − log π_w, float64 [L]: the noise of training over the labels' shares of the training pairs, as
             weighted in the loss; None if both are the same. With it a score f + k·log(ν·π*/π_w) is k·log p*(y|x).
     """
@@ -117,6 +164,8 @@ class Forecast:
     model: bytes | None = None
     released: Float64 | None = None
     offset: Float64 | None = None
+    seasons: Float64 | None = None
+    next_model: bytes | None = None
 
     __repr__ = one_line
 
@@ -134,7 +183,8 @@ class Forecast:
         """
         lives_W = np.asarray(self.settings.half_lives)
         # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
-        sums_LW, first_L = self.sums * np.exp2((self.settings.until - until) / lives_W), self.first.copy()
+        aged_W = np.exp2((self.settings.until - until) / lives_W)
+        sums_LW, first_L, seasons_GH = self.sums * aged_W, self.first.copy(), self.seasons
         for place, life in enumerate(lives_W):
             decayed_N = np.exp2((times_N - until) / life)
             # A repeated pair adds what its predecessor has lost, so that a query weighs at most its largest weight.
@@ -144,14 +194,19 @@ class Forecast:
             if increases_N is not None and gaps_N is not None:
                 added_N += increases_N * np.exp2(-gaps_N / life)
             sums_LW[:, place] += np.bincount(labels_N, decayed_N * added_N, len(first_L))
+            if place == _SPAN and seasons_GH is not None:
+                groups_N, amounts_N = self.groups[labels_N], np.broadcast_to(decayed_N * added_N, len(labels_N))
+                more_GH = pairs_by_hour(groups_N, times_N, amounts_N, len(seasons_GH))
+                seasons_GH = seasons_GH * aged_W[place] + more_GH
         np.minimum.at(first_L, labels_N, times_N)
         return replace(
-            self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L
+            self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L,
+            seasons=seasons_GH,
         )  # fmt: skip
 
     def refreshed(
         self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float,
-        weights_N: Float64 | None = None,
+        weights_N: Float64 | None = None, ahead: float | None = None,
     ) -> Forecast:  # fmt: skip
         """Add the pairs between `settings.until` and a later time; a query weighs at most its largest on a label.
 
@@ -161,6 +216,7 @@ class Forecast:
         Args:
             queries_N: number of each pair's query. Earlier pairs serve to recognise repeated ones.
             weights_N: weights of the pairs by their types of events; None for 1 each.
+            ahead: seconds after `until` that are forecast by the calendar; None: the horizon.
         """
         order_N = np.argsort(times_N, kind="stable")
         weights_N = np.ones(len(order_N)) if weights_N is None else weights_N[order_N]
@@ -170,17 +226,21 @@ class Forecast:
         begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
         new_n = begin + np.flatnonzero(previous_N[begin:end] < begin)
         half = int(new_n[len(new_n) // 2]) if len(new_n) else end
-        before = self if self.released is not None else replace(self, released=self._log_rates - self._log_total)
+        before = self if self.released is not None else self._as_released()
+
+        def looking(forecast: Forecast, seconds: float | None) -> Forecast:
+            return replace(forecast, settings=forecast.settings.model_copy(update={"ahead": seconds}))
 
         def counted(pairs: slice, until: float) -> Forecast:
             columns = gaps_N[pairs], weights_N[pairs], increases_N[pairs]
             return before.counted(labels_N[pairs], times_N[pairs], until, *columns)
 
-        fresh = counted(slice(begin, end), until)
+        fresh = looking(counted(slice(begin, end), until), ahead)
         middle = before
         if half > begin:
             middle = counted(slice(begin, half), times_N[half - 1])
-        first_n, settings = half + np.flatnonzero(previous_N[half:end] < half), self.settings
+        middle = looking(middle, max(until - middle.settings.until, 1.0))
+        first_n, settings = half + np.flatnonzero(previous_N[half:end] < half), before.settings
         compared_n, weights_n = labels_N[first_n], weights_N[first_n]
         weights_n = weights_n * (len(weights_n) / (weights_n.sum() or 1.0))
         weight = min(settings.compared, _COMPARED)
@@ -192,10 +252,23 @@ class Forecast:
             / compared
             for kind, prior in middle.kinds().items()
         }
-        served: list[str] = [] if compared < _ENOUGH else [settings.kind if self.model is not None else "decayed"]
+        served: list[str] = [] if compared < _ENOUGH else ["decayed" if before.model is None else "forecast"]
         served += ["decayed"] if compared >= _COMPARED else []
         update = {"nats": nats, "compared": compared, "served": max([_RELEASED, *served], key=nats.__getitem__)}
         return replace(fresh, settings=fresh.settings.model_copy(update=update))
+
+    def _as_released(self) -> Forecast:
+        """Keep π*, and take the settings and the regression for the time until the next refresh, if there are any."""
+        update: dict[str, Any] = {"served": _RELEASED, "nats": {}, "compared": 0}
+        if self.settings.refresh is not None:
+            update |= dict(self.settings.refresh) | {"refresh": None, "nats": {}}
+        return replace(
+            self,
+            settings=self.settings.model_copy(update=update),
+            released=self._log_rates - self._log_total - self._log_ahead,
+            model=self.model if self.settings.refresh is None else self.next_model,
+            next_model=None,
+        )
 
     def kinds(self) -> dict[str, Forecast]:
         """Return the kinds of priors that can be served, and undecayed counts, by name."""
@@ -237,7 +310,10 @@ class Forecast:
             first=np.concatenate([self.first, np.where(known_M, self.first[rows_M], np.inf)]),
             about=pa.table(columns),
             released=None if self.released is None else np.concatenate(
-                [self.released, np.where(known_M, self.released[rows_M], self._log_shares_of_new(values_M, now_M))]
+                [self.released, np.where(
+                    known_M, self.released[rows_M],
+                    self._log_shares_of_new(values_M, now_M) - self._log_ahead_of(values_M),
+                )]
             ),
             offset=None if self.offset is None else np.concatenate(
                 [self.offset, np.where(known_M, self.offset[rows_M], settings.offset)]
@@ -258,8 +334,12 @@ class Forecast:
 
     @cached_property
     def log_base(self) -> Float64:
-        """Compute the logarithm of the smoothed base sum, float64 [L], up to a constant."""
-        return np.log(self.sums[:, self.settings.base] + self._added)
+        """Compute the logarithm of the smoothed base sum, times the calendar, float64 [L], up to a constant."""
+        return self.log_base_by(self.settings.base, self.settings.smoothing)
+
+    def log_base_by(self, base: int, smoothing: float) -> Float64:
+        """Compute `log_base` by another half-life and smoothing, float64 [L]."""
+        return np.log(self._even_sums[:, base] + self._added(base, smoothing)) + self._log_ahead
 
     def log_popularity(self, *, whole: bool = False) -> Float64:
         """Compute what μ multiplies, log(ν·π*/π_w), nats, float64 [L]; logsumexp is 0. Without `offset` it is log π*.
@@ -304,7 +384,7 @@ class Forecast:
         codes = {name: np.asarray(self._coded(name).indices.fill_null(-1))[rows_n] for name in self.settings.attributes}
         numbers = {name: np.asarray(self.about[name])[rows_n] for name in self.settings.numbers}
         now, since = self.settings.until, self._since[rows_n]
-        return self._columns(self.sums[rows_n], self.first[rows_n], codes, numbers, since, now)
+        return self._columns(self._even_sums[rows_n], self.first[rows_n], codes, numbers, since, now)
 
     def write(self, path: Path) -> None:
         """Write as an Arrow file, with settings and regression in the schema."""
@@ -314,6 +394,8 @@ class Forecast:
             table = table if column is None else table.append_column(name, pa.array(column))
         about = {_ABOUT: self.settings.model_dump_json().encode()}
         about |= {} if self.model is None else {_MODEL: self.model}
+        about |= {} if self.next_model is None else {_NEXT: self.next_model}
+        about |= {} if self.seasons is None else {_SEASONS: self.seasons.tobytes()}
         write_table(path, table.replace_schema_metadata(about))
 
     @classmethod
@@ -327,9 +409,16 @@ class Forecast:
             first = np.asarray(table[_FIRST])
             extra = {name: np.asarray(table[name]) for name in (_LOG_SHARES, _OFFSET) if name in table.column_names}
             rest = table.drop_columns([_SUMS, _FIRST, *extra]).replace_schema_metadata(None)
+            seasons = None
+            if settings.calendar is not None:
+                groups = len(settings.calendar.values) + 1
+                seasons = np.frombuffer(about[_SEASONS], np.float64).reshape(groups, HOURS)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET))
+        return cls(
+            settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET), seasons,
+            about.get(_NEXT),
+        )  # fmt: skip
 
     def _since_of(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
@@ -343,15 +432,66 @@ class Forecast:
             return np.full(len(self.first), np.nan)
         return np.asarray(self.about[SINCE])
 
+    def _added(self, base: int, smoothing: float) -> float:
+        return smoothing * float(self._even_sums[:, base].mean()) + np.finfo(float).tiny
+
+    def with_calendar(self, calendar: CalendarSettings) -> Forecast:
+        """Replace the settings of the calendar, of the same values."""
+        return replace(self, settings=self.settings.model_copy(update={"calendar": calendar}))
+
+    @cached_property
+    def calendar(self) -> Calendar | None:
+        """Return the calendar with its present sums; None without one."""
+        if self.settings.calendar is None or self.seasons is None:
+            return None
+        return Calendar(self.seasons, self.settings.calendar.windows, self.settings.calendar.shrinkage)
+
+    @cached_property
+    def groups(self) -> Int64:
+        """Find every label's row of the calendar, int64 [L]."""
+        assert self.settings.calendar is not None
+        coded, row_of = self._coded(self.settings.calendar.feature), self._calendar_rows
+        row_C = np.array([*(row_of.get(value, len(row_of)) for value in coded.dictionary.to_pylist()), len(row_of)])
+        return np.asarray(row_C.astype(np.int64)[np.asarray(coded.indices.fill_null(len(coded.dictionary)))])
+
+    @cached_property
+    def _calendar_rows(self) -> dict[str, int]:
+        assert self.settings.calendar is not None
+        return {value: row for row, value in enumerate(self.settings.calendar.values)}
+
+    @cached_property
+    def _even_sums(self) -> Float64:
+        """Divide the sums by the calendar's factor in the time over which they decayed, float64 [L, W]."""
+        if self.calendar is None:
+            return self.sums
+        past_GW = self.calendar.past(self.settings.until, np.asarray(self.settings.half_lives))
+        return np.asarray(self.sums / past_GW[self.groups])
+
+    @cached_property
+    def _log_ahead_by_group(self) -> Float64 | None:
+        """Compute the logarithm of the calendar's factor in the coming period, float64 [G]."""
+        if self.calendar is None:
+            return None
+        return np.log(self.calendar.ahead(self.settings.until, self.settings.ahead or self.settings.horizon))
+
     @property
-    def _added(self) -> float:
-        return self.settings.smoothing * float(self.sums[:, self.settings.base].mean()) + np.finfo(float).tiny
+    def _log_ahead(self) -> Float64 | float:
+        """Return the logarithm of every label's factor in the coming period, float64 [L]; 0 without a calendar."""
+        return 0.0 if self._log_ahead_by_group is None else self._log_ahead_by_group[self.groups]
+
+    def _log_ahead_of(self, values_M: Sequence[Mapping[str, Any]]) -> Float64:
+        """Compute `_log_ahead` of new labels, float64 [M]."""
+        if self._log_ahead_by_group is None or self.settings.calendar is None:
+            return np.zeros(len(values_M))
+        feature, row_of = self.settings.calendar.feature, self._calendar_rows
+        rows_M = [row_of.get(id_text(values.get(feature)) or "", len(row_of)) for values in values_M]
+        return np.asarray(self._log_ahead_by_group[np.array(rows_M, np.int64)])
 
     @cached_property
     def _log_rates(self) -> Float64:
         if self.settings.served == _RELEASED:
             assert self.released is not None
-            return self.released
+            return self.released + self._log_ahead
         return self.log_base + self._factor(self.columns()) if self.settings.served == "forecast" else self.log_base
 
     @cached_property
@@ -369,7 +509,7 @@ class Forecast:
         settings, kinds = self.settings, self.kinds()
         if settings.served == _RELEASED:  # new labels have no π* of the release
             return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(values_M, now_M)
-        rates_M = np.full(len(values_M), np.log(self._added))
+        rates_M = np.log(self._added(settings.base, settings.smoothing)) + self._log_ahead_of(values_M)
         if settings.served == "forecast" and values_M:
             codes = {
                 name: np.array([self._codes[name].get(id_text(values.get(name)) or "", -1) for values in values_M])
@@ -379,7 +519,7 @@ class Forecast:
             now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(values_M, now_M)
             none_M = np.zeros((len(values_M), len(settings.half_lives))), np.full(len(values_M), np.inf)
             rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
-        return rates_M - self._log_total
+        return np.asarray(rates_M - self._log_total)
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Compute the logarithm of the regression's factor, float64 [L] or [M]."""
@@ -414,9 +554,9 @@ class Forecast:
             coded = self._coded(name)
             code_L, values = np.asarray(coded.indices.fill_null(len(coded.dictionary))), len(coded.dictionary)
             labels_G = np.maximum(np.bincount(code_L, minlength=values + 1), 1)
-            sums = [np.bincount(code_L, column_L, values + 1) / labels_G for column_L in self.sums.T]
+            sums = [np.bincount(code_L, column_L, values + 1) / labels_G for column_L in self._even_sums.T]
             found[name] = np.stack(sums, axis=1)
-            found[name][-1] = self.sums.mean(axis=0)
+            found[name][-1] = self._even_sums.mean(axis=0)
         return found
 
     def _columns(
@@ -427,7 +567,7 @@ class Forecast:
 
         Shares instead of rates: a log that is interrupted or thinned says nothing about demand.
         """
-        totals_W = self.sums.sum(axis=0) + np.finfo(float).tiny
+        totals_W = self._even_sums.sum(axis=0) + np.finfo(float).tiny
         per_pair_W = self.settings.pairs / totals_W
         levels = np.log(sums * per_pair_W + _LEAST)
         of_groups = [np.log(self._of_groups[name] * per_pair_W + _LEAST)[code] for name, code in codes.items()]

@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.table import Table
 
 from longtail.bundle import BundleError, LabelChanges
+from longtail.bundle.dates import span_seconds
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
@@ -251,6 +252,10 @@ def refresh(
         str | None,
         typer.Option(metavar="STATE", help="Take in labels added to this service: its state, or postgresql://…."),
     ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(metavar="SPAN", parser=span_seconds, help="Forecast the time until the next refresh, such as 1h."),
+    ] = None,
     source: SourceOption = None,
     name: NameOption = None,
     publish: PublishOption = False,
@@ -271,7 +276,7 @@ def refresh(
         try:
             manifest = building.refresh(
                 releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
-                progress=_progress(status, notes),
+                ahead=every, progress=_progress(status, notes),
             )  # fmt: skip
         except NothingNewError as nothing:
             typer.echo(f"nothing to do: {nothing}", err=True)

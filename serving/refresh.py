@@ -134,7 +134,7 @@ def refresh(settings: Settings) -> str:
 
     building.refresh(
         settings.releases, chosen, answers=answered, changes=changes, source=current, name=name, until=until,
-        unattended=True, progress=logger.info,
+        ahead=settings.refresh, unattended=True, progress=logger.info,
     )  # fmt: skip
     try:
         releases.publish(name, instead_of=current)

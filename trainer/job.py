@@ -209,7 +209,10 @@ def finish(
         fitted, days = forecast.settings, forecast.settings.horizon / 86_400
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
         theory = f"theory: {Setting(0.0, trained.slope)}"
-        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; {theory}"
+        calendar = (
+            "" if fitted.calendar is None else f"; calendar of {fitted.calendar.feature} {fitted.calendar.gain:+.3f}"
+        )
+        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}{calendar}; {theory}"
         reporter.say(f"Prior: {facts['Prior']}")
     if dial.cooccurrence is not None:
         facts["Co-occurrence"] = in_words(dial.cooccurrence)
@@ -222,6 +225,8 @@ def finish(
     if lines_of_rows := dataset.report.lines()[:1]:
         facts["Rows"] = lines_of_rows[0]
     figures = dial.bias_removal.model_dump(mode="json")
+    if forecast is not None:
+        figures["forecast"] = forecast.settings.model_dump(include={"nats", "by_time"})
     figures["held_out"] = {split: asdict(found) for split, found in to_find.items()}
     figures |= {"groups": record_of(groups)} if groups else {}
     figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
@@ -243,6 +248,7 @@ def finish(
         reports["report.html"] = html_report(
             recipe, dial, history, facts, compared, groups, shown,
             in_words_of_buckets(buckets_for(recipe.evaluation, counts := trained.dataset.label_counts()), counts), ways,
+            [] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
     with sibling_folder(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history

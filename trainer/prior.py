@@ -8,14 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int64
+from longtail.bundle.calendar import HOURS, Window, hours_of
 from longtail.bundle.dates import span_seconds
-from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, gaps_of, largest_weights, previous_pairs
+from longtail.bundle.forecast import (
+    SINCE,
+    CalendarSettings,
+    Forecast,
+    ForecastSettings,
+    HorizonSettings,
+    NatsAt,
+    gaps_of,
+    largest_weights,
+    previous_pairs,
+)
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
@@ -32,11 +44,26 @@ _FIRST_ORIGIN = 0.25
 """Smallest share of the log before an origin."""
 _CHOOSING = 4
 """Number of origins by which half-life and smoothing are chosen."""
+_MORE_ORIGINS = 4
+"""Origins of the regression for refreshes, by those of the regression for the horizon."""
+_HELD_OUT = 6
+"""One in so many of these origins compares the kinds of priors, and one chooses settings."""
 _ROWS = 400_000
 """Largest number of rows of the regression, which then takes about twenty seconds.
 
 It uses one core, so that figures repeat on any machine.
 """
+_WINDOWS: tuple[list[Window], ...] = (["day"], ["hour"], ["day", "hour"])
+_WEEKDAYS = "Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"
+_SHRINKAGES = (10.0, 30.0, 100.0)
+_PERIODS = 10
+"""Parts of the log of which the last three say whether a calendar makes pairs likelier."""
+_LEAST_SPANS: dict[Window, float] = {"day": 21 * 86_400.0, "hour": 3 * 86_400.0}
+"""Shortest logs, in seconds, in which an effect is no trend."""
+_MOST_VALUES = 2_000
+"""Largest number of an attribute's values with a calendar, whose sums then take 2.7 MB."""
+_LEAST_GAIN = 0.002
+"""Least gain of held-out pairs by a calendar, nats a pair."""
 _TREES, _PATIENCE = 500, 20
 _BOOSTER = {
     "objective": "count:poisson", "eta": 0.05, "max_leaves": 31, "max_depth": 0, "grow_policy": "lossguide",
@@ -54,6 +81,11 @@ class _Origin(NamedTuple):
         """Compute the mean log-probability of the horizon's pairs under unnormalised shares, float64 [L]."""
         pairs_n, log_n = self.pairs_L[self.there], log_share_L[self.there]
         return float(pairs_n @ (log_n - np.logaddexp.reduce(log_n)) / max(float(pairs_n.sum()), 1.0))
+
+    @property
+    def pairs(self) -> float:
+        """Count the horizon's pairs of these labels; at least a trifle, so that it can be a weight."""
+        return max(float(self.pairs_L[self.there].sum()), 1e-9)
 
     @property
     def there(self) -> Bools:
@@ -77,12 +109,15 @@ class _Log(NamedTuple):
         of_time = self.times_N[inside], self.gaps_N[inside]
         return _Log(self.labels_N[inside], *of_time, self.weights_N[inside], self.increases_N[inside])
 
-    def pairs_after(self, after: float, labels: int) -> Float64:
-        """Count each label's pairs, a query once at its largest weight; the mean weight is 1, float64 [L]."""
+    def once_after(self, after: float) -> Float64:
+        """Weigh the pairs so that a query counts once at its largest weight; the mean weight is 1, float64 [N]."""
         first_N = self.times_N - self.gaps_N <= after
         weights_N = np.where(first_N, self.weights_N, self.increases_N)
-        weights_N *= first_N.sum() / (weights_N.sum() or 1.0)
-        return np.bincount(self.labels_N, weights_N, labels).astype(np.float64)
+        return np.asarray(weights_N * (first_N.sum() / (weights_N.sum() or 1.0)))
+
+    def pairs_after(self, after: float, labels: int) -> Float64:
+        """Count each label's pairs, a query once at its largest weight; the mean weight is 1, float64 [L]."""
+        return np.bincount(self.labels_N, self.once_after(after), labels).astype(np.float64)
 
 
 def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
@@ -103,28 +138,81 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     weights_N = largest_weights(type_weights(recipe, known)[by_time], queries_N, labels_N)
     log = _Log(labels_N.astype(np.int64), times_N, gaps_N, *weights_N)
     attributes, numbers, about = _about(recipe, dataset)
-    last = until - horizon
-    pairs = (
-        max(float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum()), 1.0) * horizon / (last - begin)
-    )
     settings = ForecastSettings(
-        kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=pairs, until=begin,
+        kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=1.0, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
         since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
         **recipe.log_columns(dataset.report.unit).model_dump(),
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
-    earlier, first = at[:-within], len(at) - 2 * within
-    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], at[-1]]))
+    empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
+    fitted = _fitted(empty, log, _Schedule.of_horizon(at, within), recipe.seed)
+    update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
+    fitted = replace(fitted, settings=fitted.settings.model_copy(update=update))
+    if config.refresh is not None:
+        schedule, seconds = _Schedule.of_refreshes(at, span_seconds(config.refresh), until, config.origins)
+        settings = empty.settings.model_copy(update={"horizon": seconds})
+        short = _fitted(replace(empty, settings=settings), log, schedule, recipe.seed)
+        refresh = HorizonSettings.model_validate(short.settings.model_dump(include={*HorizonSettings.model_fields}))
+        settings = fitted.settings.model_copy(update={"refresh": refresh})
+        fitted = replace(fitted, settings=settings, next_model=short.model)
+    return fitted.counted(log.labels_N, log.times_N, until, *log[2:])
+
+
+class _Schedule(NamedTuple):
+    """Hold times of origins, and which of them fit, choose and compare.
+
+    Attributes:
+        at: seconds since 1970, ascending.
+        fit: number of first origins that fit the regression whose trees are chosen.
+        choose: origins that choose the number of trees; their horizons end before those that compare begin.
+        base: origins that choose half-life and smoothing.
+        compared: number of last origins, which compare the kinds of priors.
+    """
+
+    at: list[float]
+    fit: int
+    choose: slice
+    base: slice
+    compared: int
+
+    @classmethod
+    def of_horizon(cls, at: list[float], within: int) -> _Schedule:
+        """Compare at the last of some origins that lie a fraction of a horizon apart."""
+        earlier = len(at) - within
+        choose, base = slice(earlier - 1, earlier), slice(max(earlier - _CHOOSING, 0), earlier)
+        return cls(at, earlier - within, choose, base, 1)
+
+    @classmethod
+    def of_refreshes(cls, at: list[float], interval: float, until: float, origins: int) -> tuple[_Schedule, float]:
+        """Spread origins over the log; returns the horizon too, an interval, or the time between two origins."""
+        count = _MORE_ORIGINS * origins
+        seconds = max(interval, (until - at[0]) / count)
+        count = int((until - at[0]) / seconds + 1e-9)
+        at, held_out = [until - seconds * i for i in range(count, 0, -1)], max(count // _HELD_OUT, 1)
+        choose = slice(count - 2 * held_out, count - held_out)
+        return cls(at, choose.start, choose, choose, held_out), seconds
+
+
+def _fitted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> Forecast:
+    """Choose half-life, smoothing and regression for a horizon, without pairs."""
+    horizon, begin, last = (
+        empty.settings.horizon,
+        float(log.times_N[0]),
+        float(log.times_N[-1]) - empty.settings.horizon,
+    )
+    once = float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum())
+    settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
+    at, compared = schedule.at, schedule.at[-schedule.compared :]
+    origins = _origins(replace(empty, settings=settings), log, [*at[schedule.base], *compared])
+    settings, nats = _with_base(settings, origins, schedule.compared)
     empty, model = replace(empty, settings=settings), None
-    if config.kind == "forecast":
-        parts = first, len(earlier)
-        model, nats["forecast"] = _boosted(_origins(empty, log, at), parts, _ROWS // len(at), recipe.seed)
+    if settings.kind == "forecast":
+        model, nats["forecast"] = _boosted(empty, log, schedule, seed)
         model = model if nats["forecast"] > nats["decayed"] else None
     served = "decayed" if model is None else "forecast"
-    settings = settings.model_copy(update={"nats": nats, "served": served})
-    return replace(empty, settings=settings, model=model).counted(log.labels_N, log.times_N, until, *log[2:])
+    return replace(empty, settings=settings.model_copy(update={"nats": nats, "served": served}), model=model)
 
 
 def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
@@ -170,6 +258,10 @@ def _origins_of(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[Float64
         raise DataError(
             f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
+        )
+    if config.refresh is not None and span_seconds(config.refresh) >= horizon:
+        raise DataError(
+            f"prior.refresh: expected less than the horizon, {horizon / 86_400:.3g} days, received {config.refresh}"
         )
     last = until - horizon
     # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
@@ -223,50 +315,104 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
         before = origin
 
 
-def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
-    """Choose half-life and smoothing on all origins except the last, which measures the nats."""
+def _with_calendar(empty: Forecast, log: _Log, seconds: float) -> Forecast:
+    """Choose attribute, windows and shrinkage of a calendar by their gains in the last three periods of the log.
+
+    Without a gain in every period there is no calendar. The last gain does not choose between calendars.
+    """
+    begin, until = float(log.times_N[0]), float(log.times_N[-1])
+    at = [until - seconds * i for i in (3, 2, 1)]
+    windows = [some for some in _WINDOWS if max(_LEAST_SPANS[each] for each in some) <= at[0] - begin]
+    best, mean = empty, _LEAST_GAIN
+    for feature in empty.settings.attributes if windows else []:
+        values = empty.about[feature].combine_chunks().dictionary.to_pylist()
+        if not 1 < len(values) <= _MOST_VALUES:
+            continue
+        calendar = CalendarSettings(feature=feature, values=values, windows=["day"], shrinkage=1)
+        none = replace(empty, seasons=np.zeros((len(values) + 1, HOURS)))
+        counted = [origin.forecast for origin in _origins(none.with_calendar(calendar), log, at)]
+        for some, shrinkage in product(windows, _SHRINKAGES):
+            tried = calendar.model_copy(update={"windows": some, "shrinkage": shrinkage})
+            *gains, last = (_gain(forecast.with_calendar(tried), log, seconds) for forecast in counted)
+            if min(*gains, last) > 0 and np.mean(gains) > mean:
+                best, mean = none.with_calendar(tried.model_copy(update={"gain": last})), float(np.mean(gains))
+    return best
+
+
+def _gain(forecast: Forecast, log: _Log, seconds: float) -> float:
+    """Compute the gain of the pairs of the coming time by a forecast's calendar, nats a pair."""
+    after = forecast.settings.until
+    later = log.between(after, after + seconds)
+    assert forecast.calendar is not None
+    gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
+    return _mean(gains_N, later.once_after(after))
+
+
+def _mean(values_n: Float64, weights_n: Float64) -> float:
+    return float(values_n @ weights_n / (weights_n.sum() or 1.0))
+
+
+def _by_time(fitted: Forecast, log: _Log, seconds: float) -> list[NatsAt]:
+    """Measure decayed counts, and what the calendar adds, in the last period by weekday and by six hours, UTC."""
+    after = float(log.times_N[-1]) - seconds
+    (origin,) = _origins(fitted, log, [after])
+    forecast, later = origin.forecast.kinds()["decayed"], log.between(after, np.inf)
+    plain = replace(forecast, settings=forecast.settings.model_copy(update={"calendar": None}), seasons=None)
+    nats_N, weights_N = plain.log_shares(whole=True)[later.labels_N], later.once_after(after)
+    gains_N = np.zeros(len(nats_N))
+    if forecast.calendar is not None:
+        gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
+    hours_N = hours_of(later.times_N)
+    parts = {day: hours_N // 24 == i for i, day in enumerate(_WEEKDAYS)}
+    parts |= {f"{hour:02}–{hour + 6:02} h": hours_N % 24 // 6 == hour // 6 for hour in range(0, 24, 6)}
+    return [
+        NatsAt(
+            time=time, pairs=float(weights_N[of_N].sum()), nats=_mean(nats_N[of_N], weights_N[of_N]),
+            gain=_mean(gains_N[of_N], weights_N[of_N]),
+        )
+        for time, of_N in parts.items()
+    ]  # fmt: skip
+
+
+def _with_base(
+    settings: ForecastSettings, origins: Iterator[_Origin], compared: int
+) -> tuple[ForecastSettings, dict[str, float]]:
+    """Choose half-life and smoothing on all origins except the last ones, which measure the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
-
-    def nats(origin: _Origin, base: int, smoothing: float) -> float:
-        sums_L = origin.forecast.sums[:, base]
-        return origin.nats(np.log(sums_L + smoothing * sums_L.mean() + np.finfo(float).tiny))
-
-    *choosing, last_G = [np.array([nats(origin, *pair) for pair in grid]) for origin in origins]
-    mean_G = np.mean(choosing, axis=0)
+    pairs_O, nats_OG = zip(
+        *((origin.pairs, [origin.nats(origin.forecast.log_base_by(*pair)) for pair in grid]) for origin in origins),
+        strict=True,
+    )
+    mean_G = np.average(nats_OG[:-compared], axis=0, weights=pairs_O[:-compared])
+    last_G = np.average(nats_OG[-compared:], axis=0, weights=pairs_O[-compared:])
     best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
     base, smoothing = grid[best]
     found = {"count": float(last_G[count]), "decayed": float(last_G[best])}
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed: int) -> tuple[bytes, float]:
-    """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
-
-    Args:
-        most: largest number of rows of each origin.
-        until: two numbers of origins. The regression on the first number chooses the number of trees, at the last of
-            the earlier origins. The second number counts the earlier origins, whose horizons end before the last one's
-            begins.
-    """
+def _boosted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[bytes, float]:
+    """Fit the regression, and measure the nats of a regression on earlier origins at the last origins."""
     import xgboost
 
-    rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
-    for origin in origins:
-        parts.append(_rows_of(origin, most, rng))
+    rng, settings, at = np.random.default_rng(seed), _BOOSTER | {"seed": seed}, schedule.at
+    parts = [_rows_of(origin, _ROWS // len(at), rng) for origin in _origins(empty, log, at)]
 
     def matrix(some: list[_Rows]) -> xgboost.DMatrix:
         columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
-    first, earlier = until
     trees = 1 + xgboost.train(
-        settings, matrix(parts[:first]), _TREES, verbose_eval=False,
-        evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
+        settings, matrix(parts[: schedule.fit]), _TREES, verbose_eval=False,
+        evals=[(matrix(parts[schedule.choose]), "next")], early_stopping_rounds=_PATIENCE,
     ).best_iteration  # fmt: skip
-    tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
-    last = replace(origin.forecast, model=bytes(tried.save_raw("ubj"))).kinds()["forecast"]
-    nats = origin.nats(last.log_shares(whole=True))
-    return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
+    tried = bytes(xgboost.train(settings, matrix(parts[: schedule.choose.stop]), trees).save_raw("ubj"))
+    nats, pairs = list[float](), list[float]()
+    for origin in _origins(empty, log, at[-schedule.compared :]):
+        kind = replace(origin.forecast, model=tried).kinds()["forecast"]
+        nats.append(origin.nats(kind.log_shares(whole=True)))
+        pairs.append(origin.pairs)
+    return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), float(np.average(nats, weights=pairs))
 
 
 class _Rows(NamedTuple):

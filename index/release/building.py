@@ -205,6 +205,7 @@ def refresh(
     source: str | None = None,
     name: str | None = None,
     until: float | None = None,
+    ahead: float | None = None,
     unattended: bool = False,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
@@ -222,6 +223,7 @@ def refresh(
         changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.
         until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
+        ahead: seconds until the next refresh, which a calendar forecasts; None: the horizon.
         unattended: refuse a forecast in which a label becomes popular all at once, as a flood of events makes it.
 
     Raises:
@@ -263,7 +265,7 @@ def refresh(
         pairs = known_pairs(rows, bundle, progress)
         if bundle.forecast is not None:
             expected = bundle.forecast.log_popularity()
-            bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until, progress)
+            bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until, ahead, progress)
             if unattended:
                 _check_moves(bundle, expected)
         if bundle.cooccurrence is not None:
@@ -316,11 +318,13 @@ def _with_earlier_exposure(bundle: Bundle, published: Bundle) -> Priors:
     return bundle.priors.with_exposure(state, places_L)
 
 
-def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, progress: Progress) -> Bundle:
+def _with_forecast_of(
+    bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float, ahead: float | None, progress: Progress
+) -> Bundle:
     """Add later pairs to the forecast, from which log π follows."""
     until = max(until, forecast.settings.until)
     pairs = pairs.chosen
-    fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until, pairs.of_types)
+    fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until, pairs.of_types, ahead)
     progress(f"prior: {fresh.settings.comparison}")
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     return replace(bundle, labels=labels, forecast=fresh)

@@ -179,7 +179,7 @@ REFUSED = {
     "no times": ({"kind": "forecast"}, {"timestamp": None}, "expected data.timestamp with 'forecast'"),
     "no such feature": ({"kind": "forecast", "features": ["brand"]}, {}, r"kinds id and number, received \['brand'\]"),
     "features of a count": ({"features": ["price"]}, {}, "features: expected none with kind = 'count'"),
-    "horizon of a count": ({"horizon": "7d"}, {}, "horizon and since: expected none with kind = 'count'"),
+    "horizon of a count": ({"horizon": "7d"}, {}, "horizon, refresh and since: expected none with kind = 'count'"),
 }
 
 

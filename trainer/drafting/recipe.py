@@ -363,17 +363,25 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
     life = settings.half_lives[settings.base] / _SECONDS_A_DAY
     decayed, forecast = nats["decayed"] - nats["count"], nats["forecast"] - nats["count"]
     kind = "count" if max(decayed, forecast) < _LEAST_GAIN else "decayed" if forecast - decayed < _MORE else "forecast"
+    calendar = None if settings.calendar is None or settings.calendar.gain < _LEAST_GAIN else settings.calendar
+    kind = "forecast" if calendar is not None else kind
     lines = [
         f"# In the last {days:.3g} days before test, pairs are {forecast:+.2f} nats likelier by a forecast of",
         f"# popularity than by all earlier pairs alike, {decayed:+.2f} by pairs that weigh half after {life:.3g} days.",
     ]
     if kind == "count":
         return [*lines, "# So popularity does not pass, and that of training is served.", ""]
+    if calendar is not None:
+        when = " and ".join(calendar.windows)
+        lines.append(
+            f"# By the hour they are {calendar.gain:+.2f} nats likelier by the {when} of each {calendar.feature}."
+        )
     lines += ["[prior]", f'kind = "{kind}"  # what `popularity` of a request multiplies']
     if recipe.prior.since:
         lines.append(f"since = {_toml(recipe.prior.since)}  # by its name, since when a label is there")
     if kind == "forecast" and recipe.prior.features:
         lines.append(f"features = {_toml(recipe.prior.features)}")
+    lines.append('# refresh = "1h"  # for `longtail-serve run --refresh 1h`: a second forecast, of hours')
     return [*lines, ""]
 
 

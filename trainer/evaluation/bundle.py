@@ -216,7 +216,8 @@ def evaluate_rolling(
         assert seen.times is not None
         until = max(begin / UNITS[unit], forecast.settings.until)
         weights_N = type_weights(recipe, seen)
-        forecast = forecast.refreshed(seen.queries, seen.labels, seen.times / UNITS[unit], until, weights_N)
+        seconds_N, ahead = seen.times / UNITS[unit], float(end - begin) / UNITS[unit]
+        forecast = forecast.refreshed(seen.queries, seen.labels, seconds_N, until, weights_N, ahead)
         priors = {"counts": forecast.with_offset(count), "forecast": bundle.forecast.log_popularity(whole=True)}
         priors["refreshed"] = forecast.log_popularity(whole=True)
         for name, log_prior in priors.items():

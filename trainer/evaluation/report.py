@@ -17,6 +17,7 @@ from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint, Interval
 from longtail.bundle.arrays import Float64, Int64
+from longtail.bundle.forecast import NatsAt
 from longtail.bundle.frequency import Buckets
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled, style
 from longtail.trainer.config import Recipe
@@ -157,7 +158,7 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 def html_report(
     recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
     groups: Sequence[Group] = (), examples: Sequence[Example] = (), buckets: str = "",
-    ways: Frontier = MappingProxyType({}),
+    ways: Frontier = MappingProxyType({}), by_time: Sequence[NatsAt] = (),
 ) -> bytes:  # fmt: skip
     """Write report.html: the verdict, plots over each dial and of the training, examples, tables and facts."""
     metric = recipe.evaluation.metric
@@ -187,7 +188,7 @@ def html_report(
     )
     body = (
         f"{_examples_html(examples)}{baselines_html(compared, names)}{groups_html(groups, names)}"
-        f"{price_html(dial, k)}\n"
+        f"{price_html(dial, k)}{by_time_html(by_time)}\n"
         f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
     )
     verdict = "" if compared is None else compared.sentence
@@ -269,6 +270,20 @@ def groups_html(groups: Sequence[Group], names: list[str]) -> str:
         of = f"{html.escape(group.name)}<small>{html.escape(group.about)}</small>"
         rows.append(([of, f"{group.queries:,}"], _cells(group.metrics, names), False))
     return f"<h2>By group of queries</h2>{_html_table(['', 'queries', *names], rows)}"
+
+
+def by_time_html(by_time: Sequence[NatsAt]) -> str:
+    """Write the likelihood of the last period's pairs by weekday and by hours, with the gain of the calendar."""
+    if not by_time:
+        return ""
+    rows = [
+        ([each.time, f"{each.pairs:,.0f}"], f"<td>{each.nats:.3f}</td><td>{each.gain:+.3f}</td>", False)
+        for each in by_time
+        if each.pairs
+    ]
+    says = "Decayed counts, in nats a pair of the last period, UTC, and what the calendar of the forecast adds."
+    heads = ["", "pairs", "nats", "calendar"]
+    return f"<h2>Popularity by weekday and hour</h2><p>{says}</p>{_html_table(heads, rows)}"
 
 
 def price_html(dial: Dial, k: str) -> str:
