@@ -10,7 +10,14 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Augmentation, BundleCorruptError
-from longtail.bundle.forecast import Forecast, ForecastSettings, gaps_of, previous_pairs
+from longtail.bundle.forecast import (
+    CalendarSettings,
+    Forecast,
+    ForecastSettings,
+    HorizonSettings,
+    gaps_of,
+    previous_pairs,
+)
 
 DAY = 86_400.0
 LABELS, LIVES = 50, [8 * DAY, 2 * DAY]
@@ -240,3 +247,53 @@ def test_lists_at_theory_s_setting_are_those_of_the_shifted_law() -> None:
         assert (np.argsort(-scores, axis=1) == np.argsort(-law, axis=1)).all()
         spread = scores - np.log(law)
         np.testing.assert_allclose(spread, spread[:, :1].repeat(LABELS, axis=1), atol=2e-5)
+
+
+def test_a_calendar_moves_shares_to_the_hours_to_come(tmp_path: Path) -> None:
+    """Labels of kind a sell by day, those of kind b by night, both alike in sum."""
+    days, labels = np.repeat(np.arange(28), LABELS), np.tile(np.arange(LABELS), 28)
+    times = (days + np.where(labels % 2 == 0, 0.5, 0.0)) * DAY + 60
+    calendar = CalendarSettings(feature="kind", values=["a", "b"], windows=["hour"], shrinkage=1e-6)
+    base = {"base": 0, "smoothing": 1e-9, "calendar": calendar}
+    empty = replace(forecast(**base), seasons=np.zeros((3, 168)))
+    now = empty.counted(labels[times < 27 * DAY], times[times < 27 * DAY], 27 * DAY).refreshed(
+        labels, labels, times, 28 * DAY, ahead=3600.0
+    )
+
+    def share_of_a(forecast: Forecast) -> float:
+        return float(np.exp(forecast.log_shares())[::2].sum())
+
+    assert now.settings.served == "released"
+    assert share_of_a(now) < 0.01
+    noon = replace(now, settings=now.settings.model_copy(update={"until": 28.5 * DAY}))
+    assert share_of_a(noon) > 0.99
+    whole = replace(now, settings=now.settings.model_copy(update={"ahead": 7 * DAY}))
+    assert share_of_a(whole) == pytest.approx(0.5, abs=0.01)
+    # Fast sums of noon say little of kind b, unless they are seen at even hours.
+    fast = forecast(base=0, smoothing=1e-9, calendar=calendar, half_lives=[DAY / 24, 8 * DAY])
+    later = replace(fast, seasons=np.zeros((3, 168))).counted(labels, times, 27.5 * DAY + 7200)
+    assert share_of_a(later.kinds()["decayed"]) == pytest.approx(0.5, abs=0.01)
+
+    now.write(tmp_path / "forecast.arrow")
+    read = Forecast.read(tmp_path / "forecast.arrow")
+    np.testing.assert_array_equal(read.log_popularity(), now.log_popularity())
+    new = read.log_popularity_of_new([{"kind": "a"}, {"kind": "b"}], [28 * DAY] * 2)
+    assert new[1] > new[0] + 3
+    more = read.with_labels(np.array([-1, -1]), [{"kind": "b"}, {"kind": "a"}], [28 * DAY] * 2)
+    added = more.take(np.arange(LABELS, LABELS + 2)).log_shares()
+    assert added[0] > added[1] + 3
+
+
+def test_the_first_refresh_takes_the_settings_of_refreshes(boosted: Forecast, tmp_path: Path) -> None:
+    shorter = HorizonSettings(base=0, smoothing=0.5, horizon=DAY, pairs=25.0, nats={"decayed": -3.0})
+    settings = boosted.settings.model_copy(update={"refresh": shorter, "served": "decayed"})
+    both = replace(boosted, settings=settings, next_model=boosted.model, model=None)
+    both.write(tmp_path / "forecast.arrow")
+    read = Forecast.read(tmp_path / "forecast.arrow")
+    fresh = read.refreshed(np.arange(10), np.arange(10), np.linspace(20.01, 20.1, 10) * DAY, 20.1 * DAY)
+
+    assert fresh.settings.refresh is None
+    assert (fresh.settings.base, fresh.settings.smoothing, fresh.settings.horizon) == (0, 0.5, DAY)
+    assert (fresh.model, fresh.next_model) == (boosted.model, None)
+    assert fresh.settings.served == "released"
+    np.testing.assert_allclose(fresh.log_popularity(), both.log_popularity(), atol=1e-9)

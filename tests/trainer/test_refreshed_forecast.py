@@ -124,6 +124,8 @@ def test_a_refresh_is_not_worse_than_none(law: str, every: str | None, refreshes
 
     worse = {case: nats for case, nats in table.items() if nats[1] > 1.02 * nats[0] + 0.004}
     assert not worse
+    if law == "calendar" and every:  # the hours to come are known without any event
+        assert max(after / before for before, after in table.values()) < 0.3
     if law in ("drift", "walk") and (every is None or refreshes > 1):  # a refresh by enough pairs is worth its while
         for case in [(7, 24, 1.0), (0, 240, 1.0), (0, 240, 0.3)]:
             before, after = table[case]
@@ -139,6 +141,10 @@ def test_a_calendar_is_there_where_categories_have_hours_alone() -> None:
     assert calendar is not None
     assert set(calendar.windows) == {"day", "hour"}
     assert calendar.gain > 0.3
+    assert fitted("calendar").settings.refresh is None
+    shorter = fitted("calendar", "6h").settings.refresh
+    assert shorter is not None
+    assert 0.25 * DAY <= shorter.horizon < HORIZON * DAY
     by_time = fitted("calendar").settings.by_time
     assert [len(by_time), by_time[0].time, by_time[7].time] == [11, "Thursday", "00–06 h"]
     for parts in (by_time[:7], by_time[7:]):

@@ -1,0 +1,62 @@
+"""Serve a shop hour by hour: a prior as released, and a prior that is refreshed every hour, with one model.
+
+    python -m benchmarks.hours --out runs/hours --law seasonal --seed 11
+
+The model is trained by `init`'s recipe with `prior.refresh = "1h"`; every hour of the last nine days is answered with
+what the service would have served.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from benchmarks.shops.__main__ import train
+from benchmarks.shops.generate import LAWS, write
+from longtail.bundle import Bundle
+from longtail.trainer.evaluation.bundle import RollingFigures, evaluate_rolling
+
+_METRICS = ("recall@20", "recall@20/head", "recall@20/torso", "recall@20/tail", "recall@20/new")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where shops and runs are kept; what is there is not made again.")],
+    law: Annotated[list[str] | None, typer.Option(help="Only these laws of `benchmarks.shops`.")] = None,
+    seed: int = 11,
+    hours: int = 216,
+    users: int = 6_000,
+    products: int = 5_000,
+    events: int = 150_000,
+) -> None:
+    """Print recall@20 of each prior, averaged over the pairs of test."""
+    print(f"| shop | prior | {' | '.join(_METRICS)} |\n| --- | --- {'| --- ' * len(_METRICS)}|")
+    for name in LAWS:
+        if name not in (law or LAWS):
+            continue
+        folder = out / f"{name}-{events}-{seed}"
+        if not folder.exists():
+            out.mkdir(parents=True, exist_ok=True)
+            write(folder, name, products=products, users=users, events=events, seed=seed)
+        tables = ["--labels", folder / "products.parquet", "--queries", folder / "users.parquet"]
+        train(folder, folder / "events.parquet", tables, ('prior.refresh="1h"',))
+        bundle = Bundle.load(folder / "run")
+        figures = evaluate_rolling(bundle, folder / "recipe.toml", hours, overrides=('prior.refresh="1h"',))
+        for prior, some in groupby(sorted(figures, key=lambda each: each.prior), lambda each: each.prior):
+            periods = list(some)
+            values = [_mean(metric, periods) for metric in _METRICS]
+            print(f"| {folder.name} | {prior} | {' | '.join(f'{value:.4f}' for value in values)} |", flush=True)
+
+
+def _mean(metric: str, periods: list[RollingFigures]) -> float:
+    """Average a metric over periods that have it, by their pairs."""
+    measured = [(each.metrics[metric].value, each.pairs) for each in periods if metric in each.metrics]
+    values, pairs = np.array(measured).T if measured else (np.zeros(1), np.ones(1))
+    return float(np.average(values, weights=pairs))
+
+
+if __name__ == "__main__":
+    typer.run(main)
