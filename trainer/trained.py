@@ -25,7 +25,17 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, chosen_by, lines
+from longtail.trainer.evaluation.dial import (
+    Dial,
+    Noise,
+    Setting,
+    best_dial,
+    best_with_bonus,
+    chosen_by,
+    lines,
+    prior_grid,
+    with_prior,
+)
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import (
     Unknown,
@@ -265,7 +275,8 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         def measure(settings: list[Setting]) -> list[CurvePoint]:
             return trained.curve(held_out, past, settings, features=features, watch=found.see)
 
-        best, curve = best_dial(measure, config, noise)
+        refreshed = trained.recipe.prior.refresh is not None and any(prior_grid(config))
+        best, curve = best_dial(measure, config, noise, refreshed=refreshed)
         of_curve = [Setting.of(point) for point in curve]
         found.keep(of_curve)
         beyond = settings_beyond(of_curve, apart=noise.apart)
@@ -276,7 +287,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             curve += [point for point in measured if Setting.of(point) == best]
         towers = best
         if (of_term := trained.recipe.cooccurrence) is not None:
-            choice = _choose_term(trained, dataset, held_out, past, curve)
+            choice = _choose_term(trained, dataset, held_out, past, with_prior(curve) if refreshed else curve)
             if choice is not None:
                 term, best = choice.cooccurrence, choice.best if choice.best.cooccurrence else towers
                 trained = replace(trained, cooccurrence=term)
@@ -285,7 +296,8 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
                 found.keep([Setting.of(point) for point in curve])
         if config.target_prior is None:
             alone = partial(trained.curve, held_out, past, features=features)
-            best, before = best_with_bonus(alone, curve, best, config, noise), best
+            points = with_prior(curve) if refreshed else curve
+            best, before = best_with_bonus(alone, points, best, config, noise), best
             if best != before:
                 curve = alone(lines(config, noise, best, weights) + ([] if term is None else [towers]))
     elif config.default_bias_removal is not None:

@@ -286,6 +286,21 @@ def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> Non
     assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
 
+def test_a_prior_that_will_be_refreshed_is_not_left_out() -> None:
+    def measure(settings: list[Setting]) -> list[CurvePoint]:
+        """Best at λ = 0.7 and μ = 0; of μ > 0 at λ = 0 and μ = 0.5."""
+        return [
+            point(at, -((at.bias_removal - (0 if at.popularity else 0.7)) ** 2) - (at.popularity or 0.2) ** 2)
+            for at in settings
+        ]
+
+    ahead, grid = Noise("π", constant=False, apart=True, ahead=True), config(popularity=[0.5, 1.0])
+    assert best_dial(measure, grid, ahead)[0] == Setting(0.7)
+    best, curve = best_dial(measure, grid, ahead, refreshed=True)
+    assert best == Setting(0.0, 0.5)
+    assert {*map(Setting, GRID)} < {*map(Setting.of, curve)}
+
+
 def priced(settings: list[Setting]) -> list[CurvePoint]:
     """Recall rises with λ from .1 to .2 and the tail's falls from .04 to 0; μ gives half of that back. nDCG is best at
     λ = .37."""
