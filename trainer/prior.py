@@ -147,16 +147,17 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
-    fitted = _fitted(empty, log, _Schedule.of_horizon(at, within), recipe.seed)
+    fitted, earlier = _fitted(empty, log, _Schedule.of_horizon(at, within), recipe.seed)
     update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
     fitted = replace(fitted, settings=fitted.settings.model_copy(update=update))
     if config.refresh is not None:
         schedule, seconds = _Schedule.of_refreshes(at, span_seconds(config.refresh), until, config.origins)
         settings = empty.settings.model_copy(update={"horizon": seconds})
-        short = _fitted(replace(empty, settings=settings), log, schedule, recipe.seed)
+        short, _ = _fitted(replace(empty, settings=settings), log, schedule, recipe.seed)
         refresh = HorizonSettings.model_validate(short.settings.model_dump(include={*HorizonSettings.model_fields}))
-        settings = fitted.settings.model_copy(update={"refresh": refresh})
-        fitted = replace(fitted, settings=settings, next_model=short.model)
+        if refresh.nats[short.settings.served] > _nats(earlier, log, schedule.at[-schedule.compared :], seconds):
+            settings = fitted.settings.model_copy(update={"refresh": refresh})
+            fitted = replace(fitted, settings=settings, next_model=short.model)
     return fitted.counted(log.labels_N, log.times_N, until, *log[2:])
 
 
@@ -195,24 +196,36 @@ class _Schedule(NamedTuple):
         return cls(at, choose.start, choose, choose, held_out), seconds
 
 
-def _fitted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> Forecast:
-    """Choose half-life, smoothing and regression for a horizon, without pairs."""
-    horizon, begin, last = (
-        empty.settings.horizon,
-        float(log.times_N[0]),
-        float(log.times_N[-1]) - empty.settings.horizon,
-    )
+def _fitted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[Forecast, Forecast]:
+    """Choose half-life, smoothing and regression for a horizon; also return the forecast that was compared.
+
+    Both are without pairs. The latter's regression knows nothing of the last origins.
+    """
+    horizon, begin = empty.settings.horizon, float(log.times_N[0])
+    last = float(log.times_N[-1]) - horizon
     once = float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum())
     settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
     at, compared = schedule.at, schedule.at[-schedule.compared :]
     origins = _origins(replace(empty, settings=settings), log, [*at[schedule.base], *compared])
     settings, nats = _with_base(settings, origins, schedule.compared)
-    empty, model = replace(empty, settings=settings), None
+    settings = settings.model_copy(update={"nats": nats, "served": "decayed"})
+    decayed = replace(empty, settings=settings)
     if settings.kind == "forecast":
-        model, nats["forecast"] = _boosted(empty, log, schedule, seed)
-        model = model if nats["forecast"] > nats["decayed"] else None
-    served = "decayed" if model is None else "forecast"
-    return replace(empty, settings=settings.model_copy(update={"nats": nats, "served": served}), model=model)
+        model, tried = _boosted(decayed, log, schedule, seed)
+        earlier = replace(decayed, model=tried).kinds()["forecast"]
+        nats["forecast"] = _nats(earlier, log, compared, horizon)
+        if nats["forecast"] > nats["decayed"]:
+            return replace(earlier, model=model), earlier
+    return decayed, decayed
+
+
+def _nats(fitted: Forecast, log: _Log, at: list[float], seconds: float) -> float:
+    """Measure a forecast without pairs at some origins, by the pairs of the time after each, in nats a pair."""
+    nats, pairs = list[float](), list[float]()
+    for origin in _origins(fitted, log, at, seconds):
+        nats.append(origin.nats(origin.forecast.log_shares(whole=True)))
+        pairs.append(origin.pairs)
+    return float(np.average(nats, weights=pairs))
 
 
 def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
@@ -303,9 +316,9 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
     return attributes, numbers, table
 
 
-def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
-    """Yield the origins of a log, by time."""
-    forecast, before, horizon = empty, -np.inf, empty.settings.horizon
+def _origins(empty: Forecast, log: _Log, at: list[float], seconds: float | None = None) -> Iterator[_Origin]:
+    """Yield the origins of a log, by time, with the pairs of the horizon, or of some seconds, after each."""
+    forecast, before, horizon = empty, -np.inf, seconds or empty.settings.horizon
     for origin in at:
         added = log.between(before, origin)
         forecast = forecast.counted(added.labels_N, added.times_N, origin, *added[2:])
@@ -391,8 +404,8 @@ def _with_base(
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[bytes, float]:
-    """Fit the regression, and measure the nats of a regression on earlier origins at the last origins."""
+def _boosted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[bytes, bytes]:
+    """Fit the regression, and one on the origins before those that are compared."""
     import xgboost
 
     rng, settings, at = np.random.default_rng(seed), _BOOSTER | {"seed": seed}, schedule.at
@@ -406,13 +419,9 @@ def _boosted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tupl
         settings, matrix(parts[: schedule.fit]), _TREES, verbose_eval=False,
         evals=[(matrix(parts[schedule.choose]), "next")], early_stopping_rounds=_PATIENCE,
     ).best_iteration  # fmt: skip
-    tried = bytes(xgboost.train(settings, matrix(parts[: schedule.choose.stop]), trees).save_raw("ubj"))
-    nats, pairs = list[float](), list[float]()
-    for origin in _origins(empty, log, at[-schedule.compared :]):
-        kind = replace(origin.forecast, model=tried).kinds()["forecast"]
-        nats.append(origin.nats(kind.log_shares(whole=True)))
-        pairs.append(origin.pairs)
-    return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), float(np.average(nats, weights=pairs))
+    models = [xgboost.train(settings, matrix(some), trees) for some in (parts[: schedule.choose.stop], parts)]
+    earlier, model = (bytes(each.save_raw("ubj")) for each in models)
+    return model, earlier
 
 
 class _Rows(NamedTuple):
