@@ -73,13 +73,14 @@ def share_of(folder: Path, name: str) -> float:
 
 def test_a_command_refreshes_the_prior_and_the_lists_follow(folder: Path) -> None:
     place = later(folder, [f"u{user}" for user in range(300)])
-    said = longtail("index", "refresh", folder / "releases", place, "--name", "second")
+    said = longtail("index", "refresh", folder / "releases", place, "--name", "second", "--every", "90m")
 
     assert "second" in said
     assert share_of(folder, "second") > 10 * share_of(folder, first(folder))
     second = Releases(folder / "releases").open("second").bundle
     assert second.forecast is not None
     assert {*second.forecast.settings.nats} >= {"count", "decayed"}  # of the 300 pairs
+    assert second.forecast.settings.ahead == 5400
     assert listed(second) > listed(Releases(folder / "releases").open(first(folder)).bundle) + 0.1
 
 
@@ -194,11 +195,12 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
     ]
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-clients.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    settings = Settings(releases=there.root, state=tmp_path, record_features=True)
+    settings = Settings(releases=there.root, state=tmp_path, record_features=True, refresh="1h")
     before, after = (there.open(name).bundle.forecast for name in (first(folder), refresh(settings)))
 
     assert before is not None
     assert after is not None
+    assert after.settings.ahead == 3600
     kept = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
     rows = [there.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9", "i10")]
     added = (after.sums[:, :5] - before.sums[:, :5] * kept)[rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,6 +215,12 @@ def test_scores_that_hold_popularity_already_get_the_change_of_popularity(folder
     off = bundle.labels.log_popularity - change
     np.testing.assert_allclose(off - off.mean(), 0, atol=1e-4)
     assert {point.bias_removal for point in bundle.manifest.bias_removal.curve} == {0.0}
+    by_time = json.loads((tmp_path / "run" / "metrics.json").read_bytes())["forecast"]["by_time"]
+    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Popularity by weekday and hour</h2>" in report
+    assert (
+        f"<th>Friday</th><th>{by_time[1]['pairs']:,.0f}</th><td>{by_time[1]['nats']:.3f}</td><td>+0.000</td>" in report
+    )
 
 
 def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> None:
