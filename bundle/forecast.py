@@ -38,6 +38,8 @@ _RELEASED = "released"
 """Kind of prior: π* before its first refresh."""
 _ABSENT = 1e-12
 """π* of a label whose date lies in the future, as a fraction of an average label's."""
+_VISIT = 86_400.0
+"""Seconds before a pair in which its query's pairs are one visit."""
 _ENOUGH = 100
 """Fewest later pairs by which π* is compared with π* as released, which is served until then."""
 _COMPARED = 1_000
@@ -115,6 +117,8 @@ class ForecastSettings(LogColumns, HorizonSettings):
     """Seconds after `until` that a refresh forecasts by the calendar; None: the horizon."""
     offset: float = 0.0
     """Offset of a label that is added while serving, nats."""
+    visits: float = Field(default=0.0, ge=0, le=1)
+    """Power by which the rank of a pair in its query's visit divides its weight; 0: all pairs count alike."""
     since: str | None = None
     """Column with the date since which a label exists."""
     since_feature: str | None = None
@@ -222,7 +226,9 @@ class Forecast:
         weights_N = np.ones(len(order_N)) if weights_N is None else weights_N[order_N]
         queries_N, labels_N, times_N = queries_N[order_N], labels_N[order_N], times_N[order_N]
         previous_N = previous_pairs(queries_N, labels_N)
-        gaps_N, (weights_N, increases_N) = gaps_of(times_N, previous_N), largest_weights(weights_N, queries_N, labels_N)
+        gaps_N = gaps_of(times_N, previous_N)
+        weights_N = weights_N * visit_weights(queries_N, times_N, gaps_N, self.settings.visits)
+        weights_N, increases_N = largest_weights(weights_N, queries_N, labels_N)
         begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
         new_n = begin + np.flatnonzero(previous_N[begin:end] < begin)
         half = int(new_n[len(new_n) // 2]) if len(new_n) else end
@@ -619,6 +625,27 @@ def largest_weights(
     largest_N[order_N] = sorted_N = values[keys_N % max(len(values), 1)]
     increases_N[order_N] = np.where(new_N, sorted_N, np.diff(sorted_N, prepend=0))
     return largest_N, increases_N
+
+
+def visit_weights(queries_N: npt.NDArray[np.integer], times_N: Float64, gaps_N: Float64, power: float) -> Float64:
+    """Compute j^−power for a pair with a query's j-th label within a day, float64 [N]; pairs of one time share one j.
+
+    A visitor who chooses sixty labels says less by each of them than sixty visitors do.
+
+    Args:
+        gaps_N: see `gaps_of`; a label that is repeated within a day does not raise j.
+    """
+    weights_N = np.ones(len(times_N))
+    if not power or not len(times_N):
+        return weights_N
+    order_N = np.lexsort((times_N, queries_N))
+    query_n, since_n = queries_N[order_N], times_N[order_N] - times_N.min()
+    # Times rise from one query to the next, further apart than a visit, so that one search serves all queries.
+    since_n = since_n + np.cumsum(np.diff(query_n, prepend=query_n[0]) != 0) * (since_n.max() + 2 * _VISIT)
+    labels_n = np.append(0, np.cumsum(gaps_N[order_N] >= _VISIT))
+    ends_n, begins_n = (np.searchsorted(since_n, since_n - before, side="right") for before in (0, _VISIT))
+    weights_N[order_N] = np.maximum(labels_n[ends_n] - labels_n[begins_n], 1.0) ** -power
+    return weights_N
 
 
 def gaps_of(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:

@@ -214,6 +214,7 @@ def finish(
         calendar = (
             "" if fitted.calendar is None else f"; calendar of {fitted.calendar.feature} {fitted.calendar.gain:+.3f}"
         )
+        nats += "; a visit's j-th label weighs 1/√j" if fitted.visits else ""
         facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}{calendar}; {theory}"
         reporter.say(f"Prior: {facts['Prior']}")
     if dial.cooccurrence is not None:

@@ -17,6 +17,7 @@ from longtail.bundle.forecast import (
     HorizonSettings,
     gaps_of,
     previous_pairs,
+    visit_weights,
 )
 
 DAY = 86_400.0
@@ -211,6 +212,26 @@ def test_a_query_weighs_at_most_one_on_a_label() -> None:
     np.testing.assert_allclose(later.sums[3], [2 / 2, 2 / 16])  # 8 days on, at half-lives of 8 and 2
     in_two = forecast().counted(labels[:100], times[:100], DAY, gaps[:100])
     np.testing.assert_allclose(in_two.counted(labels[100:], times[100:], 20 * DAY, gaps[100:]).sums, at_once.sums)
+
+
+def test_labels_of_one_visit_weigh_less_by_their_rank() -> None:
+    queries, labels = np.array([7, 8, 7, 7, 7, 7, 7]), np.array([0, 0, 1, 1, 2, 3, 4])
+    times = np.array([0, 0, 100, 200, DAY - 1, DAY + 150, DAY + 150])
+    gaps = gaps_of(times, previous_pairs(queries, labels))
+
+    # Label 1 is repeated; a day later label 0 and the first click on label 1 are out of the visit.
+    expected = np.array([1, 1, 2, 2, 3, 3, 3])
+    np.testing.assert_allclose(visit_weights(queries, times, gaps, 1.0), 1 / expected)
+    np.testing.assert_allclose(visit_weights(queries, times, gaps, 0.5), expected**-0.5)
+    assert visit_weights(queries, times, gaps, 0.0).tolist() == [1] * 7
+
+
+def test_refreshes_weigh_a_visit_as_the_fit_did() -> None:
+    queries, labels, times = np.array([7, 7, 9]), np.array([3, 4, 4]), np.array([20.1, 20.2, 20.3]) * DAY
+    before = forecast(visits=0.5)
+    sums = before.refreshed(queries, labels, times, 20.3 * DAY).sums[[3, 4], 0]
+
+    np.testing.assert_allclose(sums, [2 ** (-0.2 / 8), 2**-0.5 * 2 ** (-0.1 / 8) + 1])
 
 
 def test_a_persistent_client_counts_once_in_refreshes() -> None:

@@ -118,6 +118,25 @@ def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     np.testing.assert_allclose(with_burst, alone)
 
 
+def test_visits_that_choose_many_labels_count_less_where_votes_are_likelier_so(folder: Path) -> None:
+    of = recipe(folder, {"kind": "decayed"})
+    dataset = read_dataset(of)
+    known = dataset.before("test")
+    rng, days = np.random.default_rng(2), np.arange(1, DAYS - 8)
+    # Every day a collector, a new query, takes half of the items in an hour, whatever the week's are.
+    more = known.take(np.r_[np.arange(len(known)), np.zeros(len(days) * 60, int)])
+    queries, labels, times = more.queries.copy(), more.labels.copy(), more.times.copy()
+    queries[len(known) :] = known.queries.max() + 1 + np.repeat(days, 60)
+    labels[len(known) :] = np.concatenate([rng.permutation(ITEMS)[:60] for _ in days])
+    times[len(known) :] = known.times.min() + np.repeat(days, 60) * 86_400e6 + np.tile(np.arange(60), len(days)) * 60e6
+    collected = replace(more, queries=queries, labels=labels, times=times)
+
+    assert fit_forecast(of, dataset, known).settings.visits == 0
+    assert fit_forecast(of, dataset, collected).settings.visits == 0.5
+    each = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"history": "growing"})})
+    assert fit_forecast(each, dataset, collected).settings.visits == 0, "its metric is a mean over pairs"
+
+
 @pytest.mark.parametrize("prior", [{"kind": "decayed"}, FORECAST])
 def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, Any]) -> None:
     of = recipe(folder, prior)
