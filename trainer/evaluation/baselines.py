@@ -398,7 +398,7 @@ BASELINES: dict[str, Baseline] = {
     "EASE": Baseline(ease, {"l2": 200} | WHOLE, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
     "Turbo-CF": Baseline(
         turbo_cf,
-        {"neighbours": 500, "alpha": 0.6, "power": 0.7} | WHOLE,
+        {"neighbours": 2000, "alpha": 0.6, "power": 0.7} | WHOLE,
         tuple({"alpha": alpha, "power": power} for alpha in (0.4, 0.5, 0.6, 0.7) for power in (0.5, 0.7, 1, 1.4)),
     ),
     "iALS": Baseline(
