@@ -336,6 +336,10 @@ def test_fewer_queries_choose_a_reading_among_many_labels(monkeypatch: pytest.Mo
         sizes.clear()
         tuned(BASELINES["RP3beta"], task, data, f"recall@{K}", FACTS, grid=False)
         assert sizes == [queries] * len(READINGS)
+        sizes.clear()
+        columns = dataclasses.replace(data, columns={"parity": np.arange(24) % 2})
+        tuned(BASELINES["attribute share"], task, columns, f"recall@{K}", FACTS)
+        assert sizes == [queries] * 3  # one column and three smoothings; without times, all pairs
 
 
 def test_a_reading_is_chosen_in_every_comparison_of_ordered_pairs() -> None:

@@ -186,8 +186,11 @@ def tuned(
     """Choose the settings of the highest metric on validation; of equals, the first.
 
     Histories are read in each of `READINGS` by one fit. With `grid`, the baseline's grid comes next, at the best
-    reading, then the readings again.
+    reading, then the readings again. Readings, and a grid by the data's columns, are compared on fewer queries among
+    many labels.
     """
+    queries = int(max(_READING_QUERIES, _READING_SCORES // data.labels))
+    some = task.among(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
 
     def value(task: Task, scores: Scores) -> float:
         numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, scores), facts)
@@ -197,12 +200,11 @@ def tuned(
         scores = baseline.fit(data, settings) if baseline.reads(data) else None
         if not isinstance(scores, FromHistory):
             return settings
-        queries = int(max(_READING_QUERIES, _READING_SCORES // data.labels))
-        some = task.among(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
         return settings | max(READINGS, key=lambda reading: value(some, scores.read(reading)))
 
     settings, to_try = best_reading(baseline.settings), baseline.settings_to_try(data)
     if not grid or not to_try:
         return settings
-    found = max(to_try, key=lambda others: value(task, baseline.fit(data, settings | others)))
+    judged_by = task if baseline.grid_of is None else some
+    found = max(to_try, key=lambda others: value(judged_by, baseline.fit(data, settings | others)))
     return best_reading(settings | found)
