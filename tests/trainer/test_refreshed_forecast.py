@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,6 +17,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.problems import RowReport
+from longtail.trainer.drafting.recipe import draft_prior
 from longtail.trainer.prior import fit_forecast
 
 START, DAY = 1.7e9, 86_400.0
@@ -52,9 +55,8 @@ def pairs_of(law: str, begin: float, end: float, share: float = 1.0) -> tuple[In
     return np.array(labels, np.int32), START + times * DAY
 
 
-@cache
-def fitted(law: str, refresh: str | None = None) -> Forecast:
-    """The forecast after a log without a gap."""
+def data_of(law: str, refresh: str | None = None) -> tuple[Recipe, Dataset]:
+    """A recipe, and a log without a gap."""
     recipe = Recipe.model_validate({
         "name": "refreshed", "data": {"train": "none.parquet", "query_id": "user", "label_id": "item",
                                       "timestamp": "at", "split": {"strategy": "temporal"}},
@@ -71,7 +73,14 @@ def fitted(law: str, refresh: str | None = None) -> Forecast:
     report = RowReport(unit="seconds")
     about = pa.table({"category": [f"c{label % CATEGORIES}" for label in range(LABELS)]})
     dataset = Dataset(queries, ids, pairs, none, none, None, about, ordered=True, report=report)
-    return fit_forecast(recipe, dataset, pairs)
+    return recipe, dataset
+
+
+@cache
+def fitted(law: str, refresh: str | None = None) -> Forecast:
+    """The forecast after the log."""
+    recipe, dataset = data_of(law, refresh)
+    return fit_forecast(recipe, dataset, dataset.train)
 
 
 def divergence(law: str, forecast: Forecast, day: float, days: float = HORIZON) -> float:
@@ -142,6 +151,9 @@ def test_a_calendar_is_there_where_categories_have_hours_alone() -> None:
     assert set(calendar.windows) == {"day", "hour"}
     assert calendar.gain > 0.3
     assert fitted("calendar").settings.refresh is None
+    drafted = "\n".join(draft_prior(*data_of("calendar")))
+    assert re.search(r"By the hour they are \+0\.[3-9]\d nats likelier by the day and hour of each category", drafted)
+    assert tomllib.loads(drafted)["prior"] == {"kind": "forecast", "features": ["category"]}
     shorter = fitted("calendar", "6h").settings.refresh
     assert shorter is not None
     assert 0.25 * DAY <= shorter.horizon < HORIZON * DAY
