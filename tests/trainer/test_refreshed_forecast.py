@@ -134,7 +134,7 @@ def test_a_refresh_is_not_worse_than_none(law: str, every: str | None, refreshes
     worse = {case: nats for case, nats in table.items() if nats[1] > 1.02 * nats[0] + 0.004}
     assert not worse
     if law == "calendar" and every:  # the hours to come are known without any event
-        assert max(after / before for before, after in table.values()) < 0.3
+        assert max(after / before for before, after in table.values()) < 0.5
     if law in ("drift", "walk") and (every is None or refreshes > 1):  # a refresh by enough pairs is worth its while
         for case in [(7, 24, 1.0), (0, 240, 1.0), (0, 240, 0.3)]:
             before, after = table[case]
