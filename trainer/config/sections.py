@@ -314,8 +314,8 @@ class EvaluationConfig(Section):
     to another λ, `{ tail = { times = 1.5, bias_removal = 1.0 } }`, or to the best λ of the grid,
     `{ "recall@20" = { times = 0.99 } }`. The default is the best setting that reaches all floors: λ, then μ, and for
     floors of torso, tail or new also β, a bonus of these labels [METHODS §12]. If none does, it is the nearest, with a
-    warning. Epochs and the temperatures of `auto` are compared by the same rule without β, except with
-    `target_prior`."""
+    warning. Without floors, β of new labels is the best for the metric, if valid has pairs of such labels. Epochs and
+    the temperatures of `auto` are compared by the same rule without β, except with `target_prior`."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for a target distribution of labels that differs from valid. `uniform` makes every label equally
     likely; a path, relative to the recipe, names a table with columns `label` and `share`. Pairs of valid then have

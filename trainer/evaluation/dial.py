@@ -32,6 +32,8 @@ from longtail.trainer.history import best_of
 BONUSES = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Grid of β of the tail, besides 0."""
 _OF_TORSO = (0.0, 0.5, 1.0, 1.5)
+_OF_NEW = tuple(0.25 * step for step in range(9))
+"""Grid of β of new labels where no bucket has a floor."""
 _FINER = (0.25, 0.125)
 """Steps around the best β of the grid, which has steps of ½."""
 
@@ -223,15 +225,18 @@ def best_with_bonus(
 ) -> Setting:
     """Choose the best setting under the floors, among a curve and β, each with its own λ or μ [METHODS §12].
 
-    β is measured only if torso, tail or new has a floor: for other floors it is not the right dial. New labels share
-    the tail's if new has a floor, else they would take the tail's places.
+    Of torso and tail β is measured only if torso, tail or new has a floor: for other floors it is not the right dial.
+    New labels share the tail's if new has a floor, else they would take the tail's places. Without any floor, new
+    labels that held-out pairs want get the β of the best metric: towers never saw them, and score them too low.
 
     Args:
-        best: the choice without β, which is final without floors.
+        best: the choice without β.
     """
     floors, points = floors_of(curve, config), [*curve]
     if not floors:
-        return best
+        wanted = f"recall@{config.k}/new" in curve[0].metrics
+        line = measure([best._replace(new=value) for value in _OF_NEW]) if wanted else []
+        return Setting.of(best_of(line, config.metric)) if line else best
     if any(name.endswith(BONUS_BUCKETS) for name in floors):
         alike = [point for point in curve if point.cooccurrence == best.cooccurrence]
         at = Setting.of(best_of(alike, config.metric))
