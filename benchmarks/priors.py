@@ -4,7 +4,7 @@
     python -m benchmarks.priors runs/shops/fresh-150000-11 --law fresh --seed 11
 
 `benchmarks.shops` writes `recipe.toml` and the bundle `run` to a folder. Counts get the best λ on test. All other
-priors have the bundle's default (λ, μ), which valid chose. `iALS × forecast` multiplies the scores of iALS by
+priors have the bundle's default λ, μ and β, which valid chose. `iALS × forecast` multiplies the scores of iALS by
 (π*/π)^γ; valid chooses its settings and γ.
 """
 
@@ -27,7 +27,7 @@ from longtail.trainer import evaluate, load_recipe
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import BASELINES, Interactions, Scores, top_labels
 from longtail.trainer.evaluation.comparison import tuned
-from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.prior import fit_forecast
 
 _METRICS = ("recall@20", "recall@20/head", "recall@20/torso", "recall@20/tail", "recall@20/new")
@@ -67,7 +67,7 @@ def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
     best = max(line, key=lambda point: point.metrics["recall@20"].value)
     found = {f"counts, {Setting.of(best)}": dict(best.metrics)}
     if (forecast := bundle.forecast) is not None:
-        at = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+        at = Dial.of_manifest(bundle.manifest).default.of_towers
         decayed = forecast.kinds()["decayed"].log_popularity(whole=True)
         found["decayed counts"] = _at_default(folder, bundle, decayed)
         found[f"forecast, {at}"] = _at_default(folder, bundle, forecast.log_popularity(whole=True))
@@ -81,7 +81,7 @@ def _at_default(folder: Path, bundle: Bundle, log_prior_L: Float64) -> dict[str,
         shifted = replace(labels, log_pn=_log_shares(labels.log_pn + log_prior_L - labels.log_pi))
         bundle = replace(bundle, labels=shifted)
     else:
-        at = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+        at = Dial.of_manifest(bundle.manifest).default.of_towers
         bundle = _with(bundle, log_prior_L)
     return next(
         dict(point.metrics) for point in evaluate(bundle, folder / "recipe.toml").curve if Setting.of(point) == at
