@@ -160,6 +160,19 @@ def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was()
     assert not np.array_equal(order, np.concatenate([batch["_pair"] for batch in batches(1, 0)]))
 
 
+def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
+    """In blocks of similar lengths, so that short histories are not padded to the longest."""
+    lengths = tuple(int(n) for n in np.random.default_rng(3).integers(0, 8, 600))
+    recipe, dataset = job(history("sasrec"), tiny.USER), data(lengths=lengths)
+    model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
+    inputs = encoding.query.of_queries(np.arange(600, dtype=np.int32))
+    whole = np.asarray(model.towers.query(inputs))
+    np.testing.assert_allclose(model.embed_queries(inputs), whole, atol=2e-5)
+    assert sum(n == 0 for n in lengths) > 10
+    nobody = {name: column[:0] for name, column in inputs.items()}
+    assert model.embed_queries(nobody).shape == (0, 4)
+
+
 def walks(folder: Path) -> tuple[Path, np.ndarray]:
     """Interactions of users whose next label is a function of the last one, but for a tenth; and that function."""
     rng = np.random.default_rng(0)

@@ -5,13 +5,13 @@ Legend: `B` queries, `C` some labels, `D` dimensions, `L` labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
 
 from longtail.bundle import Inputs, Proposal
-from longtail.bundle.arrays import Float32, Int32
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.trainer import backend
 from longtail.trainer.arrays import assign, untrained_variable, values_of
 from longtail.trainer.backend import Tensor, ops
@@ -25,6 +25,8 @@ LABEL_BIAS = "label bias"
 """Key of the bias table; its space is in no name of a feature's table."""
 _BLOCK = 4096
 """Number of labels embedded at a time."""
+_SEQUENCES = 512
+"""Number of histories encoded as sequences at a time."""
 
 
 class TwoTower:
@@ -55,6 +57,7 @@ class TwoTower:
         self._audience = encoding.audience
         self.drawn_audience = None if encoding.audience is None else DrawnAudience(encoding.audience, limits)
         self._label_rows_filled = not self.towers.label_rows
+        self._encoded = [feature.name for feature in recipe.query.features if feature.encoder is not None]
         self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
         # Gradient steps on log T keep T positive.
@@ -106,8 +109,13 @@ class TwoTower:
         if not self._label_rows_filled:
             self.embed_labels()
         with in_float32(self.towers.query):
-            embedded: Float32 = ops.convert_to_numpy(self._query(inputs))
-        return embedded
+            if not self._encoded:
+                embedded: Float32 = ops.convert_to_numpy(self._query(inputs))
+                return embedded
+            embedded_BD = np.empty((len(next(iter(inputs.values()))), self.recipe.model.dim), np.float32)
+            for rows_b, part in _by_length(inputs, self._encoded):
+                embedded_BD[rows_b] = ops.convert_to_numpy(self._query(part))
+        return embedded_BD
 
     def embed_labels(self) -> Float32:
         """Return label tower outputs of the whole catalogue, with whole audiences, float32 [L, D].
@@ -134,3 +142,28 @@ class TwoTower:
             return None
         biases: Float32 = values_of(self.tables[LABEL_BIAS].table)[1:, 0]
         return biases
+
+
+def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, Inputs]]:
+    """Cut inputs into blocks of similar lengths of encoded histories, without their common padding.
+
+    An encoder's cost grows with all places, and most histories are much shorter than the longest. Widths are powers of
+    two, because JAX compiles a tower again for every new shape.
+    """
+    ends_BF = np.stack([_ends(inputs[f"{name}__weight"]) for name in encoded], axis=1)
+    order_B = np.argsort(ends_BF.max(axis=1), kind="stable")
+    for start in range(0, len(order_B), _SEQUENCES):
+        rows_b = order_B[start : start + _SEQUENCES]
+        part = {name: column[rows_b] for name, column in inputs.items()}
+        for name, longest in zip(encoded, ends_BF[rows_b].max(axis=0).tolist(), strict=True):
+            width = 1 << (max(longest, 1) - 1).bit_length()
+            for key in (name, f"{name}__weight"):
+                part[key] = part[key][:, :width]
+        yield rows_b, part
+
+
+def _ends(weights_BP: Float32) -> Int64:
+    """Return the number of places up to each row's last entry, int64 [B]."""
+    places_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
+    ends_B: Int64 = places_BP.max(axis=1, initial=0)
+    return ends_B
