@@ -67,7 +67,7 @@ features = [
     { name = "again", kind = "bag", table = "item_id", dim = 8, column = "recent", combiner = "attention" },
     { name = "about", kind = "text", dim = 4, hash_rows = 70000, max_length = 3, combiner = "sum" },
     { name = "seen", kind = "history", table = "item_id", dim = 8, max_length = 6, encoder = { name = "hstu", layers = 1 } },
-    { name = "bought", kind = "history", table = "item_id", dim = 8, events = ["purchase"], encoder = { name = "sasrec", layers = 1 } },
+    { name = "bought", kind = "history", table = "item_id", dim = 8, events = ["purchase"], encoder = { name = "sasrec", layers = 1, smoothing = [0.5, 1.0] } },
     { name = "recently", kind = "history", entries = "both", dim = 8, max_length = 4, half_life = 2, combiner = "sqrtn", weights = "symmetric" },
     { name = "device", from = "row", kind = "id", dim = 4 },
     { name = "hour", from = "row", kind = "cyclic", period = 24, missing = "flag" },

@@ -30,7 +30,10 @@ from longtail.trainer.methods.neighbours import Neighbours
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}
-encoders = {name: history | {"encoder": {"name": name, "heads": 2, "dropout": 0}} for name in ("sasrec", "hstu")}
+smoothed = {"sasrec": {"smoothing": [0.5, 1.0]}, "hstu": {}}
+encoders = {
+    name: history | {"encoder": {"name": name, "heads": 2, "dropout": 0} | more} for name, more in smoothed.items()
+}
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
 results = {}
 descent = {"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "schedule": "cosine", "l2": 0.01}

@@ -14,16 +14,18 @@ from pydantic import ValidationError
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.job import fit
-from longtail.trainer.model.sequences import packed_histories
+from longtail.trainer.model.sequences import Seen, Smoothing, packed_histories
 from tests.trainer import tiny
 
-ENCODERS = ["sasrec", "hstu"]
+ENCODERS = ["sasrec", "smoothed", "hstu"]
 HSTU_ALWAYS = [pytest.param("sasrec", marks=pytest.mark.nightly), "hstu"]
 LABELS = 9
 
 
 def history(name: str, *, dropout: float = 0.0, **more: Any) -> dict[str, Any]:
     encoder = {"name": name, "layers": 2, "heads": 2, "dropout": dropout}
+    if name == "smoothed":
+        encoder |= {"name": "sasrec", "smoothing": [0.5, 1.0]}
     return {
         "name": "history", "kind": "history", "table": "item_id", "dim": 4, "max_length": 6, "unknown_rate": 0,
         "encoder": encoder, **more,
@@ -59,7 +61,7 @@ def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
 
 
-@pytest.mark.parametrize("name", HSTU_ALWAYS)
+@pytest.mark.parametrize("name", [*HSTU_ALWAYS, "smoothed"])
 def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
     """Also of pairs in any order, of a part of a query's, and of queries without a history yet."""
     recipe, dataset = job(history(name), tiny.USER), data()
@@ -85,6 +87,22 @@ def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
     changed.flat[place] = 1 + changed.flat[place] % LABELS
     moved = np.abs(embedded(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
     np.testing.assert_array_equal(np.flatnonzero(moved), [8, 9, 10])
+
+
+def test_smoothing_adds_means_of_the_entries_so_far() -> None:
+    """Two histories in a block: entries (8, 4), (2, 10), (5, 1), and (3, 7); then an empty place."""
+    layer = Smoothing(2, [0.5, 1.0], name="smoothing")
+    layer.gains.assign(np.array([[1.0, 2.0], [10.0, 20.0]]))
+    seen = Seen.of(ops.convert_to_tensor([[1, 1, 1, 2, 0]]), ops.convert_to_tensor([[0, 1, 2, 0, 0]]), before=False)
+    x_SPD = np.array([[[8, 4], [2, 10], [5, 1], [3, 7], [9, 9]]], np.float32)
+    expected = [
+        [11 * 8, 22 * 4],
+        [(2 + 8 / 2) / 1.5 + 10 * 5, 2 * (10 + 4 / 2) / 1.5 + 20 * 7],
+        [(5 + 2 / 2 + 8 / 4) / 1.75 + 10 * 5, 2 * (1 + 10 / 2 + 4 / 4) / 1.75 + 20 * 5],
+        [11 * 3, 22 * 7],
+        [0, 0],
+    ]
+    np.testing.assert_allclose(np.asarray(layer(ops.convert_to_tensor(x_SPD), seen))[0], expected, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -140,12 +158,13 @@ def test_dropout_is_of_entries_and_of_training_alone() -> None:
     assert abs(losses[0.5] - losses[0.0]) > 0.01
 
 
-def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("jitter", [0, 1.9])
+def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was(jitter: float) -> None:
     recipe, dataset = job(history("sasrec")), data(lengths=(3, 5, 2, 6, 4, 4))
     encoding = Encoding.fit(recipe, dataset)
 
     def batches(epoch: int, first: int) -> list[dict[str, np.ndarray]]:
-        arguments = {"batch_size": 6, "seed": 3}
+        arguments = {"batch_size": 6, "seed": 3, "jitter": jitter}
         return [
             batch for _, batch in epoch_batches(dataset.train, encoding.query, epoch=epoch, first=first, **arguments)
         ]
@@ -158,6 +177,28 @@ def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was()
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[name], other[name]) for name in one)
     assert not np.array_equal(order, np.concatenate([batch["_pair"] for batch in batches(1, 0)]))
+
+
+def test_jitter_swaps_close_pairs_of_a_query_in_training() -> None:
+    """Below 2, neighbours may change places; histories and positives move together."""
+    lengths = (6, 5, 1, 6)
+    recipe, dataset = job(history("sasrec")), data(lengths=lengths)
+    encoding, orders = Encoding.fit(recipe, dataset), []
+    first_N = np.repeat(np.cumsum((0, *lengths[:-1])), lengths)
+    for epoch in (0, 0, 1):
+        ((_, batch),) = epoch_batches(dataset.train, encoding.query, batch_size=18, seed=3, epoch=epoch, jitter=1.9)
+        pairs, place_B = batch["_pair"], batch["_history__place"]
+        np.testing.assert_array_equal(batch["_positive"], dataset.train.labels[pairs])
+        order_N = pairs[np.argsort(dataset.train.queries[pairs], kind="stable")]
+        assert np.abs(order_N - np.arange(18)).max() == 1
+        at_B = np.argsort(order_N)[pairs]
+        np.testing.assert_array_equal(place_B < 0, at_B == first_N[at_B])
+        some_B = place_B >= 0
+        entries, before = batch["history"].ravel()[place_B[some_B]], dataset.train.labels[order_N[at_B[some_B] - 1]]
+        assert len(set(zip(entries, before, strict=True))) == len(set(entries)) == len(set(before))
+        orders.append(order_N)
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
 
 
 def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
@@ -234,6 +275,9 @@ def refused(match: str, **changes: Any) -> None:
 
 
 def test_what_a_sequence_cannot_be_is_refused() -> None:
+    unordered = {"data": {"timestamp": None}, "query": {"features": [tiny.USER]}, "training": {"jitter": 1.0}}
+    with pytest.raises(ValidationError, match=r"training\.jitter: expected data\.timestamp, or a data\.split by time"):
+        tiny.recipe(**unordered)
     refused(
         r"query feature 'history': expected data\.timestamp, or a data\.split by time",
         data={"timestamp": None},
@@ -247,5 +291,9 @@ def test_what_a_sequence_cannot_be_is_refused() -> None:
         feature={"encoder": {"name": "hstu", "heads": 3}},
     )
     refused(r"expected hidden with 'sasrec' only, received 'hstu'", feature={"encoder": {"name": "hstu", "hidden": 8}})
+    refused(
+        r"expected smoothing with 'sasrec' only, received 'hstu'",
+        feature={"encoder": {"name": "hstu", "smoothing": [0.5]}},
+    )
     refused("expected no encoder: only for history", feature={"kind": "bag"})
     refused(r"name\n.*'sasrec' or 'hstu'", feature={"encoder": "gru"})

@@ -38,6 +38,10 @@ class EncoderConfig(Section):
     """Number of attention heads, among which `dim` of the feature is divided."""
     hidden: int | None = Field(default=None, ge=1)
     """Width of the feed-forward layers of `sasrec`; by default 4·`dim`."""
+    smoothing: list[Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=list)
+    """Factors γ of moving averages that each block of `sasrec` adds to its attention: the mean of all entries so far,
+    weighed by γ^age, for every γ, with learned weights for each dimension. 1 is the plain mean. `[0.5, 0.8, 1.0]` helps
+    where histories are short and attention overfits; a causal form of the filter of BSARec (Shin et al. 2024)."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Dropout rate, in training, of the entries' embeddings and of the output of each layer before it is added."""
 
@@ -49,6 +53,8 @@ class EncoderConfig(Section):
     def _problems(self) -> Iterator[str]:
         if self.hidden is not None and self.name != "sasrec":
             yield f"encoder: expected hidden with 'sasrec' only, received {self.name!r}"
+        if self.smoothing and self.name != "sasrec":
+            yield f"encoder: expected smoothing with 'sasrec' only, received {self.name!r}"
 
 
 class TowerChoice(Choice):

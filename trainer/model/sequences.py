@@ -11,7 +11,8 @@ Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -126,7 +127,8 @@ def windows(blocks: Tensor, *, before: bool) -> Tensor:
 class SelfAttention(keras.layers.Layer):
     """Apply a block of SASRec (Kang and McAuley 2018) to [S, P, D].
 
-    It computes x + attention(norm x), then x + feed-forward(norm x).
+    It computes x + attention(norm x), then x + feed-forward(norm x). With `smoothing`, attention(norm x) +
+    smoothing(norm x) replaces attention(norm x).
     """
 
     def __init__(self, dim: int, config: EncoderConfig, *, feature: str, precision: str, name: str) -> None:
@@ -135,6 +137,7 @@ class SelfAttention(keras.layers.Layer):
         self.before_attention, self.before_feed = (_normalisation(dim, precision) for _ in range(2))
         self.attention = keras.layers.MultiHeadAttention(config.heads, dim // config.heads, dtype=precision)
         self.attention.build(shape, shape)
+        self.smoothing = Smoothing(dim, config.smoothing, name=f"{name}_smoothing") if config.smoothing else None
         self.wide = keras.layers.Dense(hidden, activation="relu", dtype=precision)
         self.wide.build(shape)
         self.narrow = keras.layers.Dense(dim, dtype=precision)
@@ -149,9 +152,39 @@ class SelfAttention(keras.layers.Layer):
         normal_SPD = self.before_attention(x_SPD)
         keys_SWD = windows(normal_SPD, before=before)
         attended_SPD = self.attention(normal_SPD, keys_SWD, attention_mask=seen.mask_SPW)
+        if self.smoothing is not None:
+            attended_SPD = ops.cast(attended_SPD, "float32") + self.smoothing(keys_SWD, seen)
         x_SPD = x_SPD + dropped(self.drop_attended, attended_SPD)
         fed_SPD = self.narrow(self.wide(self.before_feed(x_SPD)))
         return x_SPD + dropped(self.drop_fed, fed_SPD)
+
+
+class Smoothing(keras.layers.Layer):
+    """Sum exponential moving averages of a history, with learned weights: Σ_γ a_γ ⊙ Σ_w γ^age x_w / Σ_w γ^age.
+
+    The age of an entry counts the later entries up to the present one. This low-pass filter is causal, unlike BSARec's
+    (Shin et al. 2024), which filters a whole window; the residual connection passes what it removes.
+    """
+
+    def __init__(self, dim: int, factors: Sequence[float], *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+        self.factors = factors
+        initial = keras.initializers.Constant(0.3)
+        self.gains = self.add_weight(shape=(len(factors), dim), initializer=initial, name="gains")
+        self.built = True
+
+    def call(self, x_SWD: Tensor, seen: Seen) -> Tensor:
+        """Return the sum for every place, float32 [S, P, D]."""
+        x_SWD, mask_SPW = ops.cast(x_SWD, "float32"), ops.cast(seen.mask_SPW, "float32")
+        ages_SPW = ops.cast(ops.maximum(seen.distances_SPW, 0), "float32")
+        parts = []
+        for at, factor in enumerate(self.factors):
+            weights_SPW = mask_SPW * ops.exp(math.log(factor) * ages_SPW)
+            total_SP1 = ops.sum(weights_SPW, axis=2, keepdims=True)
+            mean_SPD = ops.matmul(weights_SPW, x_SWD) / ops.maximum(total_SP1, 1.0)  # an entry weighs 1 for itself
+            parts.append(self.gains[at] * mean_SPD)
+        summed_SPD: Tensor = sum(parts[1:], parts[0])
+        return summed_SPD
 
 
 class PointwiseAttention(keras.layers.Layer):
