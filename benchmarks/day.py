@@ -56,7 +56,7 @@ def main(
             pq.write_table(log.filter(rows), folder / f"{part}.parquet")
         split = 'data.split={strategy = "temporal", valid = 0.1, test = 0}'
         test = f'data.test="{folder.resolve() / "test.parquet"}"'
-        given = (test, split, 'prior.horizon="1d"', 'prior.refresh="1h"')
+        given = (test, split, 'prior.horizon="1d"')
         train(folder, folder / "train.parquet", tables, given)
         figures = evaluate_rolling(folder / "run", folder / "recipe.toml", 24 * (_DAYS - days), overrides=given)
         for prior, said in (

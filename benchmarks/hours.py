@@ -2,8 +2,8 @@
 
     python -m benchmarks.hours --out runs/hours --law seasonal --seed 11
 
-The model is trained by `init`'s recipe with `prior.refresh = "1h"`; every hour of the last nine days is answered with
-what the service would have served.
+The model is trained by `init`'s recipe; every hour of the last nine days is answered with what the service would have
+served.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def main(
             out.mkdir(parents=True, exist_ok=True)
             write(folder, name, products=products, users=users, events=events, seed=seed)
         tables = ["--labels", folder / "products.parquet", "--queries", folder / "users.parquet"]
-        train(folder, folder / "events.parquet", tables, ('prior.refresh="1h"',))
+        train(folder, folder / "events.parquet", tables)
         bundle = Bundle.load(folder / "run")
-        figures = evaluate_rolling(bundle, folder / "recipe.toml", hours, overrides=('prior.refresh="1h"',))
+        figures = evaluate_rolling(bundle, folder / "recipe.toml", hours)
         for prior, some in groupby(sorted(figures, key=lambda each: each.prior), lambda each: each.prior):
             periods = list(some)
             values = [_mean(metric, periods) for metric in _METRICS]

@@ -49,7 +49,7 @@ _SPAN = 1
 _SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
 _LOG_SHARES, _OFFSET = "log shares as released", "log noise over shares"
 """Columns of the file; features cannot have such names, because features are identifiers."""
-_ABOUT, _MODEL, _NEXT, _SEASONS = b"forecast", b"xgboost", b"xgboost of refreshes", b"pairs by hour of the week"
+_ABOUT, _MODEL, _SEASONS = b"forecast", b"xgboost", b"pairs by hour of the week"
 
 
 class CalendarSettings(BaseModel):
@@ -80,9 +80,12 @@ class NatsAt(BaseModel):
     """What the calendar adds; 0 without one."""
 
 
-class HorizonSettings(BaseModel):
-    """Settings of a forecast that depend on its horizon."""
+class ForecastSettings(LogColumns):
+    """Settings with which a forecast was fitted."""
 
+    kind: Literal["decayed", "forecast"]
+    half_lives: list[float] = Field(min_length=1)
+    """Half-lives in seconds, descending [W]."""
     base: int = Field(ge=0)
     """Position of the half-life whose sum is multiplied by the regression's factor."""
     smoothing: float = Field(gt=0)
@@ -93,16 +96,6 @@ class HorizonSettings(BaseModel):
     """Number of pairs in a horizon of the log, repeats by a query discounted, with which the forecast was fitted."""
     nats: dict[str, float] = Field(default_factory=dict)
     """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
-
-
-class ForecastSettings(LogColumns, HorizonSettings):
-    """Settings with which a forecast was fitted."""
-
-    kind: Literal["decayed", "forecast"]
-    half_lives: list[float] = Field(min_length=1)
-    """Half-lives in seconds, descending [W]."""
-    refresh: HorizonSettings | None = None
-    """Settings that the first refresh takes, for the shorter time until the next refresh."""
     until: float
     """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)
@@ -153,8 +146,6 @@ class Forecast:
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
         model: XGBoost model as UBJSON; None for `decayed`.
-        next_model: model that the first refresh takes in place of `model`; None without `settings.refresh` or for
-            `decayed`.
         released: log π* before the first refresh, without the calendar, float64 [L]; None if there was no refresh.
         seasons: decayed sums of the calendar's values by hour of the week, float64 [G, 168]; None without a calendar.
         offset: log ν − log π_w, float64 [L]: the noise of training over the labels' shares of the training pairs, as
@@ -169,7 +160,6 @@ class Forecast:
     released: Float64 | None = None
     offset: Float64 | None = None
     seasons: Float64 | None = None
-    next_model: bytes | None = None
 
     __repr__ = one_line
 
@@ -264,17 +254,9 @@ class Forecast:
         return replace(fresh, settings=fresh.settings.model_copy(update=update))
 
     def _as_released(self) -> Forecast:
-        """Keep π*, and take the settings and the regression for the time until the next refresh, if there are any."""
-        update: dict[str, Any] = {"served": _RELEASED, "nats": {}, "compared": 0}
-        if self.settings.refresh is not None:
-            update |= dict(self.settings.refresh) | {"refresh": None, "nats": {}}
-        return replace(
-            self,
-            settings=self.settings.model_copy(update=update),
-            released=self._log_rates - self._log_total - self._log_ahead,
-            model=self.model if self.settings.refresh is None else self.next_model,
-            next_model=None,
-        )
+        """Keep π* as released, which is served until later pairs have compared it."""
+        settings = self.settings.model_copy(update={"served": _RELEASED, "nats": {}, "compared": 0})
+        return replace(self, settings=settings, released=self._log_rates - self._log_total - self._log_ahead)
 
     def kinds(self) -> dict[str, Forecast]:
         """Return the kinds of priors that can be served, and undecayed counts, by name."""
@@ -400,7 +382,6 @@ class Forecast:
             table = table if column is None else table.append_column(name, pa.array(column))
         about = {_ABOUT: self.settings.model_dump_json().encode()}
         about |= {} if self.model is None else {_MODEL: self.model}
-        about |= {} if self.next_model is None else {_NEXT: self.next_model}
         about |= {} if self.seasons is None else {_SEASONS: self.seasons.tobytes()}
         write_table(path, table.replace_schema_metadata(about))
 
@@ -421,10 +402,7 @@ class Forecast:
                 seasons = np.frombuffer(about[_SEASONS], np.float64).reshape(groups, HOURS)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(
-            settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET), seasons,
-            about.get(_NEXT),
-        )  # fmt: skip
+        return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET), seasons)
 
     def _since_of(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""

@@ -208,8 +208,6 @@ def finish(
     if (forecast := trained.forecast(known)) is not None:
         fitted, days = forecast.settings, forecast.settings.horizon / 86_400
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
-        if recipe.prior.refresh is not None:
-            nats += "; refreshes take " + ("a regression of their own" if fitted.refresh else "the same regression")
         theory = f"theory: {Setting(0.0, trained.slope)}"
         calendar = (
             "" if fitted.calendar is None else f"; calendar of {fitted.calendar.feature} {fitted.calendar.gain:+.3f}"

@@ -22,7 +22,6 @@ from longtail.bundle.forecast import (
     CalendarSettings,
     Forecast,
     ForecastSettings,
-    HorizonSettings,
     NatsAt,
     gaps_of,
     largest_weights,
@@ -45,10 +44,6 @@ _FIRST_ORIGIN = 0.25
 """Smallest share of the log before an origin."""
 _CHOOSING = 4
 """Number of origins by which half-life and smoothing are chosen."""
-_MORE_ORIGINS = 4
-"""Origins of the regression for refreshes, by those of the regression for the horizon."""
-_HELD_OUT = 6
-"""One in so many of these origins compares the kinds of priors, and one chooses settings."""
 _ROWS = 400_000
 """Largest number of rows of the regression, which then takes about twenty seconds.
 
@@ -92,11 +87,6 @@ class _Origin(NamedTuple):
     def _nats_of(self, count_L: Float64, log_share_L: Float64) -> float:
         count_n, log_n = count_L[self.there], log_share_L[self.there]
         return float(count_n @ (log_n - np.logaddexp.reduce(log_n)) / max(float(count_n.sum()), 1.0))
-
-    @property
-    def pairs(self) -> float:
-        """Count the horizon's pairs of these labels; at least a trifle, so that it can be a weight."""
-        return max(float(self.pairs_L[self.there].sum()), 1e-9)
 
     @property
     def there(self) -> Bools:
@@ -172,89 +162,33 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     if recipe.evaluation.history == "fixed":  # its metrics are means over queries
-        chosen, by_rank = at[_Schedule.of_horizon(at, within).base], weighed(_VISITS)
+        chosen, by_rank = at[:-within][-_CHOOSING:], weighed(_VISITS)
         if _nats_of_votes(empty, by_rank, chosen) > _nats_of_votes(empty, log, chosen) + _LEAST_GAIN_OF_VOTES:
             log, empty = by_rank, replace(empty, settings=settings.model_copy(update={"visits": _VISITS}))
     empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
-    fitted, earlier = _fitted(empty, log, _Schedule.of_horizon(at, within), recipe.seed)
+    fitted = _fitted(empty, log, at, within, recipe.seed)
     update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
     fitted = replace(fitted, settings=fitted.settings.model_copy(update=update))
-    if config.refresh is not None:
-        schedule, seconds = _Schedule.of_refreshes(at, span_seconds(config.refresh), until, config.origins)
-        settings = empty.settings.model_copy(update={"horizon": seconds})
-        short, _ = _fitted(replace(empty, settings=settings), log, schedule, recipe.seed)
-        refresh = HorizonSettings.model_validate(short.settings.model_dump(include={*HorizonSettings.model_fields}))
-        if refresh.nats[short.settings.served] > _nats(earlier, log, schedule.at[-schedule.compared :], seconds):
-            settings = fitted.settings.model_copy(update={"refresh": refresh})
-            fitted = replace(fitted, settings=settings, next_model=short.model)
     return fitted.counted(*log[1:3], until, *log[3:])
 
 
-class _Schedule(NamedTuple):
-    """Hold times of origins, and which of them fit, choose and compare.
+def _fitted(empty: Forecast, log: _Log, at: list[float], within: int, seed: int) -> Forecast:
+    """Choose half-life, smoothing and regression on all origins except the last, which compares the kinds.
 
-    Attributes:
-        at: seconds since 1970, ascending.
-        fit: number of first origins that fit the regression whose trees are chosen.
-        choose: origins that choose the number of trees; their horizons end before those that compare begin.
-        base: origins that choose half-life and smoothing.
-        compared: number of last origins, which compare the kinds of priors.
-    """
-
-    at: list[float]
-    fit: int
-    choose: slice
-    base: slice
-    compared: int
-
-    @classmethod
-    def of_horizon(cls, at: list[float], within: int) -> _Schedule:
-        """Compare at the last of some origins that lie a fraction of a horizon apart."""
-        earlier = len(at) - within
-        choose, base = slice(earlier - 1, earlier), slice(max(earlier - _CHOOSING, 0), earlier)
-        return cls(at, earlier - within, choose, base, 1)
-
-    @classmethod
-    def of_refreshes(cls, at: list[float], interval: float, until: float, origins: int) -> tuple[_Schedule, float]:
-        """Spread origins over the log; returns the horizon too, an interval, or the time between two origins."""
-        count = _MORE_ORIGINS * origins
-        seconds = max(interval, (until - at[0]) / count)
-        count = int((until - at[0]) / seconds + 1e-9)
-        at, held_out = [until - seconds * i for i in range(count, 0, -1)], max(count // _HELD_OUT, 1)
-        choose = slice(count - 2 * held_out, count - held_out)
-        return cls(at, choose.start, choose, choose, held_out), seconds
-
-
-def _fitted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[Forecast, Forecast]:
-    """Choose half-life, smoothing and regression for a horizon; also return the forecast that was compared.
-
-    Both are without pairs. The latter's regression knows nothing of the last origins.
+    `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
     """
     horizon, begin = empty.settings.horizon, float(log.times_N[0])
     last = float(log.times_N[-1]) - horizon
     once = float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum())
     settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
-    at, compared = schedule.at, schedule.at[-schedule.compared :]
-    origins = _origins(replace(empty, settings=settings), log, [*at[schedule.base], *compared])
-    settings, nats = _with_base(settings, origins, schedule.compared)
-    settings = settings.model_copy(update={"nats": nats, "served": "decayed"})
-    decayed = replace(empty, settings=settings)
+    origins = _origins(replace(empty, settings=settings), log, [*at[:-within][-_CHOOSING:], at[-1]])
+    settings, nats = _with_base(settings, origins)
+    decayed = replace(empty, settings=settings.model_copy(update={"nats": nats, "served": "decayed"}))
     if settings.kind == "forecast":
-        model, tried = _boosted(decayed, log, schedule, seed)
-        earlier = replace(decayed, model=tried).kinds()["forecast"]
-        nats["forecast"] = _nats(earlier, log, compared, horizon)
+        model, nats["forecast"] = _boosted(decayed, log, at, (len(at) - 2 * within, len(at) - within), seed)
         if nats["forecast"] > nats["decayed"]:
-            return replace(earlier, model=model), earlier
-    return decayed, decayed
-
-
-def _nats(fitted: Forecast, log: _Log, at: list[float], seconds: float) -> float:
-    """Measure a forecast without pairs at some origins, by the pairs of the time after each, in nats a pair."""
-    nats, pairs = list[float](), list[float]()
-    for origin in _origins(fitted, log, at, seconds):
-        nats.append(origin.nats(origin.forecast.log_shares(whole=True)))
-        pairs.append(origin.pairs)
-    return float(np.average(nats, weights=pairs))
+            return replace(decayed, model=model).kinds()["forecast"]
+    return decayed
 
 
 def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
@@ -301,10 +235,6 @@ def _origins_of(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[Float64
             f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
         )
-    if config.refresh is not None and span_seconds(config.refresh) >= horizon:
-        raise DataError(
-            f"prior.refresh: expected less than the horizon, {horizon / 86_400:.3g} days, received {config.refresh}"
-        )
     last = until - horizon
     # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
     most = config.origins - 1
@@ -345,9 +275,9 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
     return attributes, numbers, table
 
 
-def _origins(empty: Forecast, log: _Log, at: list[float], seconds: float | None = None) -> Iterator[_Origin]:
-    """Yield the origins of a log, by time, with the pairs of the horizon, or of some seconds, after each."""
-    forecast, before, horizon = empty, -np.inf, seconds or empty.settings.horizon
+def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
+    """Yield the origins of a log, by time."""
+    forecast, before, horizon = empty, -np.inf, empty.settings.horizon
     for origin in at:
         added = log.between(before, origin)
         forecast, labels = forecast.counted(*added[1:3], origin, *added[3:]), len(forecast.first)
@@ -417,20 +347,14 @@ def _by_time(fitted: Forecast, log: _Log, seconds: float) -> list[NatsAt]:
     ]  # fmt: skip
 
 
-def _with_base(
-    settings: ForecastSettings, origins: Iterator[_Origin], compared: int
-) -> tuple[ForecastSettings, dict[str, float]]:
-    """Choose half-life and smoothing on all origins except the last ones, which measure the nats."""
+def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
+    """Choose half-life and smoothing on all origins except the last, which measures the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
-    pairs_O, nats_OG = zip(
-        *((origin.pairs, [origin.nats(origin.forecast.log_base_by(*pair)) for pair in grid]) for origin in origins),
-        strict=True,
-    )
-    mean_G = np.average(nats_OG[:-compared], axis=0, weights=pairs_O[:-compared])
-    last_G = np.average(nats_OG[-compared:], axis=0, weights=pairs_O[-compared:])
+    *choosing_OG, last_G = [[origin.nats(origin.forecast.log_base_by(*pair)) for pair in grid] for origin in origins]
+    mean_G = np.mean(choosing_OG, axis=0)
     best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
     base, smoothing = grid[best]
-    found = {"count": float(last_G[count]), "decayed": float(last_G[best])}
+    found = {"count": last_G[count], "decayed": last_G[best]}
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
@@ -444,24 +368,33 @@ def _nats_of_votes(empty: Forecast, log: _Log, at: list[float]) -> float:
     return float(np.mean(nats_OG, axis=0).max())
 
 
-def _boosted(empty: Forecast, log: _Log, schedule: _Schedule, seed: int) -> tuple[bytes, bytes]:
-    """Fit the regression, and one on the origins before those that are compared."""
+def _boosted(empty: Forecast, log: _Log, at: list[float], until: tuple[int, int], seed: int) -> tuple[bytes, float]:
+    """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
+
+    Args:
+        until: two numbers of origins. The regression on the first number chooses the number of trees, at the last of
+            the earlier origins. The second number counts the earlier origins, whose horizons end before the last one's
+            begins.
+    """
     import xgboost
 
-    rng, settings, at = np.random.default_rng(seed), _BOOSTER | {"seed": seed}, schedule.at
-    parts = [_rows_of(origin, _ROWS // len(at), rng) for origin in _origins(empty, log, at)]
+    rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
+    for origin in _origins(empty, log, at):
+        parts.append(_rows_of(origin, _ROWS // len(at), rng))
 
     def matrix(some: list[_Rows]) -> xgboost.DMatrix:
         columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
+    first, earlier = until
     trees = 1 + xgboost.train(
-        settings, matrix(parts[: schedule.fit]), _TREES, verbose_eval=False,
-        evals=[(matrix(parts[schedule.choose]), "next")], early_stopping_rounds=_PATIENCE,
+        settings, matrix(parts[:first]), _TREES, verbose_eval=False,
+        evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
     ).best_iteration  # fmt: skip
-    models = [xgboost.train(settings, matrix(some), trees) for some in (parts[: schedule.choose.stop], parts)]
-    earlier, model = (bytes(each.save_raw("ubj")) for each in models)
-    return model, earlier
+    tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
+    last = replace(origin.forecast, model=bytes(tried.save_raw("ubj"))).kinds()["forecast"]
+    nats = origin.nats(last.log_shares(whole=True))
+    return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 
 
 class _Rows(NamedTuple):

@@ -275,8 +275,9 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         def measure(settings: list[Setting]) -> list[CurvePoint]:
             return trained.curve(held_out, past, settings, features=features, watch=found.see)
 
-        refreshed = trained.recipe.prior.refresh is not None and any(prior_grid(config))
-        best, curve = best_dial(measure, config, noise, refreshed=refreshed)
+        forecast = trained.forecast(dataset.train)
+        seasonal = forecast is not None and forecast.settings.calendar is not None and any(prior_grid(config))
+        best, curve = best_dial(measure, config, noise, seasonal=seasonal)
         of_curve = [Setting.of(point) for point in curve]
         found.keep(of_curve)
         beyond = settings_beyond(of_curve, apart=noise.apart)
@@ -287,7 +288,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             curve += [point for point in measured if Setting.of(point) == best]
         towers = best
         if (of_term := trained.recipe.cooccurrence) is not None:
-            choice = _choose_term(trained, dataset, held_out, past, with_prior(curve) if refreshed else curve)
+            choice = _choose_term(trained, dataset, held_out, past, with_prior(curve) if seasonal else curve)
             if choice is not None:
                 term, best = choice.cooccurrence, choice.best if choice.best.cooccurrence else towers
                 trained = replace(trained, cooccurrence=term)
@@ -296,7 +297,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
                 found.keep([Setting.of(point) for point in curve])
         if config.target_prior is None:
             alone = partial(trained.curve, held_out, past, features=features)
-            points = with_prior(curve) if refreshed else curve
+            points = with_prior(curve) if seasonal else curve
             best, before = best_with_bonus(alone, points, best, config, noise), best
             if best != before:
                 curve = alone(lines(config, noise, best, weights) + ([] if term is None else [towers]))

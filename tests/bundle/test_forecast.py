@@ -14,7 +14,6 @@ from longtail.bundle.forecast import (
     CalendarSettings,
     Forecast,
     ForecastSettings,
-    HorizonSettings,
     gaps_of,
     previous_pairs,
     visit_weights,
@@ -303,18 +302,3 @@ def test_a_calendar_moves_shares_to_the_hours_to_come(tmp_path: Path) -> None:
     more = read.with_labels(np.array([-1, -1]), [{"kind": "b"}, {"kind": "a"}], [28 * DAY] * 2)
     added = more.take(np.arange(LABELS, LABELS + 2)).log_shares()
     assert added[0] > added[1] + 3
-
-
-def test_the_first_refresh_takes_the_settings_of_refreshes(boosted: Forecast, tmp_path: Path) -> None:
-    shorter = HorizonSettings(base=0, smoothing=0.5, horizon=DAY, pairs=25.0, nats={"decayed": -3.0})
-    settings = boosted.settings.model_copy(update={"refresh": shorter, "served": "decayed"})
-    both = replace(boosted, settings=settings, next_model=boosted.model, model=None)
-    both.write(tmp_path / "forecast.arrow")
-    read = Forecast.read(tmp_path / "forecast.arrow")
-    fresh = read.refreshed(np.arange(10), np.arange(10), np.linspace(20.01, 20.1, 10) * DAY, 20.1 * DAY)
-
-    assert fresh.settings.refresh is None
-    assert (fresh.settings.base, fresh.settings.smoothing, fresh.settings.horizon) == (0, 0.5, DAY)
-    assert (fresh.model, fresh.next_model) == (boosted.model, None)
-    assert fresh.settings.served == "released"
-    np.testing.assert_allclose(fresh.log_popularity(), both.log_popularity(), atol=1e-9)

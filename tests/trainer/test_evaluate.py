@@ -286,7 +286,7 @@ def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> Non
     assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
 
-def test_a_prior_that_will_be_refreshed_is_not_left_out() -> None:
+def test_a_prior_with_a_calendar_is_not_left_out() -> None:
     def measure(settings: list[Setting]) -> list[CurvePoint]:
         """Best at λ = 0.7 and μ = 0; of μ > 0 at λ = 0 and μ = 0.5."""
         return [
@@ -296,7 +296,7 @@ def test_a_prior_that_will_be_refreshed_is_not_left_out() -> None:
 
     ahead, grid = Noise("π", constant=False, apart=True, ahead=True), config(popularity=[0.5, 1.0])
     assert best_dial(measure, grid, ahead)[0] == Setting(0.7)
-    best, curve = best_dial(measure, grid, ahead, refreshed=True)
+    best, curve = best_dial(measure, grid, ahead, seasonal=True)
     assert best == Setting(0.0, 0.5)
     assert {*map(Setting, GRID)} < {*map(Setting.of, curve)}
 

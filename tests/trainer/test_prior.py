@@ -199,7 +199,7 @@ REFUSED = {
     "no times": ({"kind": "forecast"}, {"timestamp": None}, "expected data.timestamp with 'forecast'"),
     "no such feature": ({"kind": "forecast", "features": ["brand"]}, {}, r"kinds id and number, received \['brand'\]"),
     "features of a count": ({"features": ["price"]}, {}, "features: expected none with kind = 'count'"),
-    "horizon of a count": ({"horizon": "7d"}, {}, "horizon, refresh and since: expected none with kind = 'count'"),
+    "horizon of a count": ({"horizon": "7d"}, {}, "horizon and since: expected none with kind = 'count'"),
 }
 
 
@@ -215,7 +215,6 @@ def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dic
 @pytest.mark.parametrize(
     ("prior", "message"),
     [({"kind": "decayed", "horizon": "50d"}, "expected at most ¼ of the log"),
-     ({"kind": "decayed", "horizon": "5d", "refresh": "5d"}, "expected less than the horizon, 5 days, received 5d"),
      ({"kind": "forecast", "since": "born"}, "expected a column 'born'"),
      ({"kind": "decayed", "since": "imported"}, "expected labels that are there on 2026-")],
 )  # fmt: skip

@@ -55,7 +55,7 @@ def pairs_of(law: str, begin: float, end: float, share: float = 1.0) -> tuple[In
     return np.array(labels, np.int32), START + times * DAY
 
 
-def data_of(law: str, refresh: str | None = None) -> tuple[Recipe, Dataset]:
+def data_of(law: str) -> tuple[Recipe, Dataset]:
     """A recipe, and a log without a gap."""
     recipe = Recipe.model_validate({
         "name": "refreshed", "data": {"train": "none.parquet", "query_id": "user", "label_id": "item",
@@ -63,7 +63,7 @@ def data_of(law: str, refresh: str | None = None) -> tuple[Recipe, Dataset]:
         "query": {"features": [{"name": "user", "kind": "id", "dim": 8}]},
         "label": {"features": [{"name": name, "kind": "id", "dim": 8} for name in ("item", "category")]},
         "model": {"dim": 8}, "loss": {"sampler": "in_batch", "weight": "unit"},
-        "prior": {"kind": "forecast", "horizon": f"{HORIZON}d", "features": ["category"], "refresh": refresh},
+        "prior": {"kind": "forecast", "horizon": f"{HORIZON}d", "features": ["category"]},
         "training": {"epochs": 1},
         "evaluation": {"ks": [10], "metric": "recall@10"},
     })  # fmt: skip
@@ -77,9 +77,9 @@ def data_of(law: str, refresh: str | None = None) -> tuple[Recipe, Dataset]:
 
 
 @cache
-def fitted(law: str, refresh: str | None = None) -> Forecast:
+def fitted(law: str) -> Forecast:
     """The forecast after the log."""
-    recipe, dataset = data_of(law, refresh)
+    recipe, dataset = data_of(law)
     return fit_forecast(recipe, dataset, dataset.train)
 
 
@@ -99,7 +99,8 @@ def refreshed(
 
 
 SILENCES = [(gap, hours, 1.0) for gap in (0, 1, 3, 7) for hours in (2, 24)]
-EVERY = [(None, 1), (None, 6), ("6h", 1), pytest.param("6h", 40, marks=pytest.mark.nightly)]
+EVERY = [(HORIZON, 1), (HORIZON, 6), (0.25, 1), pytest.param(0.25, 40, marks=pytest.mark.nightly)]
+"""Days that are forecast, and number of refreshes."""
 THIN = [(0, 240, share) for share in (1.0, 0.3, 0.1, 0.03, 0.01)]
 
 
@@ -115,13 +116,13 @@ def test_the_order_of_a_forecast_is_no_worse_than_recent_counts(law: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("every", "refreshes"), EVERY)
+@pytest.mark.parametrize(("days", "refreshes"), EVERY)
 @pytest.mark.parametrize("law", LAWS)
-def test_a_refresh_is_not_worse_than_none(law: str, every: str | None, refreshes: int) -> None:
-    table, released = dict[tuple[float, float, float], tuple[float, float]](), fitted(law, every)
-    days = HORIZON if every is None else 0.25
-    # One refresh by ten days is none of a forecast of six hours.
-    for gap, hours, share in SILENCES if every and refreshes == 1 else [*SILENCES, *THIN]:
+def test_a_refresh_is_not_worse_than_none(law: str, days: float, refreshes: int) -> None:
+    table, released = dict[tuple[float, float, float], tuple[float, float]](), fitted(law)
+    of_hours = days < HORIZON
+    # A service that forecasts six hours does not wait ten days.
+    for gap, hours, share in SILENCES if of_hours and refreshes == 1 else [*SILENCES, *THIN]:
         now = DAYS + gap + hours / 24
         labels, times = pairs_of(law, DAYS + gap, now, share)
         found = [
@@ -133,9 +134,9 @@ def test_a_refresh_is_not_worse_than_none(law: str, every: str | None, refreshes
 
     worse = {case: nats for case, nats in table.items() if nats[1] > 1.02 * nats[0] + 0.004}
     assert not worse
-    if law == "calendar" and every:  # the hours to come are known without any event
+    if law == "calendar" and of_hours:  # the hours to come are known without any event
         assert max(after / before for before, after in table.values()) < 0.5
-    if law in ("drift", "walk") and (every is None or refreshes > 1):  # a refresh by enough pairs is worth its while
+    if law in ("drift", "walk") and (not of_hours or refreshes > 1):  # a refresh by enough pairs is worth its while
         for case in [(7, 24, 1.0), (0, 240, 1.0), (0, 240, 0.3)]:
             before, after = table[case]
             assert after < 0.9 * before
@@ -150,13 +151,9 @@ def test_a_calendar_is_there_where_categories_have_hours_alone() -> None:
     assert calendar is not None
     assert set(calendar.windows) == {"day", "hour"}
     assert calendar.gain > 0.3
-    assert fitted("calendar").settings.refresh is None
     drafted = "\n".join(draft_prior(*data_of("calendar")))
     assert re.search(r"By the hour they are \+0\.[3-9]\d nats likelier by the day and hour of each category", drafted)
     assert tomllib.loads(drafted)["prior"] == {"kind": "forecast", "features": ["category"]}
-    shorter = fitted("calendar", "6h").settings.refresh
-    assert shorter is not None
-    assert 0.25 * DAY <= shorter.horizon < HORIZON * DAY
     by_time = fitted("calendar").settings.by_time
     assert [len(by_time), by_time[0].time, by_time[7].time] == [11, "Thursday", "00–06 h"]
     for parts in (by_time[:7], by_time[7:]):

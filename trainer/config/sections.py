@@ -121,9 +121,6 @@ class PriorConfig(Section):
     log."""
     horizon: Span | None = None
     """Time until the next model or refreshed prior, such as `7d`; by default the length of the held-out period."""
-    refresh: Span | None = None
-    """Interval of refreshes, such as `1h`. A second regression forecasts this time, or the time between its origins if
-    that is longer; the first refresh takes it in place of the regression of the horizon. By default there is none."""
     origins: int = Field(default=12, ge=6)
     """Number of times within the log at which the regression learns to forecast."""
     features: list[str] = Field(default_factory=list)
@@ -134,8 +131,8 @@ class PriorConfig(Section):
     def _problems(self) -> Iterator[str]:
         if self.kind != "forecast" and self.features:
             yield f"features: expected none with kind = {self.kind!r}, received {self.features}"
-        if self.kind == "count" and (self.horizon or self.since or self.refresh):
-            yield "horizon, refresh and since: expected none with kind = 'count'"
+        if self.kind == "count" and (self.horizon or self.since):
+            yield "horizon and since: expected none with kind = 'count'"
 
 
 class CooccurrenceConfig(Section):

@@ -381,7 +381,6 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
         lines.append(f"since = {_toml(recipe.prior.since)}  # by its name, since when a label is there")
     if kind == "forecast" and recipe.prior.features:
         lines.append(f"features = {_toml(recipe.prior.features)}")
-    lines.append('# refresh = "1h"  # for `longtail-serve run --refresh 1h`: a second forecast, of hours')
     return [*lines, ""]
 
 

@@ -193,7 +193,7 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 
 
 def best_dial(
-    measure: Measure, config: EvaluationConfig, noise: Noise, *, refreshed: bool = False
+    measure: Measure, config: EvaluationConfig, noise: Noise, *, seasonal: bool = False
 ) -> tuple[Setting, list[CurvePoint]]:
     """Choose the λ with the best metric at μ = 0, then the best μ at that λ; also return both measured lines.
 
@@ -201,17 +201,17 @@ def best_dial(
     if no point does, only the points nearest to it.
 
     Args:
-        refreshed: π is ahead, and will be refreshed, so that it is not left out, although an old one may add nothing.
+        seasonal: π has a calendar. Then μ is not 0, as over the whole of valid seasons even out.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
     bias_removal = 0.0 if noise.ahead else best_point(curve, config, floors).bias_removal
     if second := noise.second_line(prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    first = best_point(with_prior(curve) if refreshed else curve, config, floors)
+    first = best_point(with_prior(curve) if seasonal else curve, config, floors)
     if noise.ahead and not noise.constant and first.popularity:
         curve = curve + measure([Setting(at, first.popularity) for at in config.bias_removal if at])
-    best = Setting.of(best_point(with_prior(curve) if refreshed else curve, config, floors))
+    best = Setting.of(best_point(with_prior(curve) if seasonal else curve, config, floors))
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
