@@ -211,7 +211,6 @@ def train(
                 first=first,
                 visits=visits,
                 packs=recipe.training.accumulate == 1,
-                jitter=recipe.training.jitter,
             )
             for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))

@@ -158,13 +158,12 @@ def test_dropout_is_of_entries_and_of_training_alone() -> None:
     assert abs(losses[0.5] - losses[0.0]) > 0.01
 
 
-@pytest.mark.parametrize("jitter", [0, 1.9])
-def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was(jitter: float) -> None:
+def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was() -> None:
     recipe, dataset = job(history("sasrec")), data(lengths=(3, 5, 2, 6, 4, 4))
     encoding = Encoding.fit(recipe, dataset)
 
     def batches(epoch: int, first: int) -> list[dict[str, np.ndarray]]:
-        arguments = {"batch_size": 6, "seed": 3, "jitter": jitter}
+        arguments = {"batch_size": 6, "seed": 3}
         return [
             batch for _, batch in epoch_batches(dataset.train, encoding.query, epoch=epoch, first=first, **arguments)
         ]
@@ -177,28 +176,6 @@ def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was(j
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[name], other[name]) for name in one)
     assert not np.array_equal(order, np.concatenate([batch["_pair"] for batch in batches(1, 0)]))
-
-
-def test_jitter_swaps_close_pairs_of_a_query_in_training() -> None:
-    """Below 2, neighbours may change places; histories and positives move together."""
-    lengths = (6, 5, 1, 6)
-    recipe, dataset = job(history("sasrec")), data(lengths=lengths)
-    encoding, orders = Encoding.fit(recipe, dataset), []
-    first_N = np.repeat(np.cumsum((0, *lengths[:-1])), lengths)
-    for epoch in (0, 0, 1):
-        ((_, batch),) = epoch_batches(dataset.train, encoding.query, batch_size=18, seed=3, epoch=epoch, jitter=1.9)
-        pairs, place_B = batch["_pair"], batch["_history__place"]
-        np.testing.assert_array_equal(batch["_positive"], dataset.train.labels[pairs])
-        order_N = pairs[np.argsort(dataset.train.queries[pairs], kind="stable")]
-        assert np.abs(order_N - np.arange(18)).max() == 1
-        at_B = np.argsort(order_N)[pairs]
-        np.testing.assert_array_equal(place_B < 0, at_B == first_N[at_B])
-        some_B = place_B >= 0
-        entries, before = batch["history"].ravel()[place_B[some_B]], dataset.train.labels[order_N[at_B[some_B] - 1]]
-        assert len(set(zip(entries, before, strict=True))) == len(set(entries)) == len(set(before))
-        orders.append(order_N)
-    np.testing.assert_array_equal(orders[0], orders[1])
-    assert not np.array_equal(orders[0], orders[2])
 
 
 def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
@@ -275,9 +252,6 @@ def refused(match: str, **changes: Any) -> None:
 
 
 def test_what_a_sequence_cannot_be_is_refused() -> None:
-    unordered = {"data": {"timestamp": None}, "query": {"features": [tiny.USER]}, "training": {"jitter": 1.0}}
-    with pytest.raises(ValidationError, match=r"training\.jitter: expected data\.timestamp, or a data\.split by time"):
-        tiny.recipe(**unordered)
     refused(
         r"query feature 'history': expected data\.timestamp, or a data\.split by time",
         data={"timestamp": None},

@@ -143,8 +143,6 @@ class Recipe(Section):
 
     def _problems_of_data(self) -> Iterator[str]:
         data, loss = self.data, self.loss
-        if self.training.jitter and not data.ordered:
-            yield "training.jitter: expected data.timestamp, or a data.split by time per query, with it"
         if loss.impressions and not data.impressions:
             yield f"loss.impressions: {loss.impressions} needs the column of impressions; set data.impressions"
         lacking = [name for name in self.evaluation.groups if name not in self.context_columns]

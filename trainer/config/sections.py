@@ -225,10 +225,6 @@ class TrainingConfig(Section):
     with constant learning rates and 0 with a schedule. The weights of the best evaluation are kept."""
     evaluate_every: int = Field(default=1, ge=1)
     """Epochs between validations. Each reports the best of λ = 0, ½ and 1; the whole grid is measured at the end."""
-    jitter: float = Field(default=0.0, ge=0)
-    """Moves each training pair later among those of its query, by up to this many places, drawn again in every epoch.
-    At 1.6, neighbours often change places. Histories and what follows them then vary, which helps where the order of
-    close events is chance, as of reviews of one day. It acts in training only, and needs data in an order."""
     refit: bool = False
     """Trains again on train + valid, for the chosen number of epochs, once epochs and λ are chosen on valid."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -75,11 +74,6 @@ class QueryFeatures:
         made = copy(self)
         made._read(past)
         return made
-
-    def reordered(self, order_N: Int64) -> QueryFeatures:
-        """Return a copy whose histories have the pairs of a fixed past in another order, rows int64 [N]."""
-        pairs = self._past.pairs.take(order_N)
-        return self.with_history(replace(self._past, known=pairs, pairs=pairs))
 
     def chosen(self, feature: str) -> Int32:
         """Return the label rows of all entries of a history feature, int32 [n]."""
@@ -250,7 +244,6 @@ def epoch_batches(
     first: int = 0,
     visits: Callable[[np.random.Generator], Int64] | None = None,
     packs: bool = True,
-    jitter: float = 0.0,
 ) -> Iterator[tuple[int, Inputs]]:
     """Yield numbered, shuffled batches of one epoch, from step `first` on; a last incomplete batch is dropped.
 
@@ -263,14 +256,8 @@ def epoch_batches(
         seed: determines, together with `epoch`, the order and every draw.
         visits: rows of the training pairs in the order of an epoch, int64; by default all pairs.
         packs: packs sequences; must be false if a batch is cut into parts.
-        jitter: largest number of places by which a pair moves later among those of its query.
     """
     rng = np.random.default_rng([seed, epoch])
-    order_N = None
-    if jitter:  # streams of four numbers are those of methods, from 1
-        moved_N = np.arange(len(pairs)) + jitter * np.random.default_rng([seed, epoch, 0, 0]).random(len(pairs))
-        order_N = np.lexsort((moved_N, pairs.queries))
-        features = features.reordered(order_N)
     order = rng.permutation(len(pairs)) if visits is None else visits(rng)
     packed = packs and features.has_sequences
     if packed:
@@ -279,7 +266,6 @@ def epoch_batches(
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         # A generator per step, and per method: a resumed run gets the same batches without the steps before.
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
-        rows_B = rows_B if order_N is None else order_N[rows_B]
         batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
