@@ -96,6 +96,9 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
         "tags": ("bag", "tags", "|"), "device_2": ("id", "device", None),
     }  # fmt: skip
     assert (recipe.query.features[1].entries, recipe.model.similarity) == ("both", "dot")
+    assert (recipe.query.combine, recipe.label.combine) == ("concat", "sum")
+    numbers = [each for each in (*recipe.query.features, *recipe.label.features) if each.kind == "number"]
+    assert [(each.name, each.transform) for each in numbers] == [("age", "standard"), ("price", "quantile")]
     text = (tmp_path / "recipe.toml").read_text()
     for said in (
         "# Left out: image: addresses", "# Left out: in_stock: stock changes after training, so requests filter by it",

@@ -241,7 +241,7 @@ name = {_toml(name)}
 {_tower(of_queries, left_out, query)}
 
 [label]
-{_tower(of_labels, no_label, label)}
+{_tower(of_labels, no_label, label, ranges=True)}
 
 [model]
 dim = {_WIDTH}
@@ -422,19 +422,22 @@ def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[
     return features, left_out
 
 
-def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[str]) -> str:
-    """Draft a tower: its own lines, and lines of its table's features with their statistics."""
-    equal = all(KINDS[column.holds] not in ("number", "vector") for _, column in features)
+def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[str], *, ranges: bool = False) -> str:
+    """Draft a tower: its own lines, and lines of its table's features, numbers as they are or as ranges."""
+    equal = all(KINDS[column.holds] not in ("vector", *(() if ranges else ("number",))) for _, column in features)
     for name, column in features:
         keys: dict[str, Any] = {"name": name, "kind": KINDS[column.holds]}
         if name != column.name:
             keys["column"] = column.name
         keys |= {"separator": column.separator} if column.separator else {}
         keys |= {"dims": column.dims} if column.dims else {}
-        if keys["kind"] in ("id", "bag", "text", "date"):
-            wide = equal or column.holds in ("words", "joined", "bag") or column.distinct > 1000
-            keys["dim"] = _WIDTH if wide else 16
-        if column.holds == "category" and column.distinct > 1000:
+        # Embeddings are small at first, and a standardised number of a label would drown them.
+        ranged = ranges and keys["kind"] == "number"
+        keys |= {"transform": "quantile"} if ranged else {}
+        many = column.holds == "category" and column.distinct > 1000
+        if ranged or keys["kind"] not in ("number", "vector"):
+            keys["dim"] = _WIDTH if equal or many or column.holds in ("words", "joined", "bag") else 16
+        if many:
             keys["min_count"] = 2
         seen = f"{column.distinct:,} values" if column.distinct else column.holds
         lines.append(f"{_toml(keys)},  # {seen}{f', {column.nulls:,} missing' if column.nulls else ''}")
