@@ -221,7 +221,7 @@ def test_words_for_nothing_leave_a_price_a_number(tmp_path: Path, nothing: str) 
 
     draft = drafted(clicks(tmp_path), labels=labels)
 
-    assert '{ name = "price", kind = "number" }' in draft
+    assert '{ name = "price", kind = "number", transform = "quantile"' in draft
     assert '{ name = "released", kind = "date"' in draft
     table = load(tmp_path / "clicks.csv", labels=labels).label_table
     assert table is not None
