@@ -373,9 +373,10 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
         return [*lines, "# So popularity does not pass, and that of training is served.", ""]
     if calendar is not None:
         when = " and ".join(calendar.windows)
-        lines.append(
-            f"# By the hour they are {calendar.gain:+.2f} nats likelier by the {when} of each {calendar.feature}."
-        )
+        lines += [
+            f"# By the hour they are {calendar.gain:+.2f} nats likelier by the {when} of each {calendar.feature}.",
+            '# So serve with `longtail-serve run --refresh 1h`; never refreshed, kind = "count" may find more.',
+        ]
     lines += ["[prior]", f'kind = "{kind}"  # what `popularity` of a request multiplies']
     if recipe.prior.since:
         lines.append(f"since = {_toml(recipe.prior.since)}  # by its name, since when a label is there")
