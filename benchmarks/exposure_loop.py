@@ -5,7 +5,7 @@
 Every day half of the users see a list of 20 labels, without what they chose before, and choose at most one of them, by
 a law of taste and popularity. The next morning the model is fitted again to all choices: correspondence analysis,
 whose rank-16 approximation is p(y|x) / π(y) to first order. The first model knows choices from all labels. `open` has
-the same number of choices every day, but from all labels, whatever its lists show: its lists narrow without a loop.
+the same number of choices every day, but from all labels and not from its lists: they narrow without a loop.
 
 Legend: `U` users, `V` visitors, `L` labels, `K` places of a list, `D` latent coordinates.
 """

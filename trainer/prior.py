@@ -295,7 +295,7 @@ def _with_calendar(empty: Forecast, log: _Log, seconds: float) -> Forecast:
     """
     begin, until = float(log.times_N[0]), float(log.times_N[-1])
     at = [until - seconds * i for i in (3, 2, 1)]
-    windows = [some for some in _WINDOWS if max(_LEAST_SPANS[each] for each in some) <= at[0] - begin]
+    windows = [choice for choice in _WINDOWS if max(_LEAST_SPANS[window] for window in choice) <= at[0] - begin]
     best, mean = empty, _LEAST_GAIN
     for feature in empty.settings.attributes if windows else []:
         values = empty.about[feature].combine_chunks().dictionary.to_pylist()
@@ -354,8 +354,8 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     mean_G = np.mean(choosing_OG, axis=0)
     best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
     base, smoothing = grid[best]
-    found = {"count": last_G[count], "decayed": last_G[best]}
-    return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
+    nats = {"count": last_G[count], "decayed": last_G[best]}
+    return settings.model_copy(update={"base": base, "smoothing": smoothing}), nats
 
 
 def _nats_of_votes(empty: Forecast, log: _Log, at: list[float]) -> float:

@@ -123,7 +123,7 @@ def test_visits_that_choose_many_labels_count_less_where_votes_are_likelier_so(f
     dataset = read_dataset(of)
     known = dataset.before("test")
     rng, days = np.random.default_rng(2), np.arange(1, DAYS - 8)
-    # Every day a collector, a new query, takes half of the items in an hour, whatever the week's are.
+    # Every day a collector, a new query, takes half of the items in an hour, the same in every week.
     more = known.take(np.r_[np.arange(len(known)), np.zeros(len(days) * 60, int)])
     queries, labels, times = more.queries.copy(), more.labels.copy(), more.times.copy()
     queries[len(known) :] = known.queries.max() + 1 + np.repeat(days, 60)

@@ -187,8 +187,8 @@ def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
     whole = np.asarray(model.towers.query(inputs))
     np.testing.assert_allclose(model.embed_queries(inputs), whole, atol=2e-5)
     assert sum(n == 0 for n in lengths) > 10
-    nobody = {name: column[:0] for name, column in inputs.items()}
-    assert model.embed_queries(nobody).shape == (0, 4)
+    no_queries = {name: column[:0] for name, column in inputs.items()}
+    assert model.embed_queries(no_queries).shape == (0, 4)
 
 
 def walks(folder: Path) -> tuple[Path, np.ndarray]:
