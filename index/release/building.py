@@ -253,7 +253,9 @@ def refresh(
     if answers is not None and exposed is not None:
         shown = answers(exposed[1].until or 0.0, exposed[1].half_life)
     later = newest > (0.0 if whole else begin)
-    if not later and not len(shown):
+    # A calendar moves π* in silence too, if the time of the refresh is known.
+    seasonal = until is not None and forecast is not None and forecast.settings.calendar is not None
+    if not later and not len(shown) and not seasonal:
         raise NothingNewError(
             f"{before.name}: expected pairs {'or answers ' if exposed else ''}later than those it knows, up to "
             f"{datetime.fromtimestamp(begin, UTC):%Y-%m-%d %H:%M}, found none"
@@ -261,7 +263,7 @@ def refresh(
     bundle = bundle if changes is None else _with_added(bundle, changes, progress)
     until = newest if until is None else until
     same_rows = bundle is before.bundle and bundle.forecast is None and not len(shown)
-    if later:
+    if later or seasonal:
         pairs = known_pairs(rows, bundle, progress)
         if bundle.forecast is not None:
             expected = bundle.forecast.log_popularity()
@@ -299,9 +301,8 @@ def _with_answers(bundle: Bundle, shown: pa.Table, until: float) -> Priors:
     assert bundle.priors.exposed is not None
     at, state = bundle.priors.exposed
     rows = rows_of_ids(shown["label_id"].combine_chunks(), bundle.labels.ids)
-    places = shown["places"].filter(rows.is_valid()).to_numpy()
-    rows_n = np.asarray(rows.drop_null(), np.int64)
-    added_L = np.bincount(rows_n, places, len(bundle.embeddings)).astype(np.float64)
+    rows_n, places_n = np.asarray(rows.drop_null(), np.int64), shown["places"].filter(rows.is_valid()).to_numpy()
+    added_L = np.bincount(rows_n, places_n, len(bundle.embeddings)).astype(np.float64)
     return bundle.priors.with_exposure(*state.counted(bundle.priors.values_LP[:, at], added_L, until))
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from longtail.bundle import Bundle, Hide, LabelChanges, Patch, Upsert, Vocabulary
 from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
+from longtail.bundle.forecast import CalendarSettings, Forecast, ForecastSettings
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.index import PriorsError, Releases, build, refresh
+from longtail.index.errors import NothingNewError
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import start
@@ -176,6 +178,38 @@ def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path
     assert term is not None
     added = term.degrees_L - bundle.cooccurrence.degrees_L
     assert [added[rows[f"item-{row}"]] for row in range(1, 6)] == [4, 0.5, 0, 0, 0]
+
+
+def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
+    """Even labels sell at noon and odd ones at midnight; no event comes for twelve hours."""
+    day, noon = 86_400.0, BEGIN + 43_200
+    labels, days = np.tile(np.arange(LABELS), 28), np.repeat(np.arange(28), LABELS)
+    times = BEGIN - 28 * day + days * day + np.where(labels % 2 == 0, 43_200, 60)
+    calendar = CalendarSettings(feature="kind", values=["even", "odd"], windows=["hour"], shrinkage=1e-6)
+    settings = ForecastSettings(
+        kind="decayed", half_lives=[28 * day, 8 * day], base=0, smoothing=1e-9, horizon=7 * day, pairs=LABELS,
+        until=BEGIN - 28 * day, attributes=["kind"], calendar=calendar, query_id="query_id", label_id="label_id",
+        timestamp="time",
+    )  # fmt: skip
+    about = pa.table({"kind": pa.array(["even", "odd"] * (LABELS // 2)).dictionary_encode()})
+    empty = Forecast(settings, np.zeros((LABELS, 2)), np.full(LABELS, np.inf), about, seasons=np.zeros((3, 168)))
+    forecast = empty.counted(labels, times, BEGIN)
+    bundle = with_cooccurrence(make_bundle(labels=LABELS, users=USERS, popularity=True))
+    log_popularity = forecast.log_popularity().astype(np.float32)
+    replace(bundle, forecast=forecast, labels=replace(bundle.labels, log_popularity=log_popularity)).write(
+        tmp_path / "bundle"
+    )
+    build(tmp_path / "bundle", tmp_path / "releases", name="first")
+    there = Releases(tmp_path / "releases")
+    there.publish("first")
+    columns = {"query": pa.int64(), "label": pa.string(), "time": pa.float64(), "id": pa.string(), "event": pa.string()}
+    nothing = pa.table({name: pa.array([], type_) for name, type_ in (columns | {"weight": pa.float64()}).items()})
+
+    at_noon = refresh(there.root, lambda *_: nothing, until=noon, ahead=3600.0)
+    shares = np.exp(there.open(at_noon.name).bundle.labels.log_popularity)
+    assert shares[::2].sum() > 0.99 * shares.sum()
+    with pytest.raises(NothingNewError, match="found none"):
+        refresh(there.root, lambda *_: nothing, ahead=3600.0)
 
 
 def test_a_rollback_holds_until_somebody_publishes(
