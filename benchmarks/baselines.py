@@ -28,7 +28,7 @@ from longtail.trainer.evaluation.baselines import (
     BASELINES,
     Interactions,
     Settings,
-    columns_of,
+    categories_of,
     in_words,
     skipped,
     top_labels,
@@ -37,7 +37,7 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
-from longtail.trainer.prior import fit_forecast
+from longtail.trainer.prior import forecast_after
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,11 @@ class Trial:
         """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         seed, ordered = self.recipe.seed, self.dataset.ordered
-        prior_L = None
-        if self.recipe.prior.kind != "count":
-            prior_L = np.exp(fit_forecast(self.recipe, self.dataset, task.past.known).log_popularity(whole=True))
+        forecast = forecast_after(self.recipe, self.dataset, task.past.known)
+        prior_L = None if forecast is None else np.exp(forecast.log_popularity(whole=True))
         return Interactions(
             train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,
-            columns=columns_of(self.recipe, self.dataset), prior_L=prior_L,
+            columns=categories_of(self.recipe, self.dataset), prior_L=prior_L,
         )  # fmt: skip
 
     @cached_property

@@ -56,9 +56,9 @@ def main(
             pq.write_table(log.filter(rows), folder / f"{part}.parquet")
         split = 'data.split={strategy = "temporal", valid = 0.1, test = 0}'
         test = f'data.test="{folder.resolve() / "test.parquet"}"'
-        given = (test, split, 'prior.horizon="1d"')
-        train(folder, folder / "train.parquet", tables, given)
-        figures = evaluate_rolling(folder / "run", folder / "recipe.toml", 24 * (_DAYS - days), overrides=given)
+        overrides = (test, split, 'prior.horizon="1d"')
+        train(folder, folder / "train.parquet", tables, overrides)
+        figures = evaluate_rolling(folder / "run", folder / "recipe.toml", 24 * (_DAYS - days), overrides=overrides)
         for prior, said in (
             ("forecast", name),
             ("refreshed", f"{name}, prior by the hour"),

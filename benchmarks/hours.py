@@ -8,7 +8,6 @@ served.
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -45,17 +44,16 @@ def main(
         train(folder, folder / "events.parquet", tables)
         bundle = Bundle.load(folder / "run")
         figures = evaluate_rolling(bundle, folder / "recipe.toml", hours)
-        for prior, some in groupby(sorted(figures, key=lambda each: each.prior), lambda each: each.prior):
-            periods = list(some)
-            values = [_mean(metric, periods) for metric in _METRICS]
+        for prior in sorted({period.prior for period in figures}):
+            values = [_mean(metric, [period for period in figures if period.prior == prior]) for metric in _METRICS]
             print(f"| {folder.name} | {prior} | {' | '.join(f'{value:.4f}' for value in values)} |", flush=True)
 
 
 def _mean(metric: str, periods: list[RollingFigures]) -> float:
     """Average a metric over periods that have it, by their pairs."""
-    measured = [(each.metrics[metric].value, each.pairs) for each in periods if metric in each.metrics]
-    values, pairs = np.array(measured).T if measured else (np.zeros(1), np.ones(1))
-    return float(np.average(values, weights=pairs))
+    periods = [period for period in periods if metric in period.metrics]
+    values = [period.metrics[metric].value for period in periods]
+    return float(np.average(values, weights=[period.pairs for period in periods])) if periods else 0.0
 
 
 if __name__ == "__main__":

@@ -102,9 +102,9 @@ def print_recall_table(bundle: Bundle) -> None:
     """Compare exact, single approximate and banded indexes."""
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
-    head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
+    head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
     print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
-    print("|---|---|---:|---:|" + "---:|" * (len(calibration.places) + 2))
+    print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
 
     cells = round(4 * np.sqrt(len(rows)))
     singles: list[tuple[str, Kind, str, int]] = [
@@ -179,9 +179,9 @@ def print_release_times(bundle: Bundle) -> None:
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
         effort = release.manifest.effort
-        head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
+        head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
         print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
-        print("|---|---|---:|---:|" + "---:|" * (len(calibration.places) + 2))
+        print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
         setting = f"probes {effort.probes}, refine {effort.refine}"
         size = release.manifest.bytes_per_label or 0
         _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)

@@ -54,7 +54,11 @@ class DisplayError(InputError):
 
 
 class ConditionError(BundleError, ValueError):
-    """A filter names an unknown column, operator or value; `field` is the dotted path, such as `filter.price.lt`."""
+    """Report a filter that does not fit the display columns.
+
+    Args:
+        field: key of the filter in the request, such as `filter.price.lt`.
+    """
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(f"{field}: {message}")

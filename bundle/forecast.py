@@ -94,8 +94,6 @@ class ForecastSettings(LogColumns):
     """Length of the forecast period in seconds."""
     pairs: float = Field(gt=0)
     """Number of pairs in a horizon of the log, repeats by a query discounted, with which the forecast was fitted."""
-    nats: dict[str, float] = Field(default_factory=dict)
-    """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
     until: float
     """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)
@@ -118,6 +116,8 @@ class ForecastSettings(LogColumns):
     """Label feature that reads this column, if there is one."""
     served: Literal["decayed", "forecast", "released"] = "decayed"
     """Kind that is served: the likeliest on held-out pairs; `released` is π* before the first refresh."""
+    nats: dict[str, float] = Field(default_factory=dict)
+    """Mean log-probability of held-out pairs by kind of prior: of a last period, or of pairs since the release."""
     compared: int = Field(default=0, ge=0)
     """Number of pairs since the release in `nats`; the latest count most."""
 

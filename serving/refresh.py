@@ -122,15 +122,16 @@ def refresh(settings: Settings) -> str:
         query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
         with events_of(folder) as connection:
             end = round(until + 1e-6, 6)  # `until` itself counts
-            given = {"since": begin, "after": after, "until": end, "weighs": columns.weight is not None}
-            return connection.sql(query, params=given).to_arrow_table()
+            parameters = {"since": begin, "after": after, "until": end, "weighs": columns.weight is not None}
+            return connection.sql(query, params=parameters).to_arrow_table()
 
     def answered(after: float, half_life: float) -> pa.Table:
         if not settings.answer_share:
             logger.warning("LONGTAIL_ANSWER_SHARE is 0: the prior exposed knows the answers of experiments alone")
-        given = {"after": after, "until": until, "half_life": half_life, "share": settings.answer_share or 1.0}
+        share = settings.answer_share or 1.0
+        parameters = {"after": after, "until": until, "half_life": half_life, "share": share}
         with events_of(folder) as connection:
-            return connection.sql(_ANSWERED, params=given).to_arrow_table()
+            return connection.sql(_ANSWERED, params=parameters).to_arrow_table()
 
     building.refresh(
         settings.releases, chosen, answers=answered, changes=changes, source=current, name=name, until=until,

@@ -37,7 +37,7 @@ from longtail.trainer.devices import (
     wait_for_all,
 )
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.evaluation.baselines import Interactions, columns_of
+from longtail.trainer.evaluation.baselines import Interactions, categories_of
 from longtail.trainer.evaluation.comparison import Comparison, baselines_for, compare
 from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
@@ -208,12 +208,12 @@ def finish(
     if (forecast := trained.forecast(known)) is not None:
         fitted, days = forecast.settings, forecast.settings.horizon / 86_400
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
-        theory = f"theory: {Setting(0.0, trained.slope)}"
-        calendar = (
-            "" if fitted.calendar is None else f"; calendar of {fitted.calendar.feature} {fitted.calendar.gain:+.3f}"
-        )
-        nats += "; a visit's j-th label weighs 1/√j" if fitted.visits else ""
-        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}{calendar}; {theory}"
+        parts = [f"{fitted.kind} of {days:.3g} days", f"nats a pair, last period: {nats}"]
+        if (calendar := fitted.calendar) is not None:
+            parts.append(f"calendar of {calendar.feature} {calendar.gain:+.3f}")
+        if fitted.visits:
+            parts.append("a visit's j-th label weighs 1/√j")
+        facts["Prior"] = "; ".join([*parts, f"theory: {Setting(0.0, trained.slope)}"])
         reporter.say(f"Prior: {facts['Prior']}")
     if dial.cooccurrence is not None:
         facts["Co-occurrence"] = in_words(dial.cooccurrence)
@@ -320,7 +320,7 @@ def measure_default(
     if not len(getattr(dataset, split)):
         return None
     held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), config.history)
-    columns = columns_of(trained.recipe, dataset)
+    columns = categories_of(trained.recipe, dataset)
 
     def learnt_from(train: Pairs, past: Past) -> Interactions:
         forecast = trained.forecast(past.known)

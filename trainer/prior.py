@@ -30,7 +30,7 @@ from longtail.bundle.forecast import (
 )
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.columns import FeatureTable, numbers_in, seconds_in, strings_of
+from longtail.trainer.data.columns import numbers_in, seconds_in, strings_of
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -127,6 +127,17 @@ class _Log(NamedTuple):
         first_N = self.times_N - self.gaps_N <= after
         _, query_n, pairs_n = np.unique(self.queries_N[first_N], return_inverse=True, return_counts=True)
         return np.bincount(self.labels_N[first_N], 1 / pairs_n[query_n], labels).astype(np.float64)
+
+
+def forecast_after(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast | None:
+    """Fit π* of the horizon after the known pairs, once for a data set; None for kind `count`."""
+    if recipe.prior.kind == "count":
+        return None
+    features = [feature.model_dump_json() for feature in recipe.label.features if feature.name in recipe.prior.features]
+    key = f"{len(known)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
+    if key not in dataset.forecasts:
+        dataset.forecasts[key] = fit_forecast(recipe, dataset, known)
+    return dataset.forecasts[key]
 
 
 def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
@@ -256,7 +267,7 @@ def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
 def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.Table]:
     """Return the names of id features and of numbers in the recipe, and their columns with `since`."""
     features = {feature.name: feature for feature in recipe.label.features}
-    source = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, None, np.empty(0, np.int64))
+    source = dataset.label_features(recipe.data.label_id)
     attributes: list[str] = []
     numbers: list[str] = []
     columns: dict[str, pa.Array] = {}

@@ -60,7 +60,7 @@ from longtail.trainer.losses.implied_noise import (
 )
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.prior import fit_forecast
+from longtail.trainer.prior import forecast_after
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,12 @@ class Trained:
 
     def forecast(self, known: Pairs) -> Forecast | None:
         """Fit π* of the horizon after the known pairs, once, and add the model's offset; None for kind `count`."""
-        if self.recipe.prior.kind == "count":
-            return None
-        recipe, fitted = self.recipe, self.dataset.forecasts
-        features = [each.model_dump_json() for each in recipe.label.features if each.name in recipe.prior.features]
-        key = f"{len(known)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
-        if key not in fitted:
-            fitted[key] = fit_forecast(recipe, self.dataset, known)
-        if self._log_offset is None:
-            return fitted[key]
+        forecast = forecast_after(self.recipe, self.dataset, known)
+        if forecast is None or self._log_offset is None:
+            return forecast
         rarest = float(self._log_offset[self._log_pi.argmin()])
-        settings = fitted[key].settings.model_copy(update={"offset": rarest})
-        return replace(fitted[key], settings=settings, offset=self._log_offset)
+        settings = forecast.settings.model_copy(update={"offset": rarest})
+        return replace(forecast, settings=settings, offset=self._log_offset)
 
     @cached_property
     def _log_offset(self) -> Float64 | None:

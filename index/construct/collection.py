@@ -25,7 +25,7 @@ from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.filterable import filter_kind
-from longtail.index.construct.recall import Calibration, Progress, derived_places, usual_places
+from longtail.index.construct.recall import Calibration, Progress, all_dial_points
 from longtail.index.construct.settings import TARGET
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.training import by_reach
@@ -245,7 +245,7 @@ def tune_collection(
     if labels < least:
         raise SpecError(f"{kind}: expected at least {least:,} labels, received {labels:,}; use --spec flat")
     progress(f"exact answers for the recall of {kind} over {labels:,} labels")
-    calibration = Calibration(bundle, None, places=[*usual_places(bundle), *derived_places(bundle)])
+    calibration = Calibration(bundle, None, dial_points=all_dial_points(bundle))
     dim = ExactRows(bundle).dim
     record = _record(bundle, kind, filterable, server)
     try:
@@ -273,8 +273,7 @@ def tune_collection(
 
 def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
     """Measure a collection's present recall with some calibration queries; raises RecallFloorError."""
-    places = [*usual_places(bundle), *derived_places(bundle)]
-    calibration = Calibration(bundle, None, _QUERIES_AGAIN, places)
+    calibration = Calibration(bundle, None, _QUERIES_AGAIN, all_dial_points(bundle))
     recall, _ = calibration.measure(searcher)
     check_floor(min(recall, key=lambda at: at.recall), spec, calibration, 1, _REMEDY)
 

@@ -28,15 +28,15 @@ _FEW = 10
 ROWS_AT_ONCE = 1 << 20
 """Rows of labels in memory at a time, where not all fit: 270 MB with 65 coordinates."""
 _ENOUGH = 20
-"""Fewest labels among a place's exact answers for which their recall is measured."""
+"""Fewest labels among a dial point's exact answers for which their recall is measured."""
 _ALL_CORNERS_UP_TO = 3
 """Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
 together."""
 _PARTS = (1.0, 1 / 3, 1 / 10, 1 / 30, 1 / 100, 1 / 300)
 """Parts of the limits of slopes, `exposed` (two each) and decay where recall is measured: 1 to 300 times the shortest
 half-life."""
-Place = tuple[float, float, tuple[float, ...]]
-"""A place on the dials: λ, μ and the weight of every prior."""
+DialPoint = tuple[float, float, tuple[float, ...]]
+"""Values of λ, μ and the weight of every prior."""
 TOLERANCE = 1e-5
 """Bound on the difference of two float32 sums of the same products, relative to the scores' size."""
 
@@ -45,7 +45,7 @@ class Calibration:
     """Queries and exact answers with which a build measures every setting.
 
     λ takes the values 0, ½ and 1, the bundle's default, and both ends of the range that requests may use, all at μ = 0.
-    Where one coordinate holds λ + μ, requests keep the sum in that range, so no other place is needed. Where log π has
+    Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed. Where log π has
     its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both ends of λ.
     With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then always
     among the places, with both ends of μ.
@@ -56,16 +56,17 @@ class Calibration:
     Args:
         rows_LE: float32 [L, E], augmented rows of the bundle; None: read from the bundle in parts, for catalogues
             beyond memory.
-        places: settings of the dials to measure; None: those of `usual_places`.
+        dial_points: settings of λ, μ and priors at which recall is measured; None: `usual_dial_points`.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], at the largest depth.
     """
 
     def __init__(
-        self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES, places: Sequence[Place] | None = None
-    ) -> None:
-        self.places = usual_places(bundle) if places is None else places
+        self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES,
+        dial_points: Sequence[DialPoint] | None = None,
+    ) -> None:  # fmt: skip
+        self.dial_points = usual_dial_points(bundle) if dial_points is None else dial_points
         available = bundle.calibration_queries
         picked = np.unique(np.linspace(0, len(available) - 1, min(queries, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
@@ -74,14 +75,15 @@ class Calibration:
         self.depths = sorted({min(_FEW, self.k), self.k})
         self._exact = ExactRows(bundle)
         self._names = bundle.priors.names
-        self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
+        augmented = bundle.augmentation.queries
+        self.queries_QE = np.concatenate([augmented(queries_CD, *point) for point in self.dial_points])
         scores_QK, self.best_QK = _exact_best(bundle, rows_LE, self.queries_QE, self.k)
         # An answer counts by its exact score, not by its row: labels that tie with the k-th best are right as well.
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
     def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
-        """Measure recall@k at every place on the dials, and queries per second; k defaults to the largest depth.
+        """Measure recall@k at every dial point, and queries per second; k defaults to the largest depth.
 
         A found label counts if its exact score reaches the exact k-th best, so ties count. Labels that a search adds
         exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
@@ -92,8 +94,8 @@ class Calibration:
         return self.recall(hits_QK), rate
 
     def recall(self, hits_QK: Bools) -> list[RecallAt]:
-        """Compute recall at every place from the hits, bool [Q, k], of `found`."""
-        recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
+        """Compute recall at every dial point from the hits, bool [Q, k], of `found`."""
+        recalls = hits_QK.reshape(len(self.dial_points), -1).mean(axis=1)
         return [
             RecallAt(
                 bias_removal=bias_removal,
@@ -101,7 +103,7 @@ class Calibration:
                 priors=dict(zip(self._names, weights, strict=True)),
                 recall=float(recall),
             )
-            for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
+            for (bias_removal, popularity, weights), recall in zip(self.dial_points, recalls, strict=True)
         ]
 
     def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
@@ -111,10 +113,10 @@ class Calibration:
         return rows_QK, hits_QK
 
     def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
-        """Compute recall of some labels, bool [L], at every place; 1 where exact answers hold too few."""
+        """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
-        shape = len(self.places), -1
+        shape = len(self.dial_points), -1
         expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
         return np.where(expected < _ENOUGH, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
 
@@ -133,8 +135,8 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
     return scores_QK, rows_QK
 
 
-def usual_places(bundle: Bundle) -> list[Place]:
-    """List the places: pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
+def usual_dial_points(bundle: Bundle) -> list[DialPoint]:
+    """List pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     table = range(len(priors.of_table))
     corners = {_at(defaults, table, ends) for ends in _corners(priors.of_table)}
@@ -148,8 +150,13 @@ def usual_places(bundle: Bundle) -> list[Place]:
     ]
 
 
-def derived_places(bundle: Bundle) -> list[Place]:
-    """List places of bonuses, slopes and decay at the default λ and μ.
+def all_dial_points(bundle: Bundle) -> list[DialPoint]:
+    """List the usual dial points, then those of derived priors."""
+    return [*usual_dial_points(bundle), *derived_dial_points(bundle)]
+
+
+def derived_dial_points(bundle: Bundle) -> list[DialPoint]:
+    """List weights of bonuses, slopes, decay and `exposed` at the default λ and μ.
 
     Each bonus alone stands at its largest weight, all at their largest and all at their least; a bonus that no label
     gets is left out. Slopes, `exposed` and decay go through parts of their limits, where recall is lower than at the
@@ -164,13 +171,13 @@ def derived_places(bundle: Bundle) -> list[Place]:
         parts = {"number": _PARTS[:2], "answers": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
         weights |= {_at(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts}
     noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
-    return [(noise, bundle.manifest.popularity.default, each) for each in sorted(weights - {defaults})]
+    return [(noise, bundle.manifest.popularity.default, weights_P) for weights_P in sorted(weights - {defaults})]
 
 
-def _at(defaults: tuple[float, ...], places: Sequence[int], weights: Sequence[float]) -> tuple[float, ...]:
+def _at(defaults: tuple[float, ...], numbers: Sequence[int], weights: Sequence[float]) -> tuple[float, ...]:
     """Replace the weights of some priors."""
-    given = dict(zip(places, weights, strict=True))
-    return tuple(given.get(place, default) for place, default in enumerate(defaults))
+    weight_of = dict(zip(numbers, weights, strict=True))
+    return tuple(weight_of.get(number, default) for number, default in enumerate(defaults))
 
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
@@ -179,7 +186,7 @@ def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
     if len(ends) <= _ALL_CORNERS_UP_TO and not apart:
         return product(*ends)
     defaults = [prior.default for prior in settings]
-    alone = [(*defaults[:place], end, *defaults[place + 1 :]) for place, both in enumerate(ends) for end in both]
+    alone = [(*defaults[:number], end, *defaults[number + 1 :]) for number, both in enumerate(ends) for end in both]
     return alone if apart else [*alone, *zip(*ends, strict=True)]
 
 
@@ -187,11 +194,11 @@ def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
     """List the pairs of λ and μ to measure; pairs with μ = 0 come first."""
     dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
     inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
-    places = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
+    pairs = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
     ends = (prior.minimum, prior.maximum)
     if bundle.proposal is not None:
-        places |= {(0.0, value) for value in (0.0, prior.default, *ends)}
+        pairs |= {(0.0, value) for value in (0.0, prior.default, *ends)}
     elif bundle.augmentation.kappa_popularity is not None:
-        places |= {(dial.default, prior.default)}
-        places |= {(value, end) for value in (dial.minimum, dial.default, dial.maximum) for end in ends}
-    return sorted(places, key=lambda place: (place[1] != 0, place))
+        pairs |= {(dial.default, prior.default)}
+        pairs |= {(value, end) for value in (dial.minimum, dial.default, dial.maximum) for end in ends}
+    return sorted(pairs, key=lambda pair: (pair[1] != 0, pair))

@@ -12,7 +12,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration, derived_places
+from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration, derived_dial_points
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
@@ -29,17 +29,17 @@ def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) 
     """Sort label rows, int64 [L], by reach: labels that many queries may get come first.
 
     These are the most frequent labels; with priors, a label's rank is its best one among the order by frequency and the
-    orders by the score that each place on the dials adds. `rows_LE` are augmented rows, float32 [L, E]; None: read from
+    orders by the score that each dial point adds. `rows_LE` are augmented rows, float32 [L, E]; None: read from
     the bundle in parts.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     ranks = [by_popularity_L]
     # A bonus lifts a whole bucket alike, so it brings no label of the bucket nearer to the head.
-    numbers = [place for place, prior in enumerate(bundle.priors.settings) if not prior.indicates]
-    for place in dict.fromkeys([*calibration.places, *derived_places(bundle)]):
-        if not any(place[2][number] for number in numbers):
+    numbers = [number for number, prior in enumerate(bundle.priors.settings) if not prior.indicates]
+    for point in dict.fromkeys([*calibration.dial_points, *derived_dial_points(bundle)]):
+        if not any(point[2][number] for number in numbers):
             continue
-        added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
+        added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *point)[0]
         # A query with a zero vector scores only what the dials add, which is the same for every real query.
         lift_L = _products(bundle, rows_LE, added_E)
         if np.ptp(lift_L) > 0:

@@ -22,7 +22,7 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.index.construct.filtered import tune_filtered
-from longtail.index.construct.recall import Calibration, Progress, derived_places
+from longtail.index.construct.recall import Calibration, Progress, derived_dial_points
 from longtail.index.construct.settings import (
     TARGET,
     efforts_at,
@@ -78,7 +78,7 @@ class TunedIndex:
 
     @property
     def recall(self) -> list[RecallAt]:
-        """Return the served recall at every place on the dials, at the largest depth."""
+        """Return the served recall at every dial point, at the largest depth."""
         served = [at for at in self.efforts if at.k == self.recall_k]
         return [RecallAt(**at.model_dump(exclude={"k", "effort"})) for at in served] or self.chosen.recall
 
@@ -157,12 +157,12 @@ def tune_index(
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
     efforts = efforts_at(bundle, taken.index, taken.chosen, trials, calibration, progress, target)
-    if taken.index.has_lists and (places := derived_places(bundle)):
+    if taken.index.has_lists and (dial_points := derived_dial_points(bundle)):
         # Derived priors are measured apart, up to all lists, so that a request without them needs no harder effort.
         every_list = Effort(probes=taken.index.index.nlist)
         hardest = reduce(Effort.harder, efforts_of(taken.index), every_list)
         of_derived, at_all = (
-            Calibration(bundle, rows_LE, places=places),
+            Calibration(bundle, rows_LE, dial_points=dial_points),
             taken.chosen.model_copy(update={"effort": hardest}),
         )
         goal = (1 + spec.recall_floor) / 2
@@ -223,7 +223,7 @@ def choose_head(
     rank_L = np.empty(len(order_L), np.int64)
     rank_L[order_L] = np.arange(len(order_L))
     exact_QK = rank_L[calibration.best_QK]
-    least_rows = np.full((len(sizes), len(calibration.places)), np.inf)
+    least_rows = np.full((len(sizes), len(calibration.dial_points)), np.inf)
     searcher = Searcher(bundle, index, Effort())
     for effort in efforts_of(index):
         found_QK, hits_QK = calibration.found(searcher.at(effort), calibration.k)
@@ -232,7 +232,7 @@ def choose_head(
             # The head scores its labels exactly, so its share of the exact answers counts without a search.
             in_head_Q = np.count_nonzero(exact_QK < size, axis=1)
             hits_Q = in_head_Q + np.count_nonzero(hits_QK & (found_QK >= size), axis=1)
-            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(len(calibration.places), -1).mean(axis=1).round(6)
+            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(len(least_rows[0]), -1).mean(axis=1).round(6)
             rows = rows_scored(index, effort, size)
             least_rows[place, recalls >= target] = np.minimum(least_rows[place, recalls >= target], rows)
         if np.isfinite(least_rows).all():

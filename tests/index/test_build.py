@@ -100,7 +100,8 @@ def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
 
 
 def places(bundle: Bundle) -> list[tuple[float, float]]:
-    return [(bias_removal, popularity) for bias_removal, popularity, _ in Calibration(bundle, bundle.rows()).places]
+    points = Calibration(bundle, bundle.rows()).dial_points
+    return [(bias_removal, popularity) for bias_removal, popularity, _ in points]
 
 
 def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_for_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import Filter, IndexSpec, Releases, build
 from longtail.index.construct import spec as specs
-from longtail.index.construct.recall import Calibration, derived_places, usual_places
+from longtail.index.construct.recall import Calibration, all_dial_points
 from longtail.index.construct.training import train_index
 from longtail.index.search.gpu import GpuIndex
 from tests.bundles import make_bundle
@@ -70,8 +70,7 @@ def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_
     assert "x4fs,RFlat)" in release.manifest.factory
     assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
     built = release.bundle
-    places = [*usual_places(built), *derived_places(built)]
-    found, _ = Calibration(built, built.rows(), places=places).measure(release.searcher)
+    found, _ = Calibration(built, built.rows(), dial_points=all_dial_points(built)).measure(release.searcher)
     assert [at.recall for at in found] == [at.recall for at in release.manifest.recall]
     assert min(at.recall for at in found) >= 0.95
     query_D = bundle.calibration_queries[0]

@@ -131,7 +131,7 @@ def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch
 
     def poor_with_so_few(_: Calibration, labels_L: Bools, *__: Any) -> list[float]:
         assert np.array_equal(labels_L, in_head_L)
-        return [0.5 if sought[-1] <= least else 1.0] * len(calibration.places)
+        return [0.5 if sought[-1] <= least else 1.0] * len(calibration.dial_points)
 
     monkeypatch.setattr(Calibration, "found", watched)
     monkeypatch.setattr(Calibration, "recall_of", poor_with_so_few)
@@ -164,7 +164,7 @@ def test_the_size_is_taken_whose_queries_score_the_fewest_rows(
 ) -> None:
     """As if every size had been measured with an index of its own."""
     sizes, calibration = [60, 200, 600, 800, 1_700], Calibration(bundle, bundle.rows())
-    cost = np.full((len(sizes), len(calibration.places)), np.inf)
+    cost = np.full((len(sizes), len(calibration.dial_points)), np.inf)
     for place, size in enumerate(sizes):
         headed = replace(index, head=head_of(bundle.rows(), order[:size]))
         for probes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128):

@@ -335,8 +335,8 @@ class EvaluationConfig(Section):
     share of a label's category by popularity within the category; valid chooses the column of kind `id`, the smoothing,
     and recent popularity or the recipe's prior. Without such a column the default leaves it out. If pairs are in time
     order, `item-kNN`, `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age
-    0 being the newest; valid chooses both. Without an order or without valid, all pairs of a history count alike. The
-    report names baselines that are skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
+    0 being the newest; valid chooses both. Without an order or without valid, all pairs of a history count alike.
+    Baselines that would take minutes are skipped, such as `EASE` beyond 20,000 labels; the report lists them."""
     tune_baselines: bool = False
     """Tunes more of the baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
     regularisation of `EASE`, powers of `Turbo-CF`, confidence and regularisation of `iALS`. Readings of histories are

@@ -29,7 +29,7 @@ from longtail.tables.times import UNITS, Clock
 from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown
-from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.columns import Bags, FeatureTable
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts, example_of
 from longtail.trainer.data.interactions import Log, check_log, read_log
@@ -133,6 +133,10 @@ class Dataset:
             return held_out, Past.of(known, queries=queries, requests=self.request_queries)
         numbered = replace(held_out, requests=np.arange(len(held_out), dtype=np.int32))
         return numbered, Past.growing(known, held_out, queries=queries)
+
+    def label_features(self, label_id: str) -> FeatureTable:
+        """Return the labels' feature table, with the name of their id, to read whole columns."""
+        return FeatureTable(self.label_ids, self.label_table, label_id, None, np.empty(0, np.int64))
 
     def training_queries(self) -> int:
         """Count the queries with training pairs."""

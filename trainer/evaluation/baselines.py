@@ -20,7 +20,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from scipy.linalg import lapack  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix, diags, issparse, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
@@ -28,6 +27,7 @@ from threadpoolctl import threadpool_limits
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.extras import pip_install
 from longtail.trainer.config import Recipe
+from longtail.trainer.data.columns import strings_of
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
@@ -62,7 +62,7 @@ class Interactions:
     Attributes:
         past: histories that describe the rows of a task.
         ordered: whether the pairs of a query are in time order (`Dataset.ordered`).
-        columns: columns of categories of the labels, by feature: numbers of values from 0, int64 [L].
+        columns: `categories_of` the labels.
         prior_L: π* of the recipe's prior, float64; None with kind `count`.
     """
 
@@ -202,14 +202,14 @@ def _attribute_grid(data: Interactions) -> tuple[Settings, ...]:
     )  # fmt: skip
 
 
-def columns_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
+def categories_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
     """Number the values of the labels' columns of kind `id`, a missing value as one more; int64 [L] by feature."""
-    columns, table = dict[str, Int64](), dataset.label_table
-    for feature in recipe.label.features:
-        if feature.kind == "id" and feature.name != recipe.data.label_id and table is not None:
-            encoded = pc.dictionary_encode(table[feature.source].combine_chunks(), null_encoding="encode")
-            columns[feature.name] = encoded.indices.to_numpy().astype(np.int64)
-    return columns
+    source = dataset.label_features(recipe.data.label_id)
+    return {
+        feature.name: strings_of(feature, source).dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+        for feature in recipe.label.features
+        if feature.kind == "id" and feature.name != recipe.data.label_id
+    }
 
 
 def item_knn(data: Interactions, settings: Settings) -> FromHistory:

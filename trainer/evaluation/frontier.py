@@ -39,8 +39,10 @@ Frontier = Mapping[str, Sequence[FrontierPoint]]
 def bonus_settings(default: Setting) -> list[Setting]:
     """Return settings with a rising β of the tail at the served λ, μ and ω; the last puts the tail first."""
     of_tail, shared = sorted({0.0, *BONUSES, default.tail}), default.new == default.tail != 0
-    line = [default.with_bonus(default.torso if tail else 0.0, tail, new=shared) for tail in of_tail]
-    line = line if shared else [setting._replace(new=default.new) for setting in line]
+    line = [
+        default._replace(torso=default.torso if tail else 0.0, tail=tail, new=tail if shared else default.new)
+        for tail in of_tail
+    ]
     return [*line, line[0]._replace(tail=_FIRST)]
 
 
