@@ -211,6 +211,7 @@ def train(
                 first=first,
                 visits=visits,
                 packs=recipe.training.accumulate == 1,
+                periods=recipe.training.periods,
             )
             for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))

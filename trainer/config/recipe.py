@@ -190,6 +190,9 @@ class Recipe(Section):
         if parts > 1 and loss.resolved_hits == "mask_known":
             yield f"training.accumulate: expected 1 with loss.hits 'mask_known' (over whole batches), received {parts}"
         sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
+        if self.training.periods > 1 and (sequences or self.data.timestamp is None):
+            lack = f"the sequence {sequences[0]!r}: a batch holds all pairs of a query" if sequences else "no times"
+            yield f"training.periods: expected 1 with {lack}, received {self.training.periods}"
         if sequences and loss.sampler.of_the_batch and parts == 1 and loss.resolved_hits == "mask":
             yield (
                 f"loss.hits: expected 'mask_known' or 'keep' with sampler {loss.sampler.name!r} and the sequence "

@@ -217,6 +217,9 @@ class TrainingConfig(Section):
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
+    periods: int = Field(default=1, ge=1)
+    """Cuts the time of the training pairs into periods of equal numbers of pairs; a batch holds pairs of one period.
+    In-batch negatives then have the popularity of that time, and the towers do not learn what passes. 1: no periods."""
     accumulate: int = Field(default=1, ge=1)
     """Number of equal parts of a batch for gradient accumulation. A step processes the parts one after another and
     updates once, by the mean gradient, which saves memory. In-batch negatives come from the same part only."""

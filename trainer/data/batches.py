@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import Inputs
-from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, pack
@@ -244,6 +244,7 @@ def epoch_batches(
     first: int = 0,
     visits: Callable[[np.random.Generator], Int64] | None = None,
     packs: bool = True,
+    periods: int = 1,
 ) -> Iterator[tuple[int, Inputs]]:
     """Yield numbered, shuffled batches of one epoch, from step `first` on; a last incomplete batch is dropped.
 
@@ -256,9 +257,13 @@ def epoch_batches(
         seed: determines, together with `epoch`, the order and every draw.
         visits: rows of the training pairs in the order of an epoch, int64; by default all pairs.
         packs: packs sequences; must be false if a batch is cut into parts.
+        periods: number of parts of the time of the pairs; a batch holds pairs of one part.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(pairs)) if visits is None else visits(rng)
+    if periods > 1:
+        assert pairs.times is not None
+        order = _by_period(order, pairs.times, periods, batch_size, rng)
     packed = packs and features.has_sequences
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
@@ -292,6 +297,20 @@ def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
     """Draw one pair of every query, in random order; rows of the pairs, int64."""
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))  # pairs are sorted by query
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
+
+
+def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng: np.random.Generator) -> Int64:
+    """Group visits into batches of one period each, in random order; int64.
+
+    Periods have about equal numbers of whole batches. The pairs of an incomplete batch are the first or the latest.
+    """
+    steps, rest = divmod(len(order), batch_size)
+    first = int(rng.integers(rest + 1))
+    by_time = order[np.argsort(times[order], kind="stable")][first : first + steps * batch_size]
+    parts = np.array_split(by_time.reshape(steps, batch_size), min(periods, steps))
+    batches = np.concatenate([rng.permutation(part.reshape(-1)) for part in parts]).reshape(steps, batch_size)
+    shuffled: Int64 = rng.permutation(batches).reshape(-1)
+    return shuffled
 
 
 def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:

@@ -54,6 +54,9 @@ _LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
 """Least number of pairs to measure a prior; least gain of a prior over counts, and of a forecast over decay, nats."""
 _PLACES = 20
 """Length of the lists by which the term of co-occurrence is compared with popularity."""
+_SHRINKAGE, _MOST_SHRUNK = 30, 0.001
+"""`l2` times the number of training pairs, and the most that `l2` may be."""
+_PERIODS = 8
 _MANY, _BAD = 0.05, 0.05
 """Share of repeated pairs from which repeats are dropped, and share of bad rows that `fit` skips by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
@@ -202,6 +205,10 @@ def _recipe(
     batch = next((size for most, size in limits if report.read < most), 4096)
     epochs, patience = (30, 3) if report.read < 3_000_000 else (10, 2)
     trained = (1 - 2 * held_out) * (pairs if drop else pairs + report.repeats)
+    l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
+    shrunk = f"l2 = {l2:.1g}  # {_SHRINKAGE} / training pairs: rows of few pairs stay short\n" if described else ""
+    timed = described and roles.timestamp
+    periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if timed else ""
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(labels, 1)]}\n"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths["train"][0].stem).lstrip("._-") or "job"
@@ -257,12 +264,12 @@ weight = "unit"
 [optimizer]
 embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
-
+{shrunk}
 [training]
 # About {trained / batch:,.0f} steps an epoch. Stops {patience} epochs after recall on valid was best; that one is kept.
 epochs = {epochs}
 batch_size = {batch}
-patience = {patience}
+{periods}patience = {patience}
 refit = true  # then train again on train + valid
 
 [evaluation]
