@@ -517,15 +517,19 @@ def times_of_a_log(rows: int = 8_000, days: int = 80) -> tuple[np.ndarray, np.nd
     return np.sort(rng.uniform(0, days, rows)), rng.integers(0, 10, rows)
 
 
-def drafted(tmp_path: Path, labels_N: np.ndarray, days_N: np.ndarray) -> tuple[Recipe, str]:
-    """A recipe drafted from a log of these labels, by the users in turn."""
+def drafted(tmp_path: Path, labels_N: np.ndarray, days_N: np.ndarray, *, described: bool = False) -> tuple[Recipe, str]:
+    """A recipe drafted from a log of these labels, by the users in turn, and their colours."""
     rows = {
         "user_id": np.arange(len(labels_N)) * 7 % 400,
         "item_id": [f"p{label}" for label in labels_N],
         "at": [START + datetime.timedelta(days=float(day)) for day in days_N],
     }
     pq.write_table(pa.table(rows), tmp_path / "log.parquet")
-    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml")
+    items = {"item_id": [f"p{label}" for label in range(100)], "colour": ["red", "blue"] * 50}
+    pq.write_table(pa.table(items), tmp_path / "items.parquet")
+    draft_recipe(
+        tmp_path / "log.parquet", tmp_path / "r.toml", labels=tmp_path / "items.parquet" if described else None
+    )
     return load_recipe(tmp_path / "r.toml"), (tmp_path / "r.toml").read_text()
 
 
@@ -544,6 +548,24 @@ def test_a_log_that_stays_the_same_keeps_the_prior_of_training(tmp_path: Path) -
 
     assert recipe.prior.kind == "count"
     assert "So popularity does not pass, and that of training is served." in text
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_batches_are_of_one_period_where_popularity_passes(tmp_path: Path, passes: bool) -> None:
+    days_N, noise_N = times_of_a_log()
+    labels_N = 10 * (days_N // 10).astype(int) + noise_N if passes else noise_N
+    recipe, _ = drafted(tmp_path, labels_N, days_N, described=True)
+    assert recipe.training.periods == (8 if passes else 1)
+    assert recipe.optimizer.l2 == 0.001, "30 over fewer than 30,000 pairs would be more"
+    assert check(recipe) is not None
+    recipe, _ = drafted(fresh_folder(tmp_path), labels_N, days_N)
+    assert recipe.training.periods == 1
+    assert recipe.optimizer.l2 == 0, "towers of ids alone compare directions, which have no length"
+
+
+def fresh_folder(folder: Path) -> Path:
+    (folder / "ids").mkdir()
+    return folder / "ids"
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,9 @@ def _recipe(
     trained = (1 - 2 * held_out) * (pairs if drop else pairs + report.repeats)
     l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
     shrunk = f"l2 = {l2:.1g}  # {_SHRINKAGE} / training pairs: rows of few pairs stay short\n" if described else ""
-    timed = described and roles.timestamp
-    periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if timed else ""
+    prior = draft_prior(draft, dataset)
+    passes = described and "[prior]" in prior
+    periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(labels, 1)]}\n"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths["train"][0].stem).lstrip("._-") or "job"
@@ -259,7 +260,7 @@ dim = {_WIDTH}
 sampler = "in_batch"
 weight = "unit"
 
-{_joined(draft_prior(draft, dataset))}
+{_joined(prior)}
 {_joined(draft_cooccurrence(draft, dataset))}
 [optimizer]
 embedding_learning_rate = {0.002 if described else 0.01}

@@ -244,7 +244,9 @@ def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(ga
         await asyncio.gather(*tasks)
 
     run(work)
-    assert gate.batches == ([[0], [1], [13], [3], [6]] if failing else [[0], [6]])
+    # The thread may start the next piece before the loop has the failure.
+    batches = [batch for batch in gate.batches if batch != [3]]
+    assert batches == ([[0], [1], [13], [6]] if failing else [[0], [6]])
 
 
 @pytest.mark.parametrize(
