@@ -206,7 +206,8 @@ def _recipe(
     epochs, patience = (30, 3) if report.read < 3_000_000 else (10, 2)
     trained = (1 - 2 * held_out) * (pairs if drop else pairs + report.repeats)
     l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
-    shrunk = f"l2 = {l2:.1g}  # {_SHRINKAGE} / training pairs: rows of few pairs stay short\n" if described else ""
+    size = f"{_SHRINKAGE} / training pairs, at most {_MOST_SHRUNK}"
+    shrunk = f"l2 = {l2:.1g}  # {size}: rows of few pairs stay short\n" if described else ""
     prior = draft_prior(draft, dataset)
     passes = described and "[prior]" in prior
     periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
