@@ -57,6 +57,7 @@ _PLACES = 20
 _SHRINKAGE, _MOST_SHRUNK = 30, 0.001
 """`l2` times the number of training pairs, and the most that `l2` may be."""
 _PERIODS = 8
+"""Parts of the time of training, where popularity passes."""
 _MANY, _BAD = 0.05, 0.05
 """Share of repeated pairs from which repeats are dropped, and share of bad rows that `fit` skips by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
@@ -206,8 +207,8 @@ def _recipe(
     epochs, patience = (30, 3) if report.read < 3_000_000 else (10, 2)
     trained = (1 - 2 * held_out) * (pairs if drop else pairs + report.repeats)
     l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
-    size = f"{_SHRINKAGE} / training pairs, at most {_MOST_SHRUNK}"
-    shrunk = f"l2 = {l2:.1g}  # {size}: rows of few pairs stay short\n" if described else ""
+    rule = f"{_SHRINKAGE} / training pairs, at most {_MOST_SHRUNK}"
+    shrunk = f"l2 = {l2:.1g}  # {rule}: rows of few pairs stay short\n" if described else ""
     prior = draft_prior(draft, dataset)
     passes = described and "[prior]" in prior
     periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
