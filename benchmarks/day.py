@@ -81,7 +81,7 @@ def _draw(lines: dict[str, list[RollingFigures]], path: Path) -> None:
         smooth = np.convolve(recalls, np.ones(_SMOOTHED) / _SMOOTHED, "valid")
         axes.plot(np.arange(len(smooth)) + _SMOOTHED / 2, smooth, label=name)
     axes.set(xlabel="hour of the day", ylabel=f"recall@20, mean of {_SMOOTHED} hours", ylim=(0, None), xlim=(0, 24))
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
 
 
