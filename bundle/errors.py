@@ -57,7 +57,7 @@ class ConditionError(BundleError, ValueError):
     """Report a filter that does not fit the display columns.
 
     Args:
-        field: key of the filter in the request, such as `filter.price.lt`.
+        field: the filter's keys in the request, joined by dots: `filter.price.lt`.
     """
 
     def __init__(self, message: str, *, field: str) -> None:

@@ -74,7 +74,7 @@ class Prior(Record):
     """One prior: limits of its weight, and the scale of its coordinate."""
 
     name: str = Field(min_length=1, max_length=80)
-    """Column of the table of priors, or key of the weight in a request, such as `bonus.tail`."""
+    """A column of the table of priors; for a derived prior, the keys of its weight in a request: `bonus.tail`."""
     source: Literal["table", "bucket", "filter", "number", "date", "answers"] = "table"
     """What the values come from: a table of priors, each label's bucket or display columns, or answers of a service."""
     filter: dict[str, JsonValue] = Field(default={})

@@ -129,33 +129,33 @@ class _Log(NamedTuple):
         return np.bincount(self.labels_N[first_N], 1 / pairs_n[query_n], labels).astype(np.float64)
 
 
-def forecast_after(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast | None:
+def forecast_after(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast | None:
     """Fit π* of the horizon after the known pairs, once for a data set; None for kind `count`."""
     if recipe.prior.kind == "count":
         return None
     features = [feature.model_dump_json() for feature in recipe.label.features if feature.name in recipe.prior.features]
-    key = f"{len(known)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
+    key = f"{len(known_pairs)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
     if key not in dataset.forecasts:
-        dataset.forecasts[key] = fit_forecast(recipe, dataset, known)
+        dataset.forecasts[key] = fit_forecast(recipe, dataset, known_pairs)
     return dataset.forecasts[key]
 
 
-def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
+def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast:
     """Fit π* of the horizon after the known pairs; raises DataError if times do not allow it.
 
     Half-life, smoothing and number of trees maximise the likelihood in periods before the last. The last period
     compares all kinds of priors. The pairs of a visit count less by their rank where votes are likelier so.
     """
     config = recipe.prior
-    times_N, _, horizon, at, within = _origins_of(recipe, dataset, known)
+    times_N, _, horizon, at, within = _origins_of(recipe, dataset, known_pairs)
     assert config.kind != "count"
     begin, until = float(times_N.min()), float(times_N.max())
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
     by_time = np.argsort(times_N, kind="stable")
-    queries_N, labels_N, times_N = known.queries[by_time], known.labels[by_time], times_N[by_time]
+    queries_N, labels_N, times_N = known_pairs.queries[by_time], known_pairs.labels[by_time], times_N[by_time]
     gaps_N = gaps_of(times_N, previous_pairs(queries_N, labels_N))
-    types_N = type_weights(recipe, known)[by_time]
+    types_N = type_weights(recipe, known_pairs)[by_time]
 
     def weighed(visits: float) -> _Log:
         weights_N = types_N * visit_weights(queries_N, times_N, gaps_N, visits)
@@ -210,9 +210,9 @@ def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
     return np.array([*events.by_type.values()])[pairs.events]
 
 
-def check_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> None:
+def check_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> None:
     """Raise DataError where `fit_forecast` would, without a fit."""
-    *_, at, within = _origins_of(recipe, dataset, known)
+    *_, at, within = _origins_of(recipe, dataset, known_pairs)
     *_, about = _about(recipe, dataset)
     if recipe.prior.since is not None:
         first = at[0] if recipe.prior.kind == "forecast" else at[:-within][-_CHOOSING:][0]
@@ -227,7 +227,7 @@ def _none_there(origin: float, since: str | None) -> DataError:
     )
 
 
-def _origins_of(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[Float64, float, float, list[float], int]:
+def _origins_of(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> tuple[Float64, float, float, list[float], int]:
     """Place the origins of a log.
 
     Returns:
@@ -235,9 +235,9 @@ def _origins_of(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[Float64
         1970 of every origin; and steps between origins in a horizon.
     """
     config, unit = recipe.prior, dataset.report.unit
-    if known.times is None or unit is None or config.kind == "count":
+    if known_pairs.times is None or unit is None or config.kind == "count":
         raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
-    times_N = known.times / UNITS[unit]
+    times_N = known_pairs.times / UNITS[unit]
     begin, until = float(times_N.min()), float(times_N.max())
     horizon, span = _horizon(recipe, dataset, UNITS[unit]), until - begin
     earliest = begin + _FIRST_ORIGIN * span

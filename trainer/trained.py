@@ -79,9 +79,9 @@ class Trained:
     def _log_pi(self) -> Float64:
         return log_frequencies_of(self.recipe, self.dataset)
 
-    def forecast(self, known: Pairs) -> Forecast | None:
+    def forecast(self, known_pairs: Pairs) -> Forecast | None:
         """Fit π* of the horizon after the known pairs, once, and add the model's offset; None for kind `count`."""
-        forecast = forecast_after(self.recipe, self.dataset, known)
+        forecast = forecast_after(self.recipe, self.dataset, known_pairs)
         if forecast is None or self._log_offset is None:
             return forecast
         rarest = float(self._log_offset[self._log_pi.argmin()])
@@ -104,16 +104,16 @@ class Trained:
             offset_L = offset_L - np.log(total_L / (self.dataset.label_counts() + more))
         return offset_L if np.ptp(offset_L) > SAME else None
 
-    def label_side(self, known: Pairs | None = None, *, served: bool = False) -> LabelSide:
+    def label_side(self, known_pairs: Pairs | None = None, *, served: bool = False) -> LabelSide:
         """Return embeddings, biases, log ν, log π and buckets of all labels.
 
         Args:
-            known: the pairs before the forecast period; by default the training pairs.
+            known_pairs: the pairs before the forecast period; by default the training pairs.
             served: labels with a future date get π* = 0, as in the bundle.
         """
         counts = self.dataset.label_counts()
         log_pi, log_nu = self._log_pi, self.log_noise()
-        if (forecast := self.forecast(self.dataset.train if known is None else known)) is not None:
+        if (forecast := self.forecast(self.dataset.train if known_pairs is None else known_pairs)) is not None:
             log_pi = forecast.log_popularity(whole=not served)
         return LabelSide.of(
             self.model.embed_labels(),

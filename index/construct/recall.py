@@ -1,6 +1,6 @@
 """Measure recall of an index against exact search on held-out queries, at all relevant λ, μ and weights of priors.
 
-Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E` coordinates of an augmented row.
+Legend: `C` calibration queries, `Q` = C × dial points, `K` results, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Calibration:
     Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed. Where log π has
     its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both ends of λ.
     With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then always
-    among the places, with both ends of μ.
+    among the points, with both ends of μ.
 
-    With priors all these places use the default weights, and the corners of the weights are added at the least, the
+    With priors all these points use the default weights, and the corners of the weights are added at the least, the
     default and the largest λ; bonuses, slopes and decay keep their defaults.
 
     Args:

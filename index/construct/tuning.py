@@ -215,15 +215,16 @@ def choose_head(
     calibration: Calibration,
     target: float,
 ) -> int:
-    """Choose the head size with the lowest cost at the target recall on every place.
+    """Choose the head size with the lowest cost at the target recall at every dial point.
 
-    With `ivf_flat` each place may score only a part of the head, so the head is as large as the most demanding place
-    needs; for other kinds the mean cost over the places decides. If no size suffices, the smallest is chosen.
+    With `ivf_flat` each point may score only a part of the head, so the head is as large as the most demanding point
+    needs; for other kinds the mean cost over the points decides. If no size suffices, the smallest is chosen.
     """
     rank_L = np.empty(len(order_L), np.int64)
     rank_L[order_L] = np.arange(len(order_L))
     exact_QK = rank_L[calibration.best_QK]
-    least_rows = np.full((len(sizes), len(calibration.dial_points)), np.inf)
+    dial_points = len(calibration.dial_points)
+    least_rows = np.full((len(sizes), dial_points), np.inf)
     searcher = Searcher(bundle, index, Effort())
     for effort in efforts_of(index):
         found_QK, hits_QK = calibration.found(searcher.at(effort), calibration.k)
@@ -232,7 +233,7 @@ def choose_head(
             # The head scores its labels exactly, so its share of the exact answers counts without a search.
             in_head_Q = np.count_nonzero(exact_QK < size, axis=1)
             hits_Q = in_head_Q + np.count_nonzero(hits_QK & (found_QK >= size), axis=1)
-            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(len(least_rows[0]), -1).mean(axis=1).round(6)
+            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(dial_points, -1).mean(axis=1).round(6)
             rows = rows_scored(index, effort, size)
             least_rows[place, recalls >= target] = np.minimum(least_rows[place, recalls >= target], rows)
         if np.isfinite(least_rows).all():

@@ -70,9 +70,9 @@ def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_
     assert "x4fs,RFlat)" in release.manifest.factory
     assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
     built = release.bundle
-    found, _ = Calibration(built, built.rows(), dial_points=all_dial_points(built)).measure(release.searcher)
-    assert [at.recall for at in found] == [at.recall for at in release.manifest.recall]
-    assert min(at.recall for at in found) >= 0.95
+    measured_recall, _ = Calibration(built, built.rows(), dial_points=all_dial_points(built)).measure(release.searcher)
+    assert [at.recall for at in measured_recall] == [at.recall for at in release.manifest.recall]
+    assert min(at.recall for at in measured_recall) >= 0.95
     query_D = bundle.calibration_queries[0]
     queries_BE = built.augmentation.queries(query_D[None], 1.0)
     exact_L = brute_force(bundle, query_D, 1.0)

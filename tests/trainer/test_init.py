@@ -558,14 +558,10 @@ def test_batches_are_of_one_period_where_popularity_passes(tmp_path: Path, passe
     assert recipe.training.periods == (8 if passes else 1)
     assert recipe.optimizer.l2 == 0.001, "30 over fewer than 30,000 pairs would be more"
     assert check(recipe) is not None
-    recipe, _ = drafted(fresh_folder(tmp_path), labels_N, days_N)
+    (tmp_path / "ids").mkdir()
+    recipe, _ = drafted(tmp_path / "ids", labels_N, days_N)
     assert recipe.training.periods == 1
     assert recipe.optimizer.l2 == 0, "towers of ids alone compare directions, which have no length"
-
-
-def fresh_folder(folder: Path) -> Path:
-    (folder / "ids").mkdir()
-    return folder / "ids"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,9 @@ def test_a_calendar_is_there_where_categories_have_hours_alone() -> None:
     assert calendar is not None
     assert set(calendar.windows) == {"day", "hour"}
     assert calendar.gain > 0.3
-    drafted = "\n".join(draft_prior(*data_of("calendar")))
+    kind, lines = draft_prior(*data_of("calendar"))
+    assert kind == "forecast"
+    drafted = "\n".join(lines)
     assert re.search(r"By the hour they are \+0\.[3-9]\d nats likelier by the day and hour of each category", drafted)
     assert tomllib.loads(drafted)["prior"] == {"kind": "forecast", "features": ["category"]}
     by_time = fitted("calendar").settings.by_time

@@ -339,7 +339,7 @@ class EvaluationConfig(Section):
     and recent popularity or the recipe's prior. Without such a column the default leaves it out. If pairs are in time
     order, `item-kNN`, `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age
     0 being the newest; valid chooses both. Without an order or without valid, all pairs of a history count alike.
-    Baselines that would take minutes are skipped, such as `EASE` beyond 20,000 labels; the report lists them."""
+    A baseline that would take minutes is skipped, and the report says so: `EASE` beyond 20,000 labels, for example."""
     tune_baselines: bool = False
     """Tunes more of the baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
     regularisation of `EASE`, powers of `Turbo-CF`, confidence and regularisation of `iALS`. Readings of histories are

@@ -209,8 +209,8 @@ def _recipe(
     l2 = min(_SHRINKAGE / max(trained, 1), _MOST_SHRUNK)
     rule = f"{_SHRINKAGE} / training pairs, at most {_MOST_SHRUNK}"
     shrunk = f"l2 = {l2:.1g}  # {rule}: rows of few pairs stay short\n" if described else ""
-    prior = draft_prior(draft, dataset)
-    passes = described and "[prior]" in prior
+    served, prior = draft_prior(draft, dataset)
+    passes = described and served != "count"
     periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(labels, 1)]}\n"
@@ -360,15 +360,15 @@ def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     ]
 
 
-def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
-    """Draft the kind of prior that predicts the latest training pairs best, with the reason; empty without times."""
-    known = dataset.train.followed_by(dataset.valid)
-    if recipe.prior.kind == "count" or dataset.report.unit is None or len(known) < _LEAST_PAIRS:
-        return []
+def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
+    """Choose the kind of prior that predicts the latest training pairs best; also return its lines, with the reason."""
+    known_pairs = dataset.train.followed_by(dataset.valid)
+    if recipe.prior.kind == "count" or dataset.report.unit is None or len(known_pairs) < _LEAST_PAIRS:
+        return "count", []
     try:
-        settings = fit_forecast(recipe, dataset, known).settings
+        settings = fit_forecast(recipe, dataset, known_pairs).settings
     except DataError as error:
-        return [f"# The popularity that training saw is served: {error}", ""]
+        return "count", [f"# The popularity that training saw is served: {error}", ""]
     nats, days = settings.nats, settings.horizon / _SECONDS_A_DAY
     life = settings.half_lives[settings.base] / _SECONDS_A_DAY
     decayed, forecast = nats["decayed"] - nats["count"], nats["forecast"] - nats["count"]
@@ -380,7 +380,7 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
         f"# popularity than by all earlier pairs alike, {decayed:+.2f} by pairs that weigh half after {life:.3g} days.",
     ]
     if kind == "count":
-        return [*lines, "# So popularity does not pass, and that of training is served.", ""]
+        return kind, [*lines, "# So popularity does not pass, and that of training is served.", ""]
     if calendar is not None:
         when = " and ".join(calendar.windows)
         lines += [
@@ -392,7 +392,7 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
         lines.append(f"since = {_toml(recipe.prior.since)}  # by its name, since when a label is there")
     if kind == "forecast" and recipe.prior.features:
         lines.append(f"features = {_toml(recipe.prior.features)}")
-    return [*lines, ""]
+    return kind, [*lines, ""]
 
 
 def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
