@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Bools, Float32, Int32
 from longtail.bundle.errors import describe
-from longtail.bundle.ids import id_text, parts_of, respelled
+from longtail.bundle.ids import id_text, parts_of
 from longtail.bundle.manifest import Feature
 from longtail.bundle.validation import did_you_mean
 from longtail.bundle.values import (
@@ -115,27 +115,17 @@ class FeatureReader:
         return (first[0] if first else None) if feature.kind == "id" else first
 
     def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
-        given_B: list[JsonValue] = [value for value in values_B if value is not None]
-        ids = _strings(given_B)
+        present: list[JsonValue] = [value for value in values_B if value is not None]
+        ids = _strings(present)
         if isinstance(ids, int):
             row = [row for row, value in enumerate(values_B) if value is not None][ids]
             raise refused(row, feature.name, "id", values_B[row])
-        rows = self._rows(feature, ids)
+        rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
         if len(rows) == len(values_B):
             return np.array(rows, np.int32)
         rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
         rows_B[[value is not None for value in values_B]] = rows
         return rows_B
-
-    def _rows(self, feature: Feature, ids: list[str]) -> list[int]:
-        """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
-        vocabulary = self._vocabularies[str(feature.vocabulary)]
-        rows = vocabulary.lookup_all(ids)
-        unknown = [place for place, row in enumerate(rows) if row == OUT_OF_VOCABULARY]
-        others = {place: other for place in unknown if (other := respelled(ids[place])) != ids[place]}
-        for place, row in zip(others, vocabulary.lookup_all(others.values()), strict=True):
-            rows[place] = row
-        return rows
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Compute rows and weights of each value, [B, P]: the last `max_length` entries, or a text's first words."""
@@ -171,7 +161,7 @@ class FeatureReader:
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
-            rows = self._rows(feature, ids)
+            rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
         shape = len(lengths), width or max([1, *lengths])
         if len(rows) == shape[0] * shape[1]:
             rows_BP, weights_BP = np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)

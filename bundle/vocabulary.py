@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import string
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from unicodedata import category, normalize
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.id_rows import IdRows
+from longtail.bundle.ids import respelled
 from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
 
 if TYPE_CHECKING:
@@ -42,9 +43,19 @@ class Vocabulary:
         """Return the number of rows of the embedding table, with the out-of-vocabulary row."""
         return len(self.ids) + 1
 
-    def lookup_all(self, ids: Iterable[str]) -> list[int]:
-        """Get the rows of a few ids, in order; unknown ids get row 0."""
-        return [OUT_OF_VOCABULARY if row is None else row + 1 for row in self._row_of().of(list(ids))]
+    def lookup_all(self, ids: Sequence[str]) -> list[int]:
+        """Get the rows of a few ids, in order; unknown ids get row 0.
+
+        An unknown id counts as the boolean or whole number that it spells, like in training.
+        """
+        rows_of = self._row_of()
+        rows = rows_of.of(ids)
+        if None in rows:
+            others = {i: other for i, row in enumerate(rows) if row is None and (other := respelled(ids[i])) != ids[i]}
+            for i, row in zip(others, rows_of.of([*others.values()]), strict=True):
+                rows[i] = row
+            return [OUT_OF_VOCABULARY if row is None else row + 1 for row in rows]
+        return [row + 1 for row in cast("list[int]", rows)]
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
         """Get the rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""

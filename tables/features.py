@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from longtail.bundle import Feature, Vocabulary
-from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
+from longtail.bundle.ids import as_float64, id_text, parts_of
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.tables.engine import Opened
 from longtail.tables.values import TEXT
@@ -43,8 +43,8 @@ def feature_columns(
 def as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
     """Choose for each id of a text file: its spelling if the release knows that, otherwise its parsed value."""
     words = [text or "" for text in texts]
-    rows = zip(vocabulary.lookup_all(words), vocabulary.lookup_all(map(respelled, words)), strict=True)
-    return [text if text and any(found) else value for text, value, found in zip(texts, values, rows, strict=True)]
+    rows = vocabulary.lookup_all(words)
+    return [text if text and row else value for text, value, row in zip(texts, values, rows, strict=True)]
 
 
 def as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:

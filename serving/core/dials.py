@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -43,7 +44,29 @@ class _Range:
         )
 
 
-@dataclass(frozen=True, slots=True)
+class Weights(NamedTuple):
+    """The weights of one query's score.
+
+    Attributes:
+        bias_removal, popularity, cooccurrence: λ, μ and ω.
+        priors_P: float32, the weight of every prior.
+        shift: what `decay` adds to the scores of all labels.
+        weighed: whether a weight of `priors_P` may be other than 0.
+        signed: weights of priors that an answer id holds: the table's, and the others unless all are default.
+        judged_at: λ whose promise holds at these weights; NaN if the release makes none.
+    """
+
+    bias_removal: float
+    popularity: float
+    cooccurrence: float
+    priors_P: Float32
+    shift: float
+    weighed: bool
+    signed: tuple[float, ...]
+    judged_at: float
+
+
+@dataclass(frozen=True)
 class Dials:
     """Limits and defaults of λ, μ, ω and the weights of priors for one kind of request.
 
@@ -60,6 +83,8 @@ class Dials:
     priors: tuple[Prior, ...]
     defaults_P: Float32
     """Default weight of every prior."""
+    of_queries_P: Float32
+    """Default weight of every prior for queries, which answer ids leave out."""
     weighed: bool
     """Whether a default weight is not 0."""
     table: int
@@ -74,7 +99,8 @@ class Dials:
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
         weighed, table = bool(priors.defaults.any()), len(priors.of_table)
-        return cls(dial, prior, total, tree, priors.settings, priors.defaults, weighed, table, weight)
+        defaults_P = priors.defaults
+        return cls(dial, prior, total, tree, priors.settings, defaults_P, defaults_P, weighed, table, weight)
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
@@ -89,10 +115,22 @@ class Dials:
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
         weighed, table = bool(defaults_P.any()), len(priors.of_table)
-        return cls(dial, prior, total, False, priors.settings, defaults_P, weighed, table, weight)
+        return cls(dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weighed, table, weight)
 
-    def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
-        """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
+    @cached_property
+    def defaults(self) -> Weights:
+        """The weights of a query that sets none."""
+        omega = 0.0 if self.cooccurrence is None else self.cooccurrence.default
+        return self._weights(self.bias_removal.default, self.popularity.default, omega, self.defaults_P, 0.0)
+
+    def read(self, asked: SearchOptions, prefix: str = "", at: float | None = None) -> Weights:
+        """Return the weights of a request; raises InvalidRequestError if they exceed the release's limits.
+
+        Decay is of the time `at`, seconds since 1970; None: now.
+        """
+        sets_priors = bool(asked.priors or asked.bonus or asked.slope or asked.decay)
+        if not sets_priors and asked.bias_removal is None and asked.popularity is None and asked.cooccurrence is None:
+            return self.defaults
         noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
         prior = self.popularity.default if asked.popularity is None else asked.popularity
         if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
@@ -107,9 +145,18 @@ class Dials:
                 f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
                 "; this release has one log p_n for both, the label frequency",
             )
-        return noise, prior
+        omega = self._read_cooccurrence(asked, prefix)
+        priors_P, shift = self._read_priors(asked, prefix, at) if sets_priors else (self.defaults_P, 0.0)
+        return self._weights(noise, prior, omega, priors_P, shift)
 
-    def read_cooccurrence(self, asked: SearchOptions, prefix: str = "") -> float:
+    def _weights(self, noise: float, prior: float, omega: float, priors_P: Float32, shift: float) -> Weights:
+        others_are_default = np.array_equal(priors_P[self.table :], self.of_queries_P[self.table :])
+        signed = tuple(priors_P[: self.table if others_are_default else None].tolist())
+        weighed = self.weighed or priors_P is not self.defaults_P
+        judged_at = self.judged_at(noise, prior, omega, signed)
+        return Weights(noise, prior, omega, priors_P, shift, weighed, signed, judged_at)
+
+    def _read_cooccurrence(self, asked: SearchOptions, prefix: str) -> float:
         """Return ω of a request; raises InvalidRequestError if the release has no such term, or other limits."""
         limits, weight = self.cooccurrence, asked.cooccurrence
         if limits is None:
@@ -153,15 +200,11 @@ class Dials:
         # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
         return math.nan if self.total is None else bias_removal + beyond
 
-    def read_priors(self, asked: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
+    def _read_priors(self, asked: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
         """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
-
-        Decay is of the time `at`, seconds since 1970; None: now.
 
         Raises InvalidRequestError for a name or a weight that the release does not have.
         """
-        if not (asked.priors or asked.bonus or asked.slope or asked.decay):
-            return self.defaults_P, 0.0
         weights_P, shift = self.defaults_P.copy(), 0.0
         groups = {"priors": asked.priors, "bonus": asked.bonus, "slope": asked.slope}
         if asked.decay is not None:

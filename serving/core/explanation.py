@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from heapq import nlargest
 from itertools import pairwise
@@ -138,7 +137,7 @@ class _Lists:
     def search(self, bias_removal_N: Float64) -> None:
         """Search at some λ."""
         batch = self._query.subset(np.zeros(len(bias_removal_N), np.int64))
-        _, best_Nk = self._ranker.rank(replace(batch, bias_removal_B=bias_removal_N.astype(np.float32)))
+        _, best_Nk = self._ranker.rank(batch._replace(bias_removal_B=bias_removal_N.astype(np.float32)))
         inside_NK: Bools = (best_Nk[:, :, None] == self._rows_K).any(axis=1)
         self.best_of |= zip(bias_removal_N.tolist(), best_Nk, strict=True)
         self.inside_of |= zip(bias_removal_N.tolist(), inside_NK, strict=True)
@@ -190,7 +189,7 @@ class _Lists:
         boost_U = _boosts(self._query, rows_U).astype(np.float64)
         if boost is not None and boost.alone:
             return rows_U, np.zeros(len(rows_U)), boost_U
-        batch = replace(self._query.subset(np.zeros(2, np.int64)), bias_removal_B=ends.astype(np.float32))
+        batch = self._query.subset(np.zeros(2, np.int64))._replace(bias_removal_B=ends.astype(np.float32))
         low_U, high_U = (scores.astype(np.float64) for scores in self._ranker.scores(batch, [rows_U, rows_U]))
         slope_U = (high_U - low_U) / max(ends[1] - ends[0], np.finfo(float).tiny)
         return rows_U, slope_U, low_U - ends[0] * slope_U + boost_U

@@ -124,7 +124,7 @@ def explore_each(
         filters: list[Filter | None] = [
             replace(queries[place].filter or Filter(), buckets=frozenset([bucket])) for place in places
         ]
-        part = replace(batch.subset(np.array(places)), filters=filters)
+        part = batch.subset(np.array(places))._replace(filters=filters)
         # k of the bucket's labels may be shown without chance; the candidates come after them.
         pools = [queries[place].k + max(draws.lottery.candidates, queries[place].explore[bucket]) for place in places]
         for place, rows_P, scores_P in zip(places, *rank_each(ranker, part, pools), strict=True):

@@ -172,7 +172,7 @@ def fill_each(
     if not searches:
         return floored, exploring
     positions, filters, depths = zip(*searches, strict=True)
-    part = replace(batch.subset(np.array(positions)), filters=list(filters))
+    part = batch.subset(np.array(positions))._replace(filters=list(filters))
     ranked = zip(*rank_each(ranker, part, depths), strict=True)
     for position in dict.fromkeys(positions):
         query, before = queries[position], (best[0][position], best[1][position])

@@ -13,6 +13,7 @@ import numpy as np
 from longtail.bundle import Bundle, Features, Inputs, Tower
 from longtail.bundle.arrays import Int64
 from longtail.bundle.errors import describe
+from longtail.bundle.features import says_nothing
 from longtail.bundle.ids import id_text
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
@@ -25,19 +26,25 @@ from longtail.serving.monitoring.records import IdKind
 
 
 class CountedIds(NamedTuple):
-    """For each query, all ids and unknown ids in its features, and in its histories."""
+    """The ids of queries.
+
+    Attributes:
+        query: for each query, all ids and unknown ids in its features.
+        history: for each query, all ids and unknown ids in its histories.
+        of_nothing: positions of the queries whose features are all missing or unknown to the tower [METHODS §6].
+    """
 
     query: list[tuple[int, int]]
     history: list[tuple[int, int]]
+    of_nothing: list[int]
 
     def sums(self) -> dict[IdKind, NamedIds]:
         """Add up the queries."""
-        return {"query": _sum_of_ids(self.query), "history": _sum_of_ids(self.history)}
-
-
-def _sum_of_ids(counts: Sequence[tuple[int, int]]) -> NamedIds:
-    ids, unknown = [ids for ids, _ in counts], [unknown for _, unknown in counts]
-    return NamedIds(len(ids) - ids.count(0), sum(ids), sum(unknown))
+        kinds: tuple[tuple[IdKind, list[tuple[int, int]]], ...] = ("query", self.query), ("history", self.history)
+        return {
+            kind: NamedIds(sum([ids > 0 for ids, _ in counts]), *map(sum, zip(*counts, strict=True)))
+            for kind, counts in kinds
+        }
 
 
 class Histories:
@@ -109,28 +116,37 @@ class Histories:
     ) -> CountedIds:
         """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
         features_B = [query.features or {} for query in queries]
-        counts = CountedIds([(0, 0)] * len(queries), [(0, 0)] * len(queries))
+        of_query, of_history, of_tower = ([(0, 0)] * len(queries) for _ in range(3))
         remembered = None if self.query_id is None else self._remembers
         for feature in self._encoder.features if inputs else ():
             if feature.kind not in ("id", "bag", "history"):
                 continue
-            of_kind = counts.history if feature.kind == "history" else counts.query
             for row, (ids, unknown) in enumerate(self._encoder.count_ids(feature, features_B, inputs)):
-                if unknown and feature.kind == "history":  # labels that were added since are no ids of the tower's
-                    entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
-                    unknown = min(unknown, int(np.count_nonzero(catalogue.rows_in_order(entries) < 0)))
-                elif unknown and remembered is not None and feature.name == self.query_id:
+                of_tower[row] = of_tower[row][0] + ids, of_tower[row][1] + unknown
+                if feature.kind == "history":
+                    if histories[row].ids:
+                        continue  # they are counted below
+                    if unknown:  # labels that were added since are no ids of the tower's
+                        entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
+                        unknown = min(unknown, int(np.count_nonzero(catalogue.rows_in_order(entries) < 0)))
+                    of_history[row] = of_history[row][0] + ids, of_history[row][1] + unknown
+                    continue
+                if unknown and remembered is not None and feature.name == self.query_id:
                     unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][feature.name]))])[0])
-                of_kind[row] = of_kind[row][0] + ids, of_kind[row][1] + unknown
+                of_query[row] = of_query[row][0] + ids, of_query[row][1] + unknown
         if remembered is not None and self.query_id not in self._features:
             for row, features in enumerate(features_B):
                 if (id_ := id_text(features.get(str(self.query_id)))) is not None:
                     unknown = int(not remembered.queries.lookup_all([id_])[0])
-                    counts.query[row] = counts.query[row][0] + 1, counts.query[row][1] + unknown
+                    of_query[row] = of_query[row][0] + 1, of_query[row][1] + unknown
         for row, history in enumerate(histories):
-            if history.named:
-                counts.history[row] = history.named, history.unknown
-        return counts
+            if history.ids:
+                of_history[row] = history.ids, history.unknown
+        of_nothing = [row for row, (ids, unknown) in enumerate(of_tower) if ids == unknown]
+        if of_nothing and inputs:
+            nothing_B = says_nothing(self._encoder.features, inputs)
+            of_nothing = [row for row in of_nothing if nothing_B[row]]
+        return CountedIds(of_query, of_history, of_nothing if inputs else [])
 
 
 def _texts(ids: Sequence[Any]) -> Sequence[str]:

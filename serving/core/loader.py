@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,7 +122,7 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
         return None
     low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
     dial_points = np.linspace(low, high, 1 + math.ceil((high - low) / _CANDIDATES_EVERY)) if high > low else [low]
-    many = replace(batch, k=min(_CANDIDATES, manifest.labels))
+    many = batch._replace(k=min(_CANDIDATES, manifest.labels))
     rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
     whole = available is None or available.share >= NEARLY_WHOLE
@@ -132,7 +131,7 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
 
 
 def _at(batch: Batch, bias_removal: float) -> Batch:
-    return replace(batch, bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
+    return batch._replace(bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
 
 
 def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float) -> Candidates:

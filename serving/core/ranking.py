@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -48,8 +47,7 @@ class Boost(NamedTuple):
         return np.where(self.rows_C[positions_R] == rows_R, self.values_C[positions_R], np.float32(0))
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Embedded queries of one search, with dials and filters of each.
 
     Attributes:
@@ -163,7 +161,7 @@ class IndexRanker:
         products_BK, rows_BK = self._searcher.search(
             self._augmented(batch),
             batch.k,
-            batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
+            None if batch.filters.count(None) == len(batch.filters) else batch.filters,
         )
         return products_BK / np.float32(self._augmentation.temperature), rows_BK
 
@@ -231,15 +229,15 @@ def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[In
     Queries with similar k are ranked together.
     """
     groups: dict[int, list[int]] = defaultdict(list)
-    for place, k in enumerate(k_B):
-        groups[max(_LIKE_K_BITS, k.bit_length())].append(place)
+    for query, k in enumerate(k_B):
+        groups[max(_LIKE_K_BITS, k.bit_length())].append(query)
     rows_B: list[Int64] = [NO_ROWS] * len(k_B)
     scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
-    for places in groups.values():
-        part = batch if len(places) == len(k_B) else batch.subset(np.array(places))
-        scores_BK, rows_BK = ranker.rank(replace(part, k=max(k_B[place] for place in places)))
-        found_B = np.count_nonzero(rows_BK >= 0, axis=1).tolist()
-        for at, (place, found) in enumerate(zip(places, found_B, strict=True)):
-            end = min(k_B[place], found)
-            rows_B[place], scores_B[place] = rows_BK[at, :end], scores_BK[at, :end]
+    for queries in groups.values():
+        part = batch if len(queries) == len(k_B) else batch.subset(np.array(queries))
+        scores_bK, rows_bK = ranker.rank(part._replace(k=max([k_B[query] for query in queries])))
+        is_full = rows_bK[:, -1].min() >= 0  # missing results are last
+        for i, query in enumerate(queries):
+            end = k_B[query] if is_full else min(k_B[query], int(np.count_nonzero(rows_bK[i] >= 0)))
+            rows_B[query], scores_B[query] = rows_bK[i, :end], scores_bK[i, :end]
     return rows_B, scores_B

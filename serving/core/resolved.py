@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Int64
 from longtail.bundle.conditions import unfilterable
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct, with_members
 from longtail.index import Condition, Filter
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import Dials
+from longtail.serving.core.dials import Weights
 from longtail.serving.core.queries import MOST_POOL, BucketName, Decay, SearchOptions, first_pool
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
@@ -33,48 +34,41 @@ class History(NamedTuple):
     Attributes:
         last_H: int64, rows of those that count for `cooccurrence`, oldest first.
         left_out: int64, rows that its answer leaves out; they may repeat.
-        named: number of ids in the query that were looked up.
+        ids: number of ids in the query that were looked up.
         unknown: of these, ids that the release does not know.
     """
 
     last_H: Int64 = NO_ROWS
     left_out: Int64 = NO_ROWS
-    named: int = 0
+    ids: int = 0
     unknown: int = 0
 
 
 NO_HISTORY = History()
+_NO_SLOTS: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedQuery:
+class ResolvedQuery(NamedTuple):
     """The options of one query, checked against a release, with rows in place of ids.
 
     Attributes:
-        history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
-        weighed: whether a weight of `priors` may be other than 0.
-        shift: what `decay` adds to the scores of all labels.
-        chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
         filter: filter of the eligible label rows; None if all are eligible.
+        history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
+        chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
         explore: numbers of slots to draw at random, by bucket; all above 0.
         diversity: settings of diversity; None: labels are answered by score alone.
         floors: least numbers of labels of some kinds.
     """
 
     k: int
-    bias_removal: float
-    popularity: float
-    cooccurrence: float
-    priors: Float32
-    weighed: bool
-    shift: float
+    weights: Weights
     decay: Decay | None
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
     history_H: Int64
     chosen_with: bool = False
-    explore: Mapping[int, int] = field(default_factory=dict)
+    explore: Mapping[int, int] = _NO_SLOTS
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
     floors: Sequence[Floor] = ()
@@ -84,33 +78,27 @@ class ResolvedQuery:
     def from_options(
         cls,
         options: SearchOptions,
-        dials: Dials,
+        weights: Weights,
         catalogue: Catalogue,
         *,
         prefix: str = "",
         history: History = NO_HISTORY,
-        at: float | None = None,
     ) -> ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
+            weights: the weights of its score, from `Dials.read`.
             prefix: prefix of the fields in errors, such as `queries.0.`.
             history: labels that the query chose.
-            at: the time that ages are of, seconds since 1970; None: now.
 
         Raises:
             InvalidRequestError: the release does not support an option; the error names it.
         """
         k = min(options.k, catalogue.labels)
-        bias_removal, popularity = dials.read(options, prefix)
-        priors, shift = dials.read_priors(options, prefix, at)
-        apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
-        restricts = options.exclude or options.filter or options.allow is not None or options.buckets is not None
-        if restricts or history.left_out.size:
+        restricts = options.filter or options.allow is not None or options.buckets is not None
+        if options.exclude or restricts:
             exclude, unknown_exclude = catalogue.rows(options.exclude)
-            if history.left_out.size:
-                exclude = distinct(np.concatenate([exclude, history.left_out]))
             allow, unknown_allow = catalogue.rows(options.allow or ())
             selection, beyond = (
                 catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
@@ -122,24 +110,23 @@ class ResolvedQuery:
                 selection=selection,
                 beyond=beyond,
             )
+        if history.left_out.size:
+            left_out = distinct(history.left_out)
+            filter_ = Filter(exclude=left_out) if filter_ is None else _leaving_out(filter_, left_out)
+        arranged = options.max_per or options.mmr is not None or options.pool is not None
         return cls(
-            k=k,
-            bias_removal=bias_removal,
-            popularity=popularity,
-            cooccurrence=dials.read_cooccurrence(options, prefix),
-            priors=priors,
-            weighed=dials.weighed or priors is not dials.defaults_P,
-            shift=shift,
-            decay=options.decay,
-            filter=filter_,
-            unknown_exclude=unknown_exclude,
-            unknown_allow=unknown_allow,
-            history_H=history.last_H,
-            explore=_explored(options, f"{prefix}explore") if options.explore else {},
+            k,
+            weights,
+            options.decay,
+            filter_,
+            unknown_exclude,
+            unknown_allow,
+            history.last_H,
+            explore=_explored(options, f"{prefix}explore") if options.explore else _NO_SLOTS,
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
-            diversity=_diversity(options, k, catalogue, prefix) if apart else None,
+            diversity=_diversity(options, k, catalogue, prefix) if arranged else None,
             floors=_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
-            restrictions=options.restrictions,
+            restrictions=options.restrictions if restricts else (),
         )
 
     def like(self, row: int, *, alone: bool) -> ResolvedQuery:
@@ -148,18 +135,23 @@ class ResolvedQuery:
         Args:
             alone: only labels chosen together with it count.
         """
-        query = replace(self.leaving_out(np.array([row])), history_H=np.array([row]))
+        query = self.leaving_out(np.array([row]))._replace(history_H=np.array([row]))
         if not alone:
             return query
-        return replace(query, bias_removal=0.0, popularity=0.0, cooccurrence=1.0, chosen_with=True)
+        weights = self.weights._replace(bias_removal=0.0, popularity=0.0, cooccurrence=1.0)
+        return query._replace(weights=weights, chosen_with=True)
 
     def leaving_out(self, rows_R: Int64) -> ResolvedQuery:
         """Return the query whose answer leaves out some further rows, int64 [R], ascending and distinct."""
         if not rows_R.size:
             return self
-        before = self.filter or Filter()
-        exclude = rows_R if before.exclude is None else with_members(before.exclude, rows_R)
-        return replace(self, filter=replace(before, exclude=exclude))
+        return self._replace(filter=_leaving_out(self.filter or Filter(), rows_R))
+
+
+def _leaving_out(filter_: Filter, rows_R: Int64) -> Filter:
+    """Return a filter that excludes some further rows, int64 [R], ascending and distinct."""
+    exclude = rows_R if filter_.exclude is None else with_members(filter_.exclude, rows_R)
+    return replace(filter_, exclude=exclude)
 
 
 def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:

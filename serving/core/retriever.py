@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from itertools import accumulate, islice
@@ -34,12 +34,11 @@ from longtail.bundle import (
 )
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.cooccurrence import REMEMBERED
-from longtail.bundle.features import says_nothing
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import Dials
+from longtail.serving.core.dials import Dials, Weights
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
@@ -60,7 +59,7 @@ from longtail.serving.core.ranking import (
     Ranker,
     rank_each,
 )
-from longtail.serving.core.resolved import ResolvedQuery
+from longtail.serving.core.resolved import History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Promises
@@ -82,7 +81,7 @@ class Retrieval(AnsweredBatch):
         results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
         explanations: unfinished explanations by the query's position; each is in its result once it has ended.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
-        priors_B: weights of the table's priors of each query, or of all priors if another has not its default.
+        weights_B: the weights of each query's score.
         unknown: number of unknown ids in all `exclude` and in all `allow`.
         promise_holds: whether the labels available are nearly those of which the release's promises were measured.
     """
@@ -90,7 +89,7 @@ class Retrieval(AnsweredBatch):
     results: list[dict[str, Any]]
     explanations: Mapping[int, Iterator[None]]
     propensities_N: Float32 | None
-    priors_B: Sequence[Sequence[float]]
+    weights_B: Sequence[Weights]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
     promise_holds: bool
@@ -246,7 +245,7 @@ class Retriever:
 
     def check_options(self, options: SearchOptions) -> None:
         """Check options for queries to this release; raises InvalidRequestError."""
-        ResolvedQuery.from_options(options, self._dials_of_queries, self.catalogue)
+        ResolvedQuery.from_options(options, self._dials_of_queries.read(options), self.catalogue)
 
     def reads_columns(self, options: SearchOptions) -> bool:
         """Return whether an answer follows from columns of labels, which patches change."""
@@ -307,29 +306,16 @@ class Retriever:
         """
         if (view := self.at()) is not self:
             return view.retrieve(queries, draws, explain_later=explain_later)
-        started = perf_counter()
-        prefixes = [f"queries.{index}." for index in range(len(queries))]
-        histories = [
-            self._histories.read(
-                query,
-                prefix,
-                self.catalogue,
-                self.overlay,
-                counted=self._dials_of_queries.read_cooccurrence(query, prefix) != 0,
-            )
-            for query, prefix in zip(queries, prefixes, strict=True)
-        ]
-        resolved = [
-            ResolvedQuery.from_options(
-                query, self._dials_of_queries, self.catalogue, prefix=prefix, history=history, at=self._as_of
-            )
-            for query, prefix, history in zip(queries, prefixes, histories, strict=True)
-        ]
-        given = {
-            place: self._read_vector(query, resolved[place].bias_removal, f"queries.{place}")
-            for place, query in enumerate(queries)
-            if query.vector is not None
-        }
+        started, catalogue = perf_counter(), self.catalogue
+        resolved, histories, given = list[ResolvedQuery](), list[History](), dict[int, Float32]()
+        for position, query in enumerate(queries):
+            prefix = f"queries.{position}."
+            weights = self._dials_of_queries.read(query, prefix, self._as_of)
+            history = self._histories.read(query, prefix, catalogue, self.overlay, counted=weights.cooccurrence != 0)
+            histories.append(history)
+            resolved.append(ResolvedQuery.from_options(query, weights, catalogue, prefix=prefix, history=history))
+            if query.vector is not None:
+                given[position] = self._read_vector(query, weights.bias_removal, f"queries.{position}")
         if len(given) == len(queries):
             vectors_BD, inputs = np.stack(list(given.values())), dict[str, Any]()
         else:
@@ -339,45 +325,41 @@ class Retriever:
                 vectors_BD[list(given)] = list(given.values())
         if self._centre_D is not None:
             vectors_BD = vectors_BD - self._centre_D
+        ids = self._histories.count_ids(queries, inputs, histories, catalogue)
         bases: list[Basis] = ["model"] * len(queries)
-        if unknown := self._of_nothing(inputs, given):
+        if ids.of_nothing and self.bundle.ranks_by_popularity:
+            unknown = [position for position in ids.of_nothing if position not in given]
             vectors_BD = vectors_BD.copy()
             vectors_BD[unknown] = 0
-        for place in unknown:
-            resolved[place], bases[place] = self._by_popularity(resolved[place])
-        arms = [query.arm for query in queries]
-        named: list[dict[str, Any]] = [
-            {"basis": basis}
-            if arm is None
-            else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name, "basis": basis}
-            for arm, basis in zip(arms, bases, strict=True)
-        ]
+            for position in unknown:
+                resolved[position], bases[position] = self._by_popularity(resolved[position])
         fixed = self.bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
-        explained = {
-            place: (0.0, 0.0)
-            if (fixed and place in given) or bases[place] != "model"
-            else self._dials_of_queries.reach(resolved[place].popularity)
-            for place, query in enumerate(queries)
-            if query.explain
-        }
-        ids = self._histories.count_ids(queries, inputs, histories, self.catalogue)
-        judged_at_B = np.array(
-            [self._judged_at(*query) for query in zip(queries, resolved, bases, strict=True)], np.float32
-        )
+        named, explained = list[dict[str, Any]](), dict[int, tuple[float, float]]()
+        judged_at_B = np.full(len(queries), np.nan, np.float32)
+        for position, (query, of_query, basis) in enumerate(zip(queries, resolved, bases, strict=True)):
+            arm = query.arm
+            named.append(
+                {"basis": basis}
+                if arm is None
+                else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name, "basis": basis}
+            )
+            if query.explain:
+                explained[position] = (
+                    (0.0, 0.0)
+                    if (fixed and position in given) or basis != "model"
+                    else self._dials_of_queries.reach(of_query.weights.popularity)
+                )
+            excludes_otherwise = query.exclude_history not in (None, self.manifest.exclude_history)
+            arranged = of_query.explore or of_query.floors or of_query.diversity is not None or of_query.restrictions
+            if self._promise_holds and basis == "model" and not arranged and not excludes_otherwise:
+                judged_at_B[position] = of_query.weights.judged_at
         retrieval = self._answer(
-            self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained, ids, judged_at_B,
-            bases,
+            self._by_query, vectors_BD, inputs, resolved, named, draws, started, [query.arm for query in queries],
+            explained, ids, judged_at_B, bases,
         )  # fmt: skip
         for steps in () if explain_later else retrieval.explanations.values():
             deque(steps, maxlen=0)
         return retrieval
-
-    def _of_nothing(self, inputs: Inputs, with_vector: Collection[int]) -> list[int]:
-        """List the queries of which the tower knows nothing, by their positions in the batch [METHODS §6]."""
-        if not inputs or not self.bundle.ranks_by_popularity:
-            return []
-        nothing_b = np.flatnonzero(says_nothing(self.encoder.features, inputs)).tolist()
-        return [place for place in nothing_b if place not in with_vector]
 
     def judged_at(
         self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
@@ -388,37 +370,19 @@ class Retriever:
     def _by_popularity(self, query: ResolvedQuery) -> tuple[ResolvedQuery, Basis]:
         """Return a query that labels answer by log π, and ω·c if its history is known."""
         together = self.manifest.cooccurrence
-        if together is None or self._boost(query) is None:
-            return replace(query, bias_removal=0.0, popularity=1.0), "popularity"
-        weight = together.without_towers(query.cooccurrence)
-        return replace(query, bias_removal=0.0, popularity=1.0, cooccurrence=weight), "cooccurrence"
-
-    def _judged_at(self, query: Query, resolved: ResolvedQuery, basis: Basis) -> float:
-        others = query.exclude_history is not None and query.exclude_history != self.manifest.exclude_history
-        others = others or not self._promise_holds or basis != "model"
-        arranged = resolved.explore or resolved.floors or resolved.diversity is not None
-        if resolved.restrictions or arranged or others:
-            return math.nan
-        return self.judged_at(
-            resolved.bias_removal, resolved.popularity, resolved.cooccurrence, self._signed(resolved.priors)
-        )
-
-    def _signed(self, weights_P: Float32) -> list[float]:
-        """Return the weights that an answer id holds: of all priors, or the table's if others are default."""
-        first = len(self.bundle.priors.of_table)
-        if not first and weights_P is self._dials_of_queries.defaults_P:
-            return []
-        weights: list[float] = weights_P.tolist()
-        return weights[:first] if weights[first:] == self._dials_of_queries.defaults_P[first:].tolist() else weights
+        weights = query.weights._replace(bias_removal=0.0, popularity=1.0)
+        if together is not None and self._boost(query) is not None:
+            weights = weights._replace(cooccurrence=together.without_towers(weights.cooccurrence))
+            return query._replace(weights=weights), "cooccurrence"
+        return query._replace(weights=weights), "popularity"
 
     def _boost(self, query: ResolvedQuery) -> Boost | None:
         """Compute ω·c of a query; None if it adds nothing."""
-        cooccurrence = self.bundle.cooccurrence
-        if cooccurrence is None or not query.cooccurrence or not query.history_H.size:
+        cooccurrence, weight = self.bundle.cooccurrence, query.weights.cooccurrence
+        if cooccurrence is None or not weight or not query.history_H.size:
             return None
         term = cooccurrence.term(self._built(query.history_H))
-        rows_C = self.overlay.served(term.rows_C)
-        values_C = np.float32(query.cooccurrence) * term.values_C
+        rows_C, values_C = self.overlay.served(term.rows_C), np.float32(weight) * term.values_C
         if rows_C is not term.rows_C:
             order_C = np.argsort(rows_C)
             rows_C, values_C = rows_C[order_C], values_C[order_C]
@@ -506,7 +470,8 @@ class Retriever:
         resolved: list[ResolvedQuery] = []
         for request in requests:
             of_request = self.rows_of(request)
-            of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue, at=self._as_of)
+            weights = self._dials_of_labels.read(request, at=self._as_of)
+            of_labels = ResolvedQuery.from_options(request, weights, self.catalogue)
             alone = request.by == "cooccurrence"
             if alone and self.bundle.cooccurrence is None:
                 raise InvalidRequestError(
@@ -532,7 +497,7 @@ class Retriever:
         """
         started, resolved = perf_counter(), list[ResolvedQuery]()
         for options, left_out in searches:
-            query = ResolvedQuery.from_options(options, self._dials_of_labels, self.catalogue)
+            query = ResolvedQuery.from_options(options, self._dials_of_labels.read(options), self.catalogue)
             resolved += [query.leaving_out(rows_R) for rows_R in left_out]
         return self._answer(self._by_label, vectors_BD, {}, resolved, [{}] * len(resolved), None, started)
 
@@ -580,11 +545,18 @@ class Retriever:
         temperature = self.manifest.temperature
         tree = self.bundle.proposal is not None
         parts = parts_of_scores(
-            self.catalogue, self.bundle.priors, batch, temperature, rows_K, scores_K, shift=query.shift, tree=tree
+            self.catalogue,
+            self.bundle.priors,
+            batch,
+            temperature,
+            rows_K,
+            scores_K,
+            shift=query.weights.shift,
+            tree=tree,
         )
         among = yield from intervals(ranker, batch, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
-            history_H = self._built(query.history_H if query.cooccurrence else NO_ROWS)
+            history_H = self._built(query.history_H if query.weights.cooccurrence else NO_ROWS)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
             entries_H = self.catalogue.ids_of(history_H).to_pylist()
             parts = [
@@ -617,17 +589,18 @@ class Retriever:
     ) -> Retrieval:
         """Rank labels for embedded queries; `named` has the first fields of each result."""
         encoded = perf_counter()
-        bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
-        popularity_B = np.array([query.popularity for query in resolved], np.float32)
+        weights_B = [query.weights for query in resolved]
+        bias_removal_B, popularity_B, cooccurrence_B = np.array([of[:3] for of in weights_B], np.float32).T
         filters = [query.filter for query in resolved]
-        weighed = any(query.weighed for query in resolved)
-        priors_BP = np.stack([query.priors for query in resolved]) if weighed else None
-        boosts_B = [self._boost(query) for query in resolved]
-        boosted = any(boost is not None for boost in boosts_B)
-        batch = Batch(
-            vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B if boosted else None,
-            np.array([basis == "model" for basis in bases], np.float32) if any(map("model".__ne__, bases)) else None,
-        )  # fmt: skip
+        weighed = any(weights.weighed for weights in weights_B)
+        priors_BP = np.stack([weights.priors_P for weights in weights_B]) if weighed else None
+        boosts_B = None if self.bundle.cooccurrence is None else [self._boost(query) for query in resolved]
+        if boosts_B is not None and boosts_B.count(None) == len(boosts_B):
+            boosts_B = None
+        bias_B = None
+        if bases and bases.count("model") < len(bases):
+            bias_B = np.array([basis == "model" for basis in bases], np.float32)
+        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B, bias_B)
         depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
         rows_B, scores_B = rank_each(ranker, batch, depths)
         draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
@@ -644,20 +617,20 @@ class Retriever:
                 certain = len(rows_B[place]) - sum(explored_B[place].slots.values())
                 floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
         searched = perf_counter()
-        ends_B = list(accumulate(map(len, rows_B)))
-        raw_B, scores_B = scores_B, [
-            scores_K + np.float32(query.shift) if query.shift else scores_K
-            for query, scores_K in zip(resolved, scores_B, strict=True)
-        ]  # fmt: skip
+        ends_B, raw_B = list(accumulate(map(len, rows_B))), list(scores_B)
+        for place, weights in enumerate(weights_B):
+            if weights.shift:
+                scores_B[place] = scores_B[place] + np.float32(weights.shift)
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
         if not np.isfinite(scores_N).all():
             place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
             raise InvalidRequestError(
                 "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
             )
-        propensities_N = np.ones(len(rows_N), np.float32)
-        shown_N = self.catalogue.shown(rows_N)
-        labels_N = [{**shown, "score": score} for shown, score in zip(shown_N, scores_N, strict=True)]
+        propensities_N = np.ones(len(rows_N), np.float32) if explored_B else None
+        labels_N = [
+            {**shown, "score": score} for shown, score in zip(self.catalogue.shown(rows_N), scores_N, strict=True)
+        ]
         results, explanations, unmet = [], dict[int, Iterator[None]](), 0
         for place, (query, end) in enumerate(zip(resolved, ends_B, strict=True)):
             start = end - len(rows_B[place])
@@ -665,13 +638,13 @@ class Retriever:
             if query.display is not None:
                 for label in labels:
                     label["display"] = {name: of for name, of in label["display"].items() if name in query.display}
-            result = {**named[place], "labels": labels}
-            result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
+            weights, result = query.weights, {**named[place], "labels": labels}
+            result["bias_removal"], result["popularity"] = weights.bias_removal, weights.popularity
             if self.bundle.cooccurrence is not None:
-                result["cooccurrence"] = query.cooccurrence
-            if self.bundle.priors.of_table or query.weighed:
+                result["cooccurrence"] = weights.cooccurrence
+            if weights.weighed or self.bundle.priors.of_table:
                 result |= _weights_json(self.bundle.priors, query)
-            if place in explored_B:
+            if propensities_N is not None and place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):
                     label["propensity"] = propensity
@@ -684,7 +657,7 @@ class Retriever:
                 unmet += any(floor["met"] < floor["n"] for floor in result["floors"])
             if place in explained:
                 explanations[place] = self._explain(
-                    ranker, replace(batch.subset(np.array([place])), k=query.k), query, rows_B[place], raw_B[place],
+                    ranker, batch.subset(np.array([place]))._replace(k=query.k), query, rows_B[place], raw_B[place],
                     explained[place], labels, prices_K,
                 )  # fmt: skip
             if place in pools:
@@ -704,7 +677,7 @@ class Retriever:
             explanations=explanations,
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
-            cooccurrence_B=np.array([query.cooccurrence for query in resolved], np.float32),
+            cooccurrence_B=cooccurrence_B,
             judged_at_B=np.full(len(resolved), np.nan, np.float32) if judged_at_B is None else judged_at_B,
             rows_N=rows_N,
             scores_N=scores_N,
@@ -713,10 +686,10 @@ class Retriever:
             counts_N=counts_N,
             arms_B=arms_B if any(arms_B) else None,
             restrictions_B=restrictions_B if any(restrictions_B) else None,
-            propensities_N=propensities_N if explored_B else None,
+            propensities_N=propensities_N,
             explored=slots_of(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
-            priors_B=[self._signed(query.priors) for query in resolved],
+            weights_B=weights_B,
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
@@ -731,7 +704,7 @@ class Retriever:
 def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:
     """Return the weights of an answer: of all priors of the table, and of the others that are not 0."""
     shown: dict[str, Any] = {} if query.decay is None else {"decay": query.decay.model_dump()}
-    for prior, weight in zip(priors.settings, query.priors, strict=True):
+    for prior, weight in zip(priors.settings, query.weights.priors_P, strict=True):
         if prior.source == "table" or (weight and prior.source != "date"):
             shown.setdefault(prior.group, {})[prior.key] = weight
     return shown

@@ -534,8 +534,8 @@ class Service:
             if key is None or not (wanted[place] or is_event):
                 continue
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
-            dials = result["bias_removal"], result["popularity"], result.get("cooccurrence", 0.0)
-            priors = retrieval.priors_B[place]
+            weights = retrieval.weights_B[place]
+            dials, priors = weights[:3], weights.signed
             labels = [label["id"] for label in result["labels"]]
             promised = retrieval.promise_holds and result.get("basis", "model") == "model"
             answer_id, name = sign_answer(

@@ -96,7 +96,7 @@ class TreeRanker:
 
     def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
         """Score label rows; see `Ranker.scores`."""
-        scores_B = self._at_zero.scores(replace(batch, bias_removal_B=np.zeros_like(batch.bias_removal_B)), rows_B)
+        scores_B = self._at_zero.scores(batch._replace(bias_removal_B=np.zeros_like(batch.bias_removal_B)), rows_B)
         if not batch.bias_removal_B.any():
             return scores_B
         z_BZ = self._project(batch)

@@ -256,7 +256,7 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     }[filtered]
     ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
     picked = np.arange(0, 200, 4)
-    asked = replace(batch.subset(picked), bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
+    asked = batch.subset(picked)._replace(bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
     found_BK, rows_BK = ranker.rank(asked)
     exact_BL = f_BL[picked] + bias_removal * log_p_BL[picked]
     if filter_ is not None:
