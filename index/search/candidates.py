@@ -9,6 +9,8 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 
+_COLUMNS_A_GROUP = 16
+"""Columns whose largest score `best_columns` looks at first; a group's maximum is quicker to find than its order."""
 NO_ROW = -1
 """Row that fills an answer with fewer candidates than requested; its score is −inf."""
 
@@ -43,6 +45,29 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
     if (scores_BK[:, -1] == -np.inf).any():
         rows_BK[scores_BK == -np.inf] = NO_ROW
     return scores_BK, rows_BK
+
+
+def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
+    """Find the k best columns of every row, as scores float32 [B, k], descending, and columns int64 [B, k].
+
+    Equal scores are in the order of their columns. −inf and −1 fill the places of missing results.
+    """
+    queries, columns = scores_BL.shape
+    scores_BK, columns_BK = no_results(queries, k)
+    groups = columns // _COLUMNS_A_GROUP
+    least_B = None
+    if groups > k:  # k columns at least reach the k-th best of the groups' maxima
+        grouped = scores_BL[:, : groups * _COLUMNS_A_GROUP].reshape(queries, _COLUMNS_A_GROUP, groups)
+        least_B = np.partition(grouped.max(axis=1), groups - k, axis=1)[:, groups - k]
+    for query, scores_L in enumerate(scores_BL):
+        # Written so that NaN, which compares with nothing, is among the candidates.
+        columns_C = np.arange(columns) if least_B is None else (~(scores_L < least_B[query])).nonzero()[0]
+        scores_C = scores_L.take(columns_C)
+        order_K = (-scores_C).argsort(kind="stable")[:k]
+        scores_BK[query, : len(order_K)], columns_BK[query, : len(order_K)] = scores_C[order_K], columns_C[order_K]
+    if scores_BK[:, -1].min() == -np.inf:
+        columns_BK[scores_BK == -np.inf] = NO_ROW
+    return scores_BK, columns_BK
 
 
 def kth_best(scores_BC: Float32, k: int) -> Float32:

@@ -189,6 +189,12 @@ class FaissIndex:
         return lists_L
 
     @cached_property
+    def columns(self) -> Float32:
+        """Get the rows of a flat index as columns, float32 [E, L], which a product reads twice as fast."""
+        stored_LE = faiss.rev_swig_ptr(self.index.get_xb(), self.labels * self.index.d).reshape(self.labels, -1)
+        return np.ascontiguousarray(stored_LE.T)
+
+    @cached_property
     def centroids(self) -> Float32:
         """Get the centroids of an inverted file, float32 [C, E]."""
         centroids_CE: Float32 = self.index.quantizer.reconstruct_n(0, self.index.nlist)

@@ -374,6 +374,19 @@ class OverlaySearcher:
             above_R[~self._of_added(filter_).mask(self._buckets_M)[places_R]] = -np.inf
         return np.concatenate([below_R, above_R])
 
+    def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:
+        """Score all rows of index and overlay, like `index.Searcher.all_scores`."""
+        below_BL = self._base.all_scores(queries_BE, [filter_ and self._of_base(filter_) for filter_ in filters])
+        if below_BL is None:
+            return None
+        above_BM = queries_BE @ self._rows_ME.T
+        if self._in_use_M is not None:
+            above_BM[:, ~self._in_use_M] = -np.inf
+        for above_M, filter_ in zip(above_BM, filters, strict=True):
+            if filter_ is not None:
+                above_M[~self._of_added(filter_).mask(self._buckets_M)] = -np.inf
+        return np.concatenate([below_BL, above_BM], axis=1)
+
     def _of_base(self, filter_: Filter) -> Filter | None:
         """Get the part of a filter for labels of the index; None if all of them pass."""
         exclude, allow = (

@@ -16,7 +16,7 @@ from longtail.bundle import Augmentation, Inputs
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.sets import is_among
 from longtail.index import Filter
-from longtail.index.search.candidates import no_results, top_k
+from longtail.index.search.candidates import best_columns, no_results, top_k
 from longtail.index.search.eligible import Eligible
 
 NO_ROWS = np.empty(0, np.int64)
@@ -65,7 +65,7 @@ class Batch(NamedTuple):
     filters: Sequence[Filter | None]
     k: int
     priors_BP: Float32 | None = None
-    boosts_B: Sequence[Boost | None] | None = None
+    boosts_B: list[Boost | None] | None = None
     bias_B: Float32 | None = None
 
     def subset(self, queries_b: Int64) -> Batch:
@@ -105,6 +105,9 @@ class Ranker(Protocol):
         Raises InvalidRequestError like `rank`.
         """
 
+    def all_scores(self, batch: Batch) -> Float32 | None:
+        """Score every label without ω·c, float32 [B, L]; −inf where not eligible. None: they are too many."""
+
 
 class LabelSearcher(Protocol):
     """Finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
@@ -118,6 +121,9 @@ class LabelSearcher(Protocol):
 
     def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
         """Compute inner products of some rows, ascending, with one query, [R]; −inf where not eligible."""
+
+    def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:
+        """Compute inner products of all rows, [B, L]; −inf where not eligible. None: they are too many."""
 
 
 class HidingSearcher(LabelSearcher, Protocol):
@@ -173,6 +179,11 @@ class IndexRanker:
             for query_E, rows_R, filter_ in zip(self._augmented(batch), rows_B, batch.filters, strict=True)
         ]
 
+    def all_scores(self, batch: Batch) -> Float32 | None:
+        """Score every label; see `Ranker.all_scores`."""
+        products_BL = self._searcher.all_scores(self._augmented(batch), batch.filters)
+        return None if products_BL is None else products_BL / np.float32(self._augmentation.temperature)
+
     def _augmented(self, batch: Batch) -> Float32:
         bias_B = 1.0 if batch.bias_B is None else batch.bias_B
         return self._augmentation.queries(
@@ -194,8 +205,17 @@ class BoostingRanker:
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """Rank labels; see `Ranker.rank`."""
         boosts_B = batch.boosts_B
-        if boosts_B is None or all(boost is None for boost in boosts_B):  # those of some queries of a batch
+        if boosts_B is None or boosts_B.count(None) == len(boosts_B):  # those of some queries of a batch
             return self._dense.rank(batch)
+        if (scores_BL := self._dense.all_scores(batch)) is not None:
+            for scores_L, boost in zip(scores_BL, boosts_B, strict=True):
+                if boost is not None and boost.alone:
+                    scores_C = np.where(scores_L[boost.rows_C] > -np.inf, boost.values_C, np.float32(-np.inf))
+                    scores_L[:] = -np.inf
+                    scores_L[boost.rows_C] = scores_C
+                elif boost is not None:
+                    scores_L[boost.rows_C] += boost.values_C
+            return best_columns(scores_BL, batch.k)
         if all(boost is not None and boost.alone for boost in boosts_B):
             scores_BK, rows_BK = no_results(len(boosts_B), batch.k)
         else:
@@ -221,6 +241,10 @@ class BoostingRanker:
     def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
         """Score label rows without ω·c; see `Ranker.scores`."""
         return self._dense.scores(batch, rows_B)
+
+    def all_scores(self, batch: Batch) -> Float32 | None:
+        """Score every label without ω·c; see `Ranker.all_scores`."""
+        return self._dense.all_scores(batch)
 
 
 def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:

@@ -105,6 +105,10 @@ class TreeRanker:
             for query, (scores_R, rows_R, weight) in enumerate(zip(scores_B, rows_B, batch.bias_removal_B, strict=True))
         ]
 
+    def all_scores(self, batch: Batch) -> Float32 | None:
+        """Return None, as the tree scores candidates alone, unless λ is 0; see `Ranker.all_scores`."""
+        return None if batch.bias_removal_B.any() else self._at_zero.all_scores(batch)
+
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
         """Rank queries of one group, λ ≠ 0, from `reach` candidates of either source."""
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B, part.priors_BP)

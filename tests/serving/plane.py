@@ -114,6 +114,9 @@ class ExactSearcher:
         scores_L[rows_1L[rows_1L >= 0]] = scores_1L[rows_1L >= 0]
         return scores_L[rows_R]
 
+    def all_scores(self, queries_BE: np.ndarray, filters: Sequence[Filter | None]) -> None:
+        """Say that the labels are too many, so that candidates are merged as those of an approximate index."""
+
 
 def plane_bundle(prefix: str = "") -> Bundle:
     """The plane; every label's id may start with something that tells two releases apart."""
