@@ -21,6 +21,8 @@ from longtail.bundle.errors import require
 
 _MAX_KEPT = 1 << 16
 """Size at which the cache of found ids is emptied."""
+_ALL_KEPT = 1 << 13
+"""Largest table whose ids are all cached, about 1 MB, so that unknown ids are not searched for."""
 _CHUNK = 1 << 16
 _STEP = 128
 """Every 128th id in order is kept in memory as bytes; a bisection starts between two of them."""
@@ -46,7 +48,8 @@ class IdRows(Mapping[str, int]):
         large = pa.types.is_large_string(ids.type)
         self.ids = ids if large or pa.types.is_string(ids.type) else ids.cast(pa.string())
         self._stored_order_L = order_L
-        self._kept: dict[str, int] = {}
+        self._is_whole = len(ids) <= _ALL_KEPT
+        self._kept = dict(zip(self.ids.to_pylist(), range(len(ids)), strict=True)) if self._is_whole else {}
         _, offsets, text = self.ids.buffers()
         self._offset_of = memoryview(offsets or b"").cast("B").cast("q" if large else "i")[self.ids.offset :]
         self._text = memoryview(text or b"").cast("B")
@@ -80,12 +83,11 @@ class IdRows(Mapping[str, int]):
     def get(self, id_: str, default: int | None = None) -> int | None:  # type: ignore[override]
         """Get the row of an id, or the default."""
         row = self._kept.get(id_)
-        if row is None:
+        if row is None and not self._is_whole:
             row = self._find(id_)
-            if row is None:
-                return default
-            self._keep({id_: row})
-        return row
+            if row is not None:
+                self._keep({id_: row})
+        return default if row is None else row
 
     def __contains__(self, id_: object) -> bool:
         return isinstance(id_, str) and self.get(id_) is not None
@@ -100,7 +102,7 @@ class IdRows(Mapping[str, int]):
     def of(self, ids: Sequence[str]) -> list[int | None]:
         """Get the rows of some ids, in order; None for an id that is not in the table."""
         rows = list(map(self._kept.get, ids))
-        if None not in rows:
+        if self._is_whole or None not in rows:
             return rows
         places = [place for place, row in enumerate(rows) if row is None]
         missing = [ids[place] for place in places]
@@ -112,7 +114,8 @@ class IdRows(Mapping[str, int]):
 
     def forget(self) -> None:
         """Empty the cache of found ids."""
-        self._kept = {}
+        if not self._is_whole:
+            self._kept = {}
 
     def _keep(self, rows: dict[str, int]) -> None:
         if len(self._kept) + len(rows) > _MAX_KEPT:

@@ -40,11 +40,13 @@ class CountedIds(NamedTuple):
 
     def sums(self) -> dict[IdKind, NamedIds]:
         """Add up the queries."""
-        kinds: tuple[tuple[IdKind, list[tuple[int, int]]], ...] = ("query", self.query), ("history", self.history)
-        return {
-            kind: NamedIds(sum([ids > 0 for ids, _ in counts]), *map(sum, zip(*counts, strict=True)))
-            for kind, counts in kinds
-        }
+        sums = dict[IdKind, NamedIds]()
+        for kind, counts in (("query", self.query), ("history", self.history)):
+            senders = all_ids = all_unknown = 0
+            for ids, unknown in counts:
+                senders, all_ids, all_unknown = senders + (ids > 0), all_ids + ids, all_unknown + unknown
+            sums[cast("IdKind", kind)] = NamedIds(senders, all_ids, all_unknown)
+        return sums
 
 
 class Histories:

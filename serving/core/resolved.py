@@ -111,8 +111,9 @@ class ResolvedQuery(NamedTuple):
                 beyond=beyond,
             )
         if history.left_out.size:
-            left_out = distinct(history.left_out)
-            filter_ = Filter(exclude=left_out) if filter_ is None else _leaving_out(filter_, left_out)
+            # A search takes rows in any order; sorting them would cost more than the rest of this function.
+            left_out = history.left_out
+            filter_ = Filter(exclude=left_out) if filter_ is None else _leaving_out(filter_, distinct(left_out))
         arranged = options.max_per or options.mmr is not None or options.pool is not None
         return cls(
             k,

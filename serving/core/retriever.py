@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -73,7 +73,7 @@ _LARGEST_NORM = 1e12
 """Largest norm of a query's vector; scores of longer vectors could overflow float32."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Retrieval(AnsweredBatch):
     """Answers to a batch of queries, with the figures that monitoring counts.
 
@@ -603,13 +603,14 @@ class Retriever:
         batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B, bias_B)
         depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
         rows_B, scores_B = rank_each(ranker, batch, depths)
-        draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
+        pools, explored_B = dict[int, int](), dict[int, Explored]()
         if any(query.diversity is not None for query in resolved):
             pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
         floored, exploring = dict[int, Floored](), dict[int, Candidates]()
         if any(query.floors for query in resolved):
             floored, exploring = fill_each(ranker, batch, resolved, (rows_B, scores_B), pools, self.catalogue)
         if any(query.explore for query in resolved):
+            draws = draws or Draws()
             explored_B = explore_each(
                 ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws, exploring
             )
@@ -644,7 +645,7 @@ class Retriever:
                 result["cooccurrence"] = weights.cooccurrence
             if weights.weighed or self.bundle.priors.of_table:
                 result |= _weights_json(self.bundle.priors, query)
-            if propensities_N is not None and place in explored_B:
+            if propensities_N is not None and draws is not None and place in explored_B:
                 propensities_N[start:end] = explored_B[place].propensities_K
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):
                     label["propensity"] = propensity
@@ -695,7 +696,7 @@ class Retriever:
                 "allow": sum([query.unknown_allow for query in resolved]),
             },
             ids={} if ids is None else ids.sums(),
-            bases=Counter(bases),
+            bases={basis: bases.count(basis) for basis in {*bases}},
             promise_holds=self._promise_holds,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )

@@ -54,7 +54,7 @@ class NamedIds(NamedTuple):
     unknown: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AnsweredBatch:
     """One answered batch of queries.
 

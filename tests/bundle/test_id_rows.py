@@ -1,4 +1,5 @@
 import tracemalloc
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -22,13 +23,16 @@ def test_ids_have_their_rows_one_by_one_and_together(count: int, kind: pa.DataTy
     assert [ROWS.get(id_) for id_ in asked] == expected
 
 
+@pytest.mark.parametrize("all_kept", [0, 4])
 @pytest.mark.parametrize("count", [1, 300])
-def test_ids_that_no_column_holds_are_absent(count: int) -> None:
-    rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
+def test_ids_that_no_column_holds_are_absent(count: int, all_kept: int) -> None:
+    with patch("longtail.bundle.id_rows._ALL_KEPT", all_kept):
+        rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
     odd = ["\ud800", "ä" * 299, "a", "x" * 1_000_000]
     assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
 
 
+@patch("longtail.bundle.id_rows._ALL_KEPT", 100)
 @given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_every_id_is_found_and_no_other(ids: list[str]) -> None:

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from longtail.bundle import Labels
 from longtail.serving.core.catalogue import Catalogue
@@ -32,7 +33,8 @@ def test_a_label_takes_bytes_and_no_objects() -> None:
     assert held / COUNT <= 30
 
 
-def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None:
+def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.bundle.id_rows._ALL_KEPT", 10)
     catalogue = Catalogue(make_bundle(labels=50).labels, np.zeros((50, 1), np.float32))
 
     def asked() -> tuple[object, ...]:
