@@ -272,6 +272,7 @@ class ReleaseFollower:
         use_one_openmp_thread()
         while not self._stopping.is_set():
             self._read_changes()
+            self._service.monitoring.flush()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))
 
     def _read_changes(self) -> None:

@@ -62,6 +62,7 @@ from longtail.serving.events import EventSink
 from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import Monitoring, OfflineFigures
+from longtail.serving.monitoring.records import AnsweredSearch
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys, StoreError
 
@@ -453,14 +454,14 @@ class Service:
             return [[next(step, step) is step] for _ in searches]
         if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
-            self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
+            self.monitoring.metrics.count_searches([sum(each.count for each in to_embed)], waited, [seconds])
             return vectors
         if isinstance(searches[0].options[0], QueriesFor):
             requests = [one for search in searches if isinstance(one := search.options[0], QueriesFor)]
             rankings = queries_for(retriever, requests)
             encoded = iter([orjson.dumps(ranking, option=orjson.OPT_SERIALIZE_NUMPY) for ranking in rankings])
             seconds = {"search": perf_counter() - started}
-            self.monitoring.metrics.count_search(sum(len(search.options) for search in searches), waited, seconds)
+            self.monitoring.metrics.count_searches([sum(len(search.options) for search in searches)], waited, [seconds])
             return [[*islice(encoded, len(search.options))] for search in searches]
         names = [
             f"{place}:{search.name}"
@@ -508,10 +509,9 @@ class Service:
         lines: Sequence[bytes],
     ) -> None:
         """Count the answers of a batch, record a share of them as events, and send a share to the staged release."""
-        self.monitoring.metrics.count_search(len(retrieval.results), waited, retrieval.seconds)
-        self.monitoring.count_answers(retrieval, retrieval.unknown)
-        if queries and self.settings.groups:
-            self.monitoring.metrics.count_groups([query.features for query in queries], retrieval)
+        features_B = [query.features for query in queries] if queries and self.settings.groups else None
+        search = AnsweredSearch(retrieval, retrieval.unknown, waited, retrieval.seconds, features_B)
+        self.monitoring.count_answers(search)
         if lines:
             self.monitoring.count_dropped(self._events.offer(lines))
         if queries and self.mirror.staged is not None:
@@ -713,7 +713,7 @@ class Service:
         self.mirror.close()
         self._changes.close()
         self._events.close()
-        self.monitoring.figures.close()
+        self.monitoring.close()
 
     def _read_changes(self) -> None:
         staged = self.mirror.staged

@@ -22,9 +22,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,9 +39,25 @@ from longtail.bundle.forecast import ForecastSettings
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import DECILES, OfflineFigures, OfflineRecall, Promises
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES, AnsweredBatch, ChosenLabels
+from longtail.serving.monitoring.records import (
+    ID_KINDS,
+    RESTRICTIONS,
+    SOURCES,
+    AnsweredBatch,
+    AnsweredSearch,
+    ChosenLabels,
+)
 from longtail.serving.monitoring.report import make_report, report_metrics
-from longtail.serving.monitoring.ring import DIALS, KINDS, SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
+from longtail.serving.monitoring.ring import (
+    DIALS,
+    KINDS,
+    LATENCY_BINS,
+    SUFFIX,
+    MinuteRing,
+    ShownLabels,
+    count_dials,
+    latency_bin,
+)
 from longtail.serving.monitoring.verdict import Signal, judge
 from longtail.serving.monitoring.workers import Seat, Workers
 
@@ -48,6 +66,8 @@ logger = logging.getLogger(__name__)
 _REPORT_SECONDS = 1.0
 _DAY = 86_400
 _BUCKETS = len(BUCKET_NAMES)
+_MOST_WAITING = 1024
+"""Requests, and searches, that wait to be counted at most."""
 _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 
 
@@ -174,14 +194,14 @@ class LiveFigures:
                 counted.shown.count(answered.rows_N, now)
         return exposures, judged.deciles
 
-    def count_request(self, seconds: float, status: int) -> None:
-        """Count a request that was answered; a status of 500 and above is an error."""
-        if self._current is not None:
+    def count_requests(self, seconds: Sequence[float], statuses: Sequence[int]) -> None:
+        """Count requests that were answered; a status of 500 and above is an error."""
+        if seconds and self._current is not None:
             with self._ring_lock:
                 counts = self._ring.at(self._clock(), self._current.name)
-                counts["requests"] += 1
-                counts["errors"] += status >= 500
-                counts["latency"][latency_bin(seconds)] += 1
+                counts["requests"] += len(seconds)
+                counts["errors"] += sum([status >= 500 for status in statuses])
+                counts["latency"] += np.bincount([*map(latency_bin, seconds)], minlength=LATENCY_BINS)
 
     def count(self, name: Literal["shed", "dropped"], amount: int = 1) -> None:
         """Count requests that were refused because the queue was full, or events that could not be kept."""
@@ -318,7 +338,8 @@ def _judge(answered: AnsweredBatch, promises: Promises | None) -> _Judged:
 class Monitoring:
     """Counts the outcomes of one worker in both views. Thread-safe.
 
-    Outcomes that only one view shows are counted there directly: `metrics.timeouts.inc()`.
+    Requests and answers wait until `flush` counts them together, which takes a tenth of the time. Outcomes that only
+    one view shows are counted there directly: `metrics.timeouts.inc()`.
 
     Args:
         seat: this worker's place on the workers' board; None: this worker is alone.
@@ -328,6 +349,9 @@ class Monitoring:
         self.metrics = metrics
         self.figures = figures
         self.seat = seat or Seat(Workers(), 0)
+        self._requests = deque[tuple[str, int, float]]()
+        self._searches = deque[AnsweredSearch]()
+        self._flushing = threading.Lock()
 
     def count_request(self, route: str, status: int, seconds: float, *, preview: bool = False) -> None:
         """Count a request that has ended.
@@ -338,19 +362,64 @@ class Monitoring:
         if preview:
             self.metrics.count_preview(status)
             return
-        self.metrics.count_request(route, status, seconds)
-        # Refused requests take no time, and would make the latency look better than it is.
-        if route in _TRAFFIC_ROUTES and not 400 <= status < 500:
-            self.figures.count_request(seconds, status)
+        self._requests.append((route, status, seconds))
+        if len(self._requests) >= _MOST_WAITING:
+            self.flush()
+
+    def count_answers(self, search: AnsweredSearch) -> None:
+        """Count a search for a batch of queries, and its answers."""
+        self._searches.append(search)
+        if len(self._searches) >= _MOST_WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Count the requests and answers that wait."""
+        with self._flushing:
+            by_route = defaultdict[str, list[tuple[int, float]]](list)
+            for _ in range(len(self._requests)):
+                route, status, duration = self._requests.popleft()
+                by_route[route].append((status, duration))
+            for route, requests in by_route.items():
+                statuses, seconds = zip(*requests, strict=True)
+                self.metrics.count_requests(route, statuses, seconds)
+                if route in _TRAFFIC_ROUTES:
+                    # Refused requests take no time, and would make the latency look better than it is.
+                    answered = [request for request in requests if not 400 <= request[0] < 500]
+                    self.figures.count_requests([of[1] for of in answered], [of[0] for of in answered])
+            by_release = defaultdict[str, list[AnsweredSearch]](list)
+            for _ in range(len(self._searches)):
+                search = self._searches.popleft()
+                by_release[search.batch.release].append(search)
+            for searches in by_release.values():
+                self._count_searches(searches)
+
+    def _count_searches(self, searches: Sequence[AnsweredSearch]) -> None:
+        """Count searches of one release."""
+        waited = [*chain.from_iterable([search.waited for search in searches])]
+        timed = [search for search in searches if search.seconds]
+        self.metrics.count_searches([len(of.batch.ends_B) for of in timed], waited, [of.seconds for of in timed])
+        unknown = Counter[str]()
+        for search in searches:
+            unknown.update(search.unknown)
+            if search.features_B is not None:
+                self.metrics.count_groups(search.features_B, search.batch)
+        batch = AnsweredBatch.joined([search.batch for search in searches])
+        self.metrics.count_answers(batch, unknown, *self.figures.count_answers(batch))
+
+    def report(self) -> dict[str, Any]:
+        """Return the report of GET /v1/monitoring; see `LiveFigures.report`."""
+        self.flush()
+        return self.figures.report()
+
+    def scrape(self) -> bytes:
+        """Return all series; see `Metrics.scrape`."""
+        self.flush()
+        return self.metrics.scrape()
 
     def count_shed(self) -> None:
         """Count a request that was refused because a queue was full."""
         self.metrics.shed.inc()
         self.figures.count("shed")
-
-    def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
-        """Count an answered batch, and its unknown ids by `exclude` and `allow`."""
-        self.metrics.count_answers(batch, unknown, *self.figures.count_answers(batch))
 
     def count_choice(self, chosen: ChosenLabels) -> None:
         """Count the chosen labels of an event that was stored."""
@@ -366,5 +435,11 @@ class Monitoring:
         forecast: ForecastSettings | None = None, cooccurrence_until: float | None = None,
     ) -> None:  # fmt: skip
         """Count later answers as this release's."""
+        self.flush()
         self.figures.begin_release(release, buckets_L, promises, offline)
         self.metrics.begin_release(release, forecast, cooccurrence_until)
+
+    def close(self) -> None:
+        """Count what waits, and close the files."""
+        self.flush()
+        self.figures.close()

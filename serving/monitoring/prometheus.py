@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -184,27 +185,34 @@ class Metrics(Collector):
         for collector in (self, *others):
             self._shown.register(collector)
 
-    def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Count one answered request."""
+    def count_requests(self, route: str, statuses: Sequence[int], seconds: Sequence[float]) -> None:
+        """Count answered requests of one route."""
         by_status, durations = self._of_route[route]
-        by_status[status // 100 - 2].inc()
-        durations.observe(seconds)
+        for status in statuses:
+            by_status[status // 100 - 2].inc()
+        observe_all(durations, seconds)
 
     def count_preview(self, status: int) -> None:
         """Count one answered preview."""
         self._previews[status // 100 - 2].inc()
 
-    def count_search(self, queries: int, waited: Sequence[float], stage_seconds: Mapping[str, float]) -> None:
-        """Count one search.
+    def count_searches(
+        self, queries: Sequence[int], waited: Sequence[float], stage_seconds: Sequence[Mapping[str, float]]
+    ) -> None:
+        """Count searches.
 
         Args:
-            waited: seconds that each request of the search waited in the queue.
+            queries: number of queries of each search.
+            waited: seconds that each request of the searches waited in the queue.
+            stage_seconds: duration of each search's stages.
         """
-        self._batch_queries.observe(queries)
-        for seconds in waited:
-            self._of_stage["queue"].observe(seconds)
-        for stage, seconds in stage_seconds.items():
-            self._of_stage[stage].observe(seconds)
+        observe_all(self._batch_queries, queries)
+        seconds_of: dict[str, list[float]] = {"queue": [*waited]}
+        for of_search in stage_seconds:
+            for stage, seconds in of_search.items():
+                seconds_of.setdefault(stage, []).append(seconds)
+        for stage, seconds_S in seconds_of.items():
+            observe_all(self._of_stage[stage], seconds_S)
 
     def count_answers(
         self, batch: AnsweredBatch, unknown: Mapping[str, int], exposures: Int64, deciles: Int64 | None
@@ -232,8 +240,7 @@ class Metrics(Collector):
         for dial, weights_B in zip(
             self._dials, (batch.bias_removal_B, batch.popularity_B, batch.cooccurrence_B), strict=True
         ):
-            for weight in weights_B.tolist():
-                dial.observe(weight)
+            observe_all(dial, weights_B)
         for bucket, count in batch.explored.items():
             self._explored[bucket].inc(count)
         queries, unmet = batch.floored
@@ -318,6 +325,17 @@ class Metrics(Collector):
     def scrape(self) -> bytes:
         """Return all series in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._shown)
+
+
+def observe_all(histogram: Histogram, values: npt.ArrayLike) -> None:
+    """Observe some values, as `Histogram.observe` does each of them."""
+    values_V = np.asarray(values, np.float64)
+    if len(values_V):
+        at_V = np.searchsorted(histogram._upper_bounds, values_V)
+        for bucket, count in enumerate(np.bincount(at_V).tolist()):
+            if count:
+                histogram._buckets[bucket].inc(count)
+        histogram._sum.inc(float(values_V.sum()))
 
 
 class _GroupSeries:

@@ -5,9 +5,13 @@ Legend: `B` queries, `N` answered labels of all queries, `L` labels of the relea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from longtail.bundle.arrays import Float32, Int8, Int64
 
@@ -86,6 +90,72 @@ class AnsweredBatch:
     restrictions_B: Sequence[Sequence[Restriction]] | None = None
     ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)
     bases: Mapping[Basis, int] = field(default_factory=dict)
+
+    @staticmethod
+    def joined(batches: Sequence[AnsweredBatch]) -> AnsweredBatch:
+        """Join answered batches of one release."""
+        if len(batches) == 1:
+            return batches[0]
+        sizes = [len(batch.ends_B) for batch in batches]
+        starts = accumulate([batch.ends_B[-1] if batch.ends_B else 0 for batch in batches], initial=0)
+        columns = {
+            name: np.concatenate([getattr(batch, name) for batch in batches])
+            for name in (
+                "bias_removal_B", "popularity_B", "cooccurrence_B", "judged_at_B", "rows_N", "scores_N", "buckets_N",
+                "counts_N",
+            )
+        }  # fmt: skip
+        ids: dict[IdKind, NamedIds] = {}
+        for batch in batches:
+            for kind, more in batch.ids.items():
+                ids[kind] = NamedIds(*map(sum, zip(ids.get(kind, (0, 0, 0)), more, strict=True)))
+        return AnsweredBatch(
+            release=batches[0].release,
+            ends_B=[start + end for start, batch in zip(starts, batches, strict=False) for end in batch.ends_B],
+            explored=_added([batch.explored for batch in batches]),
+            floored=(sum([batch.floored[0] for batch in batches]), sum([batch.floored[1] for batch in batches])),
+            arms_B=_optional([batch.arms_B for batch in batches], sizes, None),
+            restrictions_B=_optional([batch.restrictions_B for batch in batches], sizes, ()),
+            ids=ids,
+            bases=_added([batch.bases for batch in batches]),
+            **columns,
+        )
+
+
+def _added(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
+    """Add up the counts of each key."""
+    total: Counter[Any] = Counter()
+    for more in counts:
+        total.update(more)
+    return dict(total)
+
+
+def _optional(columns: Sequence[Sequence[Any] | None], sizes: Sequence[int], missing: Any) -> list[Any] | None:
+    """Join columns, [B] each, with `missing` for the queries of a column that is None; None if all are."""
+    if not any(columns):
+        return None
+    joined = list[Any]()
+    for column, size in zip(columns, sizes, strict=True):
+        joined += [missing] * size if column is None else column
+    return joined
+
+
+class AnsweredSearch(NamedTuple):
+    """What is counted of one search for a batch of queries.
+
+    Attributes:
+        batch: the answers.
+        unknown: numbers of unknown ids in `exclude` and in `allow`.
+        waited: seconds that each request of the search waited in the queue.
+        seconds: duration of each stage.
+        features_B: features of each query, for groups of them; None: they are not counted by groups.
+    """
+
+    batch: AnsweredBatch
+    unknown: Mapping[str, int]
+    waited: Sequence[float] = ()
+    seconds: Mapping[str, float] = {}
+    features_B: Sequence[Mapping[str, Any] | None] | None = None
 
 
 Source = Literal["feedback", "organic"]

@@ -96,7 +96,7 @@ class Following:
         return self.service.retriever().retrieve([Query.model_validate(QUERY)]).results[0]
 
     def failures(self) -> int:
-        scraped = self.service.monitoring.metrics.scrape().decode().splitlines()
+        scraped = self.service.monitoring.scrape().decode().splitlines()
         return int(float(next(line for line in scraped if line.startswith(FAILURES)).split()[-1]))
 
     def check_refused(self, log: pytest.LogCaptureFixture, *named: str) -> None:

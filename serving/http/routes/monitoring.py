@@ -42,7 +42,7 @@ async def feedback(request: Request) -> Response:
 async def monitoring(request: Request) -> Response:
     """Report exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
     service = service_of(request)
-    report = await service.read(service.monitoring.figures.report)
+    report = await service.read(service.monitoring.report)
     staged = service.mirror.staged
     told = {**report, "staged": None if staged is None else staged.name}
     return json_response(request, told)
@@ -52,7 +52,7 @@ async def monitoring(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Return all series in Prometheus' text format; METRICS.md lists them."""
     service = service_of(request)
-    scraped = await service.read(service.monitoring.metrics.scrape)
+    scraped = await service.read(service.monitoring.scrape)
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from longtail.serving.monitoring import ArmAnswer, LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE, Metrics
-from tests.serving.monitoring.shop import Clock, answered, chosen
+from longtail.serving.monitoring.records import AnsweredSearch, NamedIds
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen
 
 
 @pytest.fixture
@@ -15,14 +19,14 @@ def monitoring(live: LiveFigures) -> Monitoring:
 
 
 def series(monitoring: Monitoring) -> dict[str, float]:
-    lines = monitoring.metrics.scrape().decode().splitlines()
+    lines = monitoring.scrape().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
 def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:
     """What the report says of requests; not the report that is cached."""
     clock.pass_(1)
-    figures: dict[str, float] = monitoring.figures.report()["windows"]["5m"]["requests"]
+    figures: dict[str, float] = monitoring.report()["windows"]["5m"]["requests"]
     return figures
 
 
@@ -56,7 +60,7 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
 
 
 def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
-    monitoring.count_answers(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1})
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}))
     counted = series(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
@@ -68,13 +72,13 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     assert counted['longtail_ids_unknown_total{list="exclude"}'] == 2
     assert counted['longtail_ids_unknown_total{list="allow"}'] == 1
     clock.pass_(1)
-    figures = monitoring.figures.report()["windows"]["5m"]
+    figures = monitoring.report()["windows"]["5m"]
     assert figures["queries"] == 2
     assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
 
 
 def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
-    monitoring.count_answers(answered([[0, 1, 4]], restrictions=["buckets"]), {})
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}))
     counted = series(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
@@ -82,11 +86,11 @@ def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
 
 
 def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
-    monitoring.count_answers(answered([[0, 1, 4]] * 5, floored=(4, 1)), {})
-    monitoring.count_answers(answered([[0, 1, 4]]), {})
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]] * 5, floored=(4, 1)), {}))
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]]), {}))
     counted = series(monitoring)
     assert [counted[f'longtail_floored_queries_total{{met="{met}"}}'] for met in ("yes", "no")] == [3, 1]
-    assert monitoring.figures.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
+    assert monitoring.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
 
 
 def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
@@ -103,11 +107,42 @@ def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     assert (at, counted['longtail_choice_bias_removal_bucket{hit="no",le="0.25"}']) == ([1, 2], 0)
     assert counted['longtail_arm_choices_total{arm="tail",bucket="head",run="week-1"}'] == 1
     clock.pass_(1)
-    found = monitoring.figures.report()["windows"]["5m"]["recall"]
+    found = monitoring.report()["windows"]["5m"]["recall"]
     assert [(of["all"]["positives"], of["all"]["hits"]) for of in found.values()] == [(2, 1), (1, 0)]
 
 
 def test_dropped_events_are_in_both(monitoring: Monitoring) -> None:
     monitoring.count_dropped(2)
     assert series(monitoring)["longtail_events_dropped_total"] == 2
-    assert monitoring.figures.report()["windows"]["5m"]["dropped"] == 2
+    assert monitoring.report()["windows"]["5m"]["dropped"] == 2
+
+
+def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(
+    live: LiveFigures, clock: Clock, tmp_path: Path
+) -> None:
+    other = LiveFigures(tmp_path / "other", clock=clock)
+    other.begin_release("r1", BUCKETS, None)
+    live.begin_release("r1", BUCKETS, None)
+    batches = [
+        answered([[0, 1, 4], [0, 8, 12]], floored=(2, 1)),
+        answered([[]], bias_removal=2.5),
+        answered([[3]], restrictions=["buckets"], ids={"query": NamedIds(1, 2, 1)}),
+        replace(answered([[5, 6], [7]]), arms_B=[None, ArmAnswer("week-1", "tail", 7)], explored={2: 3}),
+        replace(answered([[9]], cooccurrence=0.7, ids={"query": NamedIds(1, 1, 0)}), bases={"model": 1}),
+    ]
+    found = []
+    for figures, together in ((live, True), (other, False)):
+        monitoring = Monitoring(Metrics(["/v1/retrieve"]), figures)
+        for position, batch in enumerate(batches):
+            monitoring.count_request("/v1/retrieve", 200 + 300 * (position % 2), 0.004 * position)
+            seconds = {"encode": 0.001, "search": 0.25 * position, "answer": 3.0}
+            monitoring.count_answers(AnsweredSearch(batch, {"exclude": position, "allow": 1}, [0.001, 20.0], seconds))
+            if not together:
+                monitoring.flush()
+        found.append((series(monitoring), monitoring.report()))
+    of_process = "process_", "python_", "longtail_coverage_", "longtail_gini"
+    first, second = (
+        {name: of for name, of in counted.items() if not name.startswith(of_process)} for counted, _ in found
+    )
+    assert first == pytest.approx(second)
+    assert found[0][1] == found[1][1]
