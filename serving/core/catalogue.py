@@ -59,7 +59,7 @@ class Catalogue:
             name: len(name) + _PUNCTUATION + column.nbytes / max(1, len(column))
             for name, column in self._display.items()
         }
-        self._columns_bytes = sum(self._column_bytes.values())
+        self.label_bytes = _LABEL_BYTES + sum(self._column_bytes.values())
         self._shown_of_row: dict[int, dict[str, Any]] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
@@ -82,7 +82,7 @@ class Catalogue:
     def mean_bytes(self, display: bool | Sequence[str]) -> float:
         """Estimate the mean JSON size of a label, in bytes, with all, none or some display columns."""
         if isinstance(display, bool):
-            return _LABEL_BYTES + (self._columns_bytes if display else 0)
+            return self.label_bytes if display else _LABEL_BYTES
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
     def id_of(self, row: int) -> str:

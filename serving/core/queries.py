@@ -291,20 +291,8 @@ class SearchOptions(RequestModel):
         return floors
 
     @property
-    def restricted(self) -> bool:
-        """Whether the client restricts the eligible labels, so that the answer does not represent the release."""
-        return bool(self.restrictions)
-
-    @property
-    def arranged(self) -> bool:
-        """Whether the client arranges the labels otherwise than by score, so that no promise holds for the answer."""
-        return bool(self.max_per or self.mmr or self.at_least)
-
-    @property
     def restrictions(self) -> tuple[Restriction, ...]:
         """Return the options by which the client restricts the eligible labels."""
-        if self.buckets is None and self.allow is None and not self.filter:
-            return ()
         used = {"buckets": self.buckets is not None, "allow": self.allow is not None, "filter": bool(self.filter)}
         return tuple(name for name in RESTRICTIONS if used[name])
 
@@ -316,7 +304,8 @@ class SearchOptions(RequestModel):
     @property
     def extra(self) -> int:
         """Estimate what the search costs beyond `depth`, in labels."""
-        return self.searched + self.listed
+        listed = entries(self.lists)
+        return self.searched + listed if self.max_per or self.explore or self.at_least else listed
 
     @property
     def searched(self) -> int:
@@ -326,10 +315,12 @@ class SearchOptions(RequestModel):
         return pooled + sum([_OTHER_SEARCH + labels for labels in others])
 
     @property
-    def listed(self) -> int:
-        """Count the entries of lists."""
-        filters = [self.filter, *(floor.filter for floor in self.at_least)]
-        return entries([self.exclude, self.allow, self.display, *_operands(filters)])
+    def lists(self) -> list[object]:
+        """Return the values that may be long lists, which are read entry by entry."""
+        values: list[object] = [self.exclude, self.allow, self.display]
+        if self.filter or self.at_least:
+            values += _operands([self.filter, *(floor.filter for floor in self.at_least)])
+        return values
 
 
 def _operands(filters: Sequence[Mapping[str, JsonValue]]) -> list[JsonValue]:
@@ -380,9 +371,9 @@ class Query(SearchOptions):
     """The query's arm of an experiment; None without an experiment."""
 
     @property
-    def extra(self) -> int:
-        """Estimate what the search costs beyond `depth`, in labels."""
-        return super().extra + entries([self.history, *(self.features or {}).values()])
+    def lists(self) -> list[object]:
+        """Return the values that may be long lists, which are read entry by entry."""
+        return [*super().lists, self.history, *(self.features or {}).values()]
 
     def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
         """Return the query with the settings of its arm."""
@@ -444,7 +435,7 @@ class SimilarQuery(OfLabels, SearchOptions):
     @property
     def extra(self) -> int:
         """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
-        return self.searched + self.listed // 8
+        return self.searched + entries(self.lists) // 8
 
     @model_validator(mode="after")
     def _one_of_id_and_ids(self) -> Self:

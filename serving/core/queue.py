@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from functools import reduce
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import faiss
 
@@ -39,8 +40,7 @@ _LABELS_A_QUERY = 200
 """Labels whose search costs about as much time as a query does besides."""
 
 
-@dataclass(slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Cost of one request, or of all waiting requests.
 
     Attributes:
@@ -54,22 +54,21 @@ class Cost:
     bytes: float = 0.0
     extra: int = 0
 
-    @property
-    def turn(self) -> int:
-        """Estimate the time that the search of the labels takes, in labels."""
-        return self.labels + self.extra
-
-    @property
-    def work(self) -> int:
-        """Estimate the time that the request takes, in labels."""
-        return _LABELS_A_QUERY * self.queries + self.turn
-
-    def add(self, more: Cost, times: int = 1) -> None:
+    def plus(self, more: Cost, times: int = 1) -> Cost:
         """Add another cost; −1 times to take it off."""
-        self.queries += times * more.queries
-        self.labels += times * more.labels
-        self.bytes += times * more.bytes
-        self.extra += times * more.extra
+        return Cost(
+            self.queries + times * more.queries,
+            self.labels + times * more.labels,
+            self.bytes + times * more.bytes,
+            self.extra + times * more.extra,
+        )
+
+
+_NO_COST = Cost()
+_GATHERING_SECONDS = 0.0003
+"""Longest time that a request waits on an idle queue for others."""
+_BUSY_QUERIES, _BATCHES_A_TRIAL, _MANY = 300, 32, 1 << 30
+"""Queries in a second from which a queue is busy; batches between two that wait for any number."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +93,36 @@ class _Client(Generic[Work, Result]):
     start: int
     order: int
     jobs: deque[_Job[Work, Result]] = field(default_factory=deque)
-    cost: Cost = field(default_factory=Cost)
+    cost: Cost = _NO_COST
+
+
+class _Together:
+    """Learns how many queries come within `_GATHERING_SECONDS` of each other on a busy queue.
+
+    Clients that wait for their answers come back together once they were answered together. One batch in 32 waits the
+    whole time, to find out for how many the next ones should wait; one that waits in vain ends the waiting.
+
+    Attributes:
+        wanted: queries that a batch of an idle queue waits for.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = 1
+        self._batches = self._queries = 0
+        self._begun, self._busy = 0.0, False
+
+    def learn(self, queries: int, now: float) -> None:
+        """Take notice of a batch that an idle queue begins, with the queries that have come."""
+        self._batches, self._queries = self._batches + 1, self._queries + queries
+        if now - self._begun >= 1:
+            self._busy = self._queries >= _BUSY_QUERIES * (now - self._begun)
+            self._begun, self._queries = now, 0
+        if not self._busy:
+            self.wanted = 1
+        elif self._batches % _BATCHES_A_TRIAL == 0:
+            self.wanted = _MANY
+        elif queries < self.wanted:
+            self.wanted = queries
 
 
 class SearchQueue(Generic[Work, Result]):
@@ -132,10 +160,11 @@ class SearchQueue(Generic[Work, Result]):
         self._time, self._order = 0, count()
         self._starts: dict[str, int] = {}
         """Virtual times before which clients may not start again that left while others waited."""
-        self._waiting = Cost()
+        self._waiting = _NO_COST
         self._running = 0
         self._closed = False
         self._unannounced = 0
+        self._together, self._wanted = _Together(), 1
         self._threads = [
             threading.Thread(target=self._answer_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
         ]
@@ -167,11 +196,11 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         pieces = deque(zip(range(len(works)), works, costs, strict=True))
         job = _Job[Work, Result](key, pieces, [None] * len(works), loop.create_future(), perf_counter())
-        cost = Cost()
-        for piece_cost in costs:
-            cost.add(piece_cost)
+        cost = costs[0] if len(costs) == 1 else reduce(Cost.plus, costs)
         with self._changed:
-            waiting_client = self._clients.get(client) or self._joined(client)
+            waiting_client = self._clients.get(client)
+            if waiting_client is None:  # its turn is at the present virtual time, or after the work that it has taken
+                waiting_client = _Client(max(self._starts.get(client, 0), self._time), next(self._order))
             # An empty queue takes any request, so that one larger than the limits is answered too.
             held, waiting, limit = waiting_client.cost, self._waiting, self._limit
             if (
@@ -204,7 +233,8 @@ class SearchQueue(Generic[Work, Result]):
                     for _, _, cost in job.pieces:
                         self._count(waiting_client, cost, -1)
                     job.pieces.clear()
-                    self._forget_if_idle(client)
+                    if not waiting_client.jobs:
+                        self._forget(client)
 
     def close(self) -> None:
         """Stop the threads after the waiting requests are answered."""
@@ -214,16 +244,9 @@ class SearchQueue(Generic[Work, Result]):
         for thread in self._threads:
             thread.join()
 
-    def _joined(self, client: str) -> _Client[Work, Result]:
-        """Create a client that starts at the present virtual time, or after the work that it has taken."""
-        return _Client(max(self._starts.get(client, 0), self._time), next(self._order))
-
-    def _forget_if_idle(self, name: str) -> None:
+    def _forget(self, name: str) -> None:
         """Drop a client without jobs, but keep the earliest time of its next start."""
-        client = self._clients[name]
-        if not client.jobs:
-            del self._clients[name]
-            self._starts[name] = client.start
+        self._starts[name] = self._clients.pop(name).start
 
     def _full(self, held: Cost, cost: Cost) -> QueueFullError:
         """Create the error that names the first limit which a request exceeds."""
@@ -240,7 +263,8 @@ class SearchQueue(Generic[Work, Result]):
     def _announce(self) -> None:
         """Wake search threads after the event loop has queued all requests it had read."""
         with self._changed:
-            self._changed.notify(self._unannounced)
+            if self._waiting.queries >= self._wanted:
+                self._changed.notify(self._unannounced)
         self._unannounced = 0
 
     def _time_out(self, job: _Job[Work, Result]) -> None:
@@ -274,17 +298,25 @@ class SearchQueue(Generic[Work, Result]):
         """
         with self._changed:
             while True:
-                oldest = min((client.jobs[0].since for client in self._clients.values()), default=None)
+                oldest = min([client.jobs[0].since for client in self._clients.values()], default=None)
                 if oldest is None:
                     if self._closed:
                         return []
                     self._changed.wait()
                     continue
-                # While a batch runs, requests gather until the next batch is full or the window has passed.
-                left = oldest + self._window - perf_counter()
-                if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
+                # While a batch runs, requests gather until the next batch is full or the window has passed. Those that
+                # keep coming together gather on an idle queue, too.
+                window, wanted = self._window, self._max_batch
+                if not self._running:
+                    window, wanted = _GATHERING_SECONDS, self._together.wanted
+                left = oldest + window - perf_counter()
+                if self._waiting.queries >= wanted or left <= 0:
                     break
+                self._wanted = wanted
                 self._changed.wait(left)
+            self._wanted = 1
+            if not self._running:
+                self._together.learn(min(self._waiting.queries, self._max_batch), perf_counter())
             self._running += 1
             batch, queries, labels, key = list[_Piece[Work, Result]](), 0, 0, None
             in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]
@@ -294,23 +326,22 @@ class SearchQueue(Generic[Work, Result]):
                 client = self._clients[name]
                 job = client.jobs[0]
                 position, work, cost = job.pieces[0]
-                fits = (
-                    queries + cost.queries <= self._max_batch
-                    and labels + cost.turn <= LABELS_PER_QUERY * self._max_batch
-                )
+                turn = cost.labels + cost.extra
+                fits = queries + cost.queries <= self._max_batch and labels + turn <= LABELS_PER_QUERY * self._max_batch
                 if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
                 self._time = max(self._time, start)
-                client.start, client.order = start + cost.work, next(self._order)
+                client.start, client.order = start + _LABELS_A_QUERY * cost.queries + turn, next(self._order)
                 job.pieces.popleft()
                 batch.append((job, position, work))
-                queries, labels, key = queries + cost.queries, labels + cost.turn, job.key
+                queries, labels, key = queries + cost.queries, labels + turn, job.key
                 self._count(client, cost, -1)
                 if not job.pieces:
                     client.jobs.popleft()
                 if client.jobs:
                     heappush(in_turn, (client.start, client.order, name))
-                self._forget_if_idle(name)
+                else:
+                    self._forget(name)
             if not self._clients:  # what was taken while others waited is settled
                 self._time = max(self._time, *self._starts.values())
                 self._starts.clear()
@@ -318,8 +349,7 @@ class SearchQueue(Generic[Work, Result]):
 
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
         """Add a job's cost to the waiting costs, or subtract it with `times=-1`."""
-        for waiting in (client.cost, self._waiting):
-            waiting.add(cost, times)
+        client.cost, self._waiting = client.cost.plus(cost, times), self._waiting.plus(cost, times)
 
 
 def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:

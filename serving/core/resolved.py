@@ -58,6 +58,7 @@ class ResolvedQuery(NamedTuple):
         explore: numbers of slots to draw at random, by bucket; all above 0.
         diversity: settings of diversity; None: labels are answered by score alone.
         floors: least numbers of labels of some kinds.
+        represents: whether the answer represents the release: the client neither restricts nor arranges it.
     """
 
     k: int
@@ -73,6 +74,7 @@ class ResolvedQuery(NamedTuple):
     diversity: Diversity | None = None
     floors: Sequence[Floor] = ()
     restrictions: tuple[Restriction, ...] = ()
+    represents: bool = True
 
     @classmethod
     def from_options(
@@ -128,6 +130,7 @@ class ResolvedQuery(NamedTuple):
             diversity=_diversity(options, k, catalogue, prefix) if arranged else None,
             floors=_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
             restrictions=options.restrictions if restricts else (),
+            represents=not (restricts or options.max_per or options.mmr or options.at_least),
         )
 
     def like(self, row: int, *, alone: bool) -> ResolvedQuery:

@@ -82,6 +82,7 @@ class Retrieval(AnsweredBatch):
         explanations: unfinished explanations by the query's position; each is in its result once it has ended.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
         weights_B: the weights of each query's score.
+        represents_B: whether each answer represents the release: the client neither restricts nor arranges it.
         unknown: number of unknown ids in all `exclude` and in all `allow`.
         promise_holds: whether the labels available are nearly those of which the release's promises were measured.
     """
@@ -90,6 +91,7 @@ class Retrieval(AnsweredBatch):
     explanations: Mapping[int, Iterator[None]]
     propensities_N: Float32 | None
     weights_B: Sequence[Weights]
+    represents_B: Sequence[bool]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
     promise_holds: bool
@@ -350,8 +352,8 @@ class Retriever:
                     else self._dials_of_queries.reach(of_query.weights.popularity)
                 )
             excludes_otherwise = query.exclude_history not in (None, self.manifest.exclude_history)
-            arranged = of_query.explore or of_query.floors or of_query.diversity is not None or of_query.restrictions
-            if self._promise_holds and basis == "model" and not arranged and not excludes_otherwise:
+            is_plain = of_query.represents and not of_query.explore and not excludes_otherwise
+            if self._promise_holds and basis == "model" and is_plain:
                 judged_at_B[position] = of_query.weights.judged_at
         retrieval = self._answer(
             self._by_query, vectors_BD, inputs, resolved, named, draws, started, [query.arm for query in queries],
@@ -691,6 +693,7 @@ class Retriever:
             explored=slots_of(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
             weights_B=weights_B,
+            represents_B=[query.represents for query in resolved],
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),

@@ -409,18 +409,26 @@ class Service:
             catalogue = (retriever.queries if isinstance(search.options[0], QueriesFor) else retriever).catalogue
             # Bytes are an estimate, before the labels are known: every label takes the mean size.
             costs = [
-                Cost(1, each.depth, min(each.k, catalogue.labels) * catalogue.mean_bytes(each.display), each.extra)
-                for each in search.options
+                Cost(
+                    1,
+                    options.depth,
+                    min(options.k, catalogue.labels)
+                    * (catalogue.label_bytes if options.display is True else catalogue.mean_bytes(options.display)),
+                    options.extra,
+                )
+                for options in search.options
             ]
         if len(costs) == 1:
             return [(search, costs[0])]
         sums, starts = list[Cost](), list[int]()
         for position, cost in enumerate(costs):
-            last = sums[-1] if sums else Cost(most)
-            if last.queries == most or last.turn + cost.turn > LABELS_PER_QUERY * most:
+            together = sums[-1].plus(cost) if sums else cost
+            is_full = together.queries > most or together.labels + together.extra > LABELS_PER_QUERY * most
+            if not sums or is_full:
                 starts.append(position)
-                sums.append(last := Cost())
-            last.add(cost)
+                sums.append(cost)
+            else:
+                sums[-1] = together
         if len(sums) == 1:
             return [(search, sums[0])]
         ends = [*starts[1:], len(costs)]
@@ -463,18 +471,18 @@ class Service:
             seconds = {"search": perf_counter() - started}
             self.monitoring.metrics.count_searches([sum(len(search.options) for search in searches)], waited, [seconds])
             return [[*islice(encoded, len(search.options))] for search in searches]
-        names = [
-            f"{place}:{search.name}"
-            for search in searches
-            for place in (range(len(search.options)) if search.in_request is None else search.in_request)
-        ]
         asked = [each for search in searches for each in search.options if isinstance(each, SearchOptions)]
+        draws = None
+        if any(options.explore for options in asked):
+            positions = [range(len(of.options)) if of.in_request is None else of.in_request for of in searches]
+            pairs = [(search.name, position) for search, at in zip(searches, positions, strict=True) for position in at]
+            draws = Draws(self._lottery, [f"{position}:{name}" for name, position in pairs])
         queries = [each for each in asked if isinstance(each, Query)]
-        similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
-        draws = Draws(self._lottery, names)
-        retrieval = (
-            retriever.retrieve(queries, draws, explain_later=True) if queries else retriever.similar(similar, draws)
-        )
+        if queries:
+            retrieval = retriever.retrieve(queries, draws, explain_later=True)
+        else:
+            similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
+            retrieval = retriever.similar(similar, draws)
         if not searches[0].preview:
             wanted, lines = [search.answer_ids for search in searches for _ in search.options], list[bytes]()
             if any(wanted) or settings.answer_share or retrieval.arms_B:
@@ -537,11 +545,12 @@ class Service:
             weights = retrieval.weights_B[place]
             dials, priors = weights[:3], weights.signed
             labels = [label["id"] for label in result["labels"]]
-            promised = retrieval.promise_holds and result.get("basis", "model") == "model"
+            represents = retrieval.represents_B[place]
+            promised = represents and retrieval.promise_holds and result.get("basis", "model") == "model"
             answer_id, name = sign_answer(
                 key, now, release, dials, labels,
                 priors=priors, arm=arm, propensities_K=propensities_K,
-                restricted=query.restricted or query.arranged or not promised,
+                restricted=not promised,
             )  # fmt: skip
             if wanted[place]:
                 result["answer_id"] = answer_id
@@ -550,7 +559,7 @@ class Service:
                     kind="answer", time=now, answer=name, answered_at=now, release=retrieval.release,
                     bias_removal=float(dials[0]), popularity=float(dials[1]), cooccurrence=float(dials[2]),
                     priors=priors or None,
-                    restricted=query.restricted or query.arranged, labels=labels, positions=list(range(len(labels))),
+                    restricted=not represents, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=retrieval.buckets_N[start:end].tolist(),
                     features=recorded_features(features, self.settings),

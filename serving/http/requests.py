@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -151,11 +151,16 @@ def at_most(count: int, limit: int, what: str, field: str) -> None:
         raise InvalidRequestError(f"expected at most {limit} {what}, received {count}", field=field)
 
 
-def check_lengths(features: Mapping[str, JsonValue] | None, field: str) -> None:
-    """Raise InvalidRequestError if a list or object among features is too long."""
-    for name, value in (features or {}).items():
-        if isinstance(value, list | dict):
-            at_most(len(value), MAX_IDS, "entries", f"{field}.{name[:_LONGEST_NAME]}")
+def check_lengths(features_B: Iterable[Mapping[str, JsonValue] | None], field: str) -> None:
+    """Raise InvalidRequestError if a list or object among the features of a query is too long.
+
+    Args:
+        field: of the features of a query, with `{}` for its position.
+    """
+    for position, features in enumerate(features_B):
+        for name, value in (features or {}).items():
+            if isinstance(value, list | dict) and len(value) > MAX_IDS:
+                at_most(len(value), MAX_IDS, "entries", f"{field.format(position)}.{name[:_LONGEST_NAME]}")
 
 
 def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, field: str) -> None:

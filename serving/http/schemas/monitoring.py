@@ -23,8 +23,8 @@ class FeedbackRequest(Body):
     def check_limits(self, settings: Settings) -> None:
         """Check the number of events, and features that are recorded."""
         at_most(len(self.events), settings.max_queries, "events", "events")
+        check_lengths([event.features for event in self.events], "events.{}.features")
         for index, event in enumerate(self.events):
-            check_lengths(event.features, f"events.{index}.features")
             check_recorded(event.features, settings, f"events.{index}.features")
 
 

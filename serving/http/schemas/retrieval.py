@@ -57,17 +57,17 @@ class RetrieveRequest(Body):
 
     def check_limits(self, settings: Settings) -> None:
         """Check every query, and the sum of k over all queries."""
-        at_most(len(self.queries), settings.max_queries, "queries", "queries")
-        explained = [place for place, query in enumerate(self.queries) if query.explain]
-        if explained and (len(explained) > 1 or self.queries[explained[0]].k > _EXPLAINED):
+        queries = self.queries
+        at_most(len(queries), settings.max_queries, "queries", "queries")
+        explained = [place for place, query in enumerate(queries) if query.explain]
+        if explained and (len(explained) > 1 or queries[explained[0]].k > _EXPLAINED):
             raise InvalidRequestError(
                 f"expected one query with explain, of k <= {_EXPLAINED}: it takes some hundred searches; received "
-                f"{len(explained)}, the first of k = {self.queries[explained[0]].k}",
+                f"{len(explained)}, the first of k = {queries[explained[0]].k}",
                 field=f"queries.{explained[-1]}.explain",
             )
-        for place, query in enumerate(self.queries):
-            check_lengths(query.features, f"queries.{place}.features")
-        _check_options(self.queries, settings, [f"queries.{place}." for place in range(len(self.queries))], "queries")
+        check_lengths([query.features for query in queries], "queries.{}.features")
+        _check_options(queries, settings, "queries.{}.", "queries")
 
 
 class SimilarRequest(SimilarQuery, Body):
@@ -80,7 +80,7 @@ class SimilarRequest(SimilarQuery, Body):
     def check_limits(self, settings: Settings) -> None:
         """Check the options, and the sum of k over all ids."""
         at_most(len(self.labels), settings.max_queries, "ids", "ids")
-        _check_options([self] * len(self.labels), settings, [""] * len(self.labels), "k")
+        _check_options([self] * len(self.labels), settings, "", "k")
 
 
 class QueriesRequest(QueriesFor, Body):
@@ -92,29 +92,27 @@ class QueriesRequest(QueriesFor, Body):
         """Check the options, and the sum of k over all labels."""
         count = max(1, len(self.labels))
         at_most(count, settings.max_queries, "ids", "ids")
-        check_lengths(self.features, "features")
-        _check_options([self] * count, settings, [""] * count, "k")
+        check_lengths([self.features], "features")
+        _check_options([self] * count, settings, "", "k")
 
 
-def _check_options(
-    queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefixes: Sequence[str], whole: str
-) -> None:
+def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefix: str, whole: str) -> None:
     """Raise InvalidRequestError if the options of queries exceed a limit, singly or together.
 
     Args:
-        prefixes: prefix of the fields in each query's errors, such as `queries.0.`.
+        prefix: prefix of the fields in a query's errors, with `{}` for its position.
         whole: field in errors of all queries together.
     """
     total, limit = 0, max(settings.max_total_k, settings.max_k)
-    for options, prefix in zip(queries, prefixes, strict=True):
+    for position, options in enumerate(queries):
         if options.k > settings.max_k:
             raise InvalidRequestError(
-                f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k"
+                f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix.format(position)}k"
             )
         for column, condition in options.filter.items():
             for operator, values in condition.items() if isinstance(condition, dict) else ():
                 if isinstance(values, list):
-                    field = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
+                    field = f"{prefix.format(position)}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
                     at_most(len(values), MAX_IDS, "values", field)
         total += options.depth
     if total > limit:
@@ -135,8 +133,7 @@ class EmbedRequest(ToEmbed, Body):
         """Check the number of requested vectors."""
         name = "queries" if self.labels is None else "labels"
         at_most(self.count, settings.max_queries, name, name)
-        for place, query in enumerate(self.queries or ()):
-            check_lengths(query.features, f"queries.{place}.features")
+        check_lengths([query.features for query in self.queries or ()], "queries.{}.features")
 
 
 class EmbedAnswer(BaseModel):
