@@ -57,41 +57,55 @@ def served(releases: Path, state: Path) -> Iterator[str]:
         thread.join()
 
 
-def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
-    """Print the functions, then the numbers of functions, files and calls."""
+def calls_of_a_query(releases: Path | None = None) -> Counter[tuple[str, str]]:
+    """Count the calls that each of ten queries makes, by file and function; None: a synthetic release."""
     rounds: list[Counter[tuple[str, str]]] = []
     counting = False
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        own = threading.current_thread().name.startswith(("serve", "search"))
-        if counting and own and event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(str(_ROOT)):
+        serves = threading.current_thread().name.startswith(("serve", "search"))
+        if (
+            counting
+            and serves
+            and event == "call"
+            and code.co_name[0] != "<"
+            and code.co_filename.startswith(str(_ROOT))
+        ):
             file = Path(code.co_filename).relative_to(_ROOT)
             if file.parts[0] in _ROOMS:
                 rounds[-1][str(file), code.co_qualname.replace("<locals>.", "")] += 1
 
     threading.setprofile(profile)
-    with TemporaryDirectory() as scratch:
-        if releases is None:
-            releases = Path(scratch, "releases")
-            make_bundle(labels=2_000).write(Path(scratch, "bundle"))
-            Releases(releases).publish(build(Path(scratch, "bundle"), releases).name)
-        with served(releases, Path(scratch, "state")) as url:
-            features = json.load(urlopen(f"{url}/v1/release"))["example"]
-            body = json.dumps({"queries": [{"features": features, "k": 10}]}).encode()
-            request = Request(f"{url}/v1/retrieve", body, {"Content-Type": "application/json"})
-            for _ in range(_WARM):
-                urlopen(request).read()
-            time.sleep(2)  # Counters of earlier requests are written by then.
-            for _ in range(_ROUNDS):
-                rounds.append(Counter())
-                counting = True
-                urlopen(request).read()
-                time.sleep(0.02)  # Work after the answer, such as counting, is part of the path too.
-                counting = False
+    try:
+        with TemporaryDirectory() as scratch:
+            if releases is None:
+                releases = Path(scratch, "releases")
+                make_bundle(labels=2_000).write(Path(scratch, "bundle"))
+                Releases(releases).publish(build(Path(scratch, "bundle"), releases).name)
+            with served(releases, Path(scratch, "state")) as url:
+                features = json.load(urlopen(f"{url}/v1/release"))["example"]
+                body = json.dumps({"queries": [{"features": features, "k": 10}]}).encode()
+                request = Request(f"{url}/v1/retrieve", body, {"Content-Type": "application/json"})
+                for _ in range(_WARM):
+                    urlopen(request).read()
+                for _ in range(_ROUNDS):
+                    rounds.append(Counter())
+                    counting = True
+                    urlopen(request).read()
+                    time.sleep(0.02)  # Work after the answer is part of the way too.
+                    counting = False
+    finally:
+        threading.setprofile(None)
     calls = rounds[0]
-    for each in rounds[1:]:
-        calls &= each
+    for others in rounds[1:]:
+        calls &= others
+    return calls
+
+
+def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
+    """Print the functions, then the numbers of functions, files and calls."""
+    calls = calls_of_a_query(releases)
     for (file, name), count in sorted(calls.items()):
         print(f"{count:5}  {file:40} {name}")
     print(f"{len(calls)} functions in {len({file for file, _ in calls})} files, {calls.total()} calls")

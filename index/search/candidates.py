@@ -53,7 +53,7 @@ def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
     Equal scores are in the order of their columns. −inf and −1 fill the places of missing results.
     """
     queries, columns = scores_BL.shape
-    scores_BK, columns_BK = no_results(queries, k)
+    scores_BK, columns_BK = np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NO_ROW, np.int64)
     groups = columns // _COLUMNS_A_GROUP
     least_B = None
     if groups > k:  # k columns at least reach the k-th best of the groups' maxima

@@ -39,7 +39,7 @@ from longtail.state import StoreError
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS, _LAST_SECONDS = 5.0, 1.0
-_LABELS_SECONDS = 0.1
+_LABELS_SECONDS, _COUNT_SECONDS = 0.1, 0.5
 """Interval for reading label changes of other workers; this worker's own changes take effect at once."""
 _DAMAGE = (ReleaseCorruptError, ReleaseMismatchError, BundleCorruptError)
 
@@ -270,9 +270,12 @@ class ReleaseFollower:
 
     def _follow_labels(self) -> None:
         use_one_openmp_thread()
+        counted = monotonic()
         while not self._stopping.is_set():
             self._read_changes()
-            self._service.monitoring.flush()
+            if monotonic() - counted >= _COUNT_SECONDS:
+                self._service.monitoring.flush()
+                counted = monotonic()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))
 
     def _read_changes(self) -> None:

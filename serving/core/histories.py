@@ -32,21 +32,13 @@ class CountedIds(NamedTuple):
         query: for each query, all ids and unknown ids in its features.
         history: for each query, all ids and unknown ids in its histories.
         of_nothing: positions of the queries whose features are all missing or unknown to the tower [METHODS §6].
+        sums: the queries' counts, added up.
     """
 
     query: list[tuple[int, int]]
     history: list[tuple[int, int]]
     of_nothing: list[int]
-
-    def sums(self) -> dict[IdKind, NamedIds]:
-        """Add up the queries."""
-        sums = dict[IdKind, NamedIds]()
-        for kind, counts in (("query", self.query), ("history", self.history)):
-            senders = all_ids = all_unknown = 0
-            for ids, unknown in counts:
-                senders, all_ids, all_unknown = senders + (ids > 0), all_ids + ids, all_unknown + unknown
-            sums[cast("IdKind", kind)] = NamedIds(senders, all_ids, all_unknown)
-        return sums
+    sums: dict[IdKind, NamedIds]
 
 
 class Histories:
@@ -148,7 +140,13 @@ class Histories:
         if of_nothing and inputs:
             nothing_B = says_nothing(self._encoder.features, inputs)
             of_nothing = [row for row in of_nothing if nothing_B[row]]
-        return CountedIds(of_query, of_history, of_nothing if inputs else [])
+        sums = dict[IdKind, NamedIds]()
+        for kind, counts in (("query", of_query), ("history", of_history)):
+            senders = all_ids = all_unknown = 0
+            for ids, unknown in counts:
+                senders, all_ids, all_unknown = senders + (ids > 0), all_ids + ids, all_unknown + unknown
+            sums[cast("IdKind", kind)] = NamedIds(senders, all_ids, all_unknown)
+        return CountedIds(of_query, of_history, of_nothing if inputs else [], sums)
 
 
 def _texts(ids: Sequence[Any]) -> Sequence[str]:

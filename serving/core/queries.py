@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
@@ -304,8 +304,7 @@ class SearchOptions(RequestModel):
     @property
     def extra(self) -> int:
         """Estimate what the search costs beyond `depth`, in labels."""
-        listed = entries(self.lists)
-        return self.searched + listed if self.max_per or self.explore or self.at_least else listed
+        return self.searched + self._count_entries()
 
     @property
     def searched(self) -> int:
@@ -314,13 +313,12 @@ class SearchOptions(RequestModel):
         others = [*self.explore.values(), *(MOST_POOL if self.max_per else floor.n for floor in self.at_least)]
         return pooled + sum([_OTHER_SEARCH + labels for labels in others])
 
-    @property
-    def lists(self) -> list[object]:
-        """Return the values that may be long lists, which are read entry by entry."""
-        values: list[object] = [self.exclude, self.allow, self.display]
+    def _count_entries(self, more: Iterable[object] = ()) -> int:
+        """Count the entries of lists, which are read one by one."""
+        values = [self.exclude, self.allow, self.display, *more]
         if self.filter or self.at_least:
             values += _operands([self.filter, *(floor.filter for floor in self.at_least)])
-        return values
+        return sum([len(value) for value in values if isinstance(value, list | dict)])
 
 
 def _operands(filters: Sequence[Mapping[str, JsonValue]]) -> list[JsonValue]:
@@ -371,9 +369,10 @@ class Query(SearchOptions):
     """The query's arm of an experiment; None without an experiment."""
 
     @property
-    def lists(self) -> list[object]:
-        """Return the values that may be long lists, which are read entry by entry."""
-        return [*super().lists, self.history, *(self.features or {}).values()]
+    def extra(self) -> int:
+        """Estimate what the search costs beyond `depth`, in labels."""
+        listed = self._count_entries([self.history, *(self.features or {}).values()])
+        return listed + self.searched if self.max_per or self.explore or self.at_least else listed
 
     def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
         """Return the query with the settings of its arm."""
@@ -435,7 +434,7 @@ class SimilarQuery(OfLabels, SearchOptions):
     @property
     def extra(self) -> int:
         """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
-        return self.searched + entries(self.lists) // 8
+        return self.searched + self._count_entries() // 8
 
     @model_validator(mode="after")
     def _one_of_id_and_ids(self) -> Self:

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from functools import reduce
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
@@ -54,21 +53,26 @@ class Cost(NamedTuple):
     bytes: float = 0.0
     extra: int = 0
 
-    def plus(self, more: Cost, times: int = 1) -> Cost:
-        """Add another cost; −1 times to take it off."""
-        return Cost(
-            self.queries + times * more.queries,
-            self.labels + times * more.labels,
-            self.bytes + times * more.bytes,
-            self.extra + times * more.extra,
-        )
 
-
-_NO_COST = Cost()
 _GATHERING_SECONDS = 0.0003
 """Longest time that a request waits on an idle queue for others."""
 _BUSY_QUERIES, _BATCHES_A_TRIAL, _MANY = 300, 32, 1 << 30
 """Queries in a second from which a queue is busy; batches between two that wait for any number."""
+
+
+def add_up(costs: Sequence[Cost]) -> Cost:
+    """Add up some costs."""
+    queries, labels, bytes_, extra = zip(*costs, strict=True)
+    return Cost(sum(queries), sum(labels), sum(bytes_), sum(extra))
+
+
+@dataclass(slots=True)
+class Load:
+    """The costs that wait, of all clients or of one."""
+
+    queries: int = 0
+    labels: int = 0
+    bytes: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +97,7 @@ class _Client(Generic[Work, Result]):
     start: int
     order: int
     jobs: deque[_Job[Work, Result]] = field(default_factory=deque)
-    cost: Cost = _NO_COST
+    load: Load = field(default_factory=Load)
 
 
 class _Together:
@@ -160,7 +164,7 @@ class SearchQueue(Generic[Work, Result]):
         self._time, self._order = 0, count()
         self._starts: dict[str, int] = {}
         """Virtual times before which clients may not start again that left while others waited."""
-        self._waiting = _NO_COST
+        self._waiting = Load()
         self._running = 0
         self._closed = False
         self._unannounced = 0
@@ -196,13 +200,13 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         pieces = deque(zip(range(len(works)), works, costs, strict=True))
         job = _Job[Work, Result](key, pieces, [None] * len(works), loop.create_future(), perf_counter())
-        cost = costs[0] if len(costs) == 1 else reduce(Cost.plus, costs)
+        cost = costs[0] if len(costs) == 1 else add_up(costs)
         with self._changed:
             waiting_client = self._clients.get(client)
             if waiting_client is None:  # its turn is at the present virtual time, or after the work that it has taken
                 waiting_client = _Client(max(self._starts.get(client, 0), self._time), next(self._order))
             # An empty queue takes any request, so that one larger than the limits is answered too.
-            held, waiting, limit = waiting_client.cost, self._waiting, self._limit
+            held, waiting, limit = waiting_client.load, self._waiting, self._limit
             if (
                 waiting.queries
                 and begun is None
@@ -234,7 +238,7 @@ class SearchQueue(Generic[Work, Result]):
                         self._count(waiting_client, cost, -1)
                     job.pieces.clear()
                     if not waiting_client.jobs:
-                        self._forget(client)
+                        self._starts[client] = self._clients.pop(client).start
 
     def close(self) -> None:
         """Stop the threads after the waiting requests are answered."""
@@ -244,11 +248,7 @@ class SearchQueue(Generic[Work, Result]):
         for thread in self._threads:
             thread.join()
 
-    def _forget(self, name: str) -> None:
-        """Drop a client without jobs, but keep the earliest time of its next start."""
-        self._starts[name] = self._clients.pop(name).start
-
-    def _full(self, held: Cost, cost: Cost) -> QueueFullError:
+    def _full(self, held: Load, cost: Cost) -> QueueFullError:
         """Create the error that names the first limit which a request exceeds."""
         for name in ("queries", "labels", "bytes"):
             costs = self._limit, self._waiting, held, cost
@@ -302,6 +302,7 @@ class SearchQueue(Generic[Work, Result]):
                 if oldest is None:
                     if self._closed:
                         return []
+                    self._wanted = 1
                     self._changed.wait()
                     continue
                 # While a batch runs, requests gather until the next batch is full or the window has passed. Those that
@@ -340,8 +341,8 @@ class SearchQueue(Generic[Work, Result]):
                     client.jobs.popleft()
                 if client.jobs:
                     heappush(in_turn, (client.start, client.order, name))
-                else:
-                    self._forget(name)
+                else:  # its next turn is no earlier
+                    self._starts[name] = self._clients.pop(name).start
             if not self._clients:  # what was taken while others waited is settled
                 self._time = max(self._time, *self._starts.values())
                 self._starts.clear()
@@ -349,7 +350,10 @@ class SearchQueue(Generic[Work, Result]):
 
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
         """Add a job's cost to the waiting costs, or subtract it with `times=-1`."""
-        client.cost, self._waiting = client.cost.plus(cost, times), self._waiting.plus(cost, times)
+        for load in (client.load, self._waiting):
+            load.queries += times * cost.queries
+            load.labels += times * cost.labels
+            load.bytes += times * cost.bytes
 
 
 def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:

@@ -698,7 +698,7 @@ class Retriever:
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
             },
-            ids={} if ids is None else ids.sums(),
+            ids={} if ids is None else ids.sums,
             bases={basis: bases.count(basis) for basis in {*bases}},
             promise_holds=self._promise_holds,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},

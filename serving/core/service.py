@@ -44,6 +44,7 @@ from longtail.serving.core.queue import (
     BoundedExecutor,
     Cost,
     SearchQueue,
+    add_up,
     client,
     use_one_openmp_thread,
 )
@@ -327,7 +328,8 @@ class Service:
         Raises:
             ServingError: the release or the arm is unknown, the service is too busy, or a query cannot be answered.
         """
-        at, experiment = lifetimes.now(), self.experiment
+        experiment = self.experiment
+        at = None if experiment is None else lifetimes.now()
         retriever = self.retriever(release, at=at)
         search = Search(retriever, queries, None, name, preview, answer_ids)
         if experiment is None:
@@ -422,7 +424,7 @@ class Service:
             return [(search, costs[0])]
         sums, starts = list[Cost](), list[int]()
         for position, cost in enumerate(costs):
-            together = sums[-1].plus(cost) if sums else cost
+            together = add_up([*sums[-1:], cost])
             is_full = together.queries > most or together.labels + together.extra > LABELS_PER_QUERY * most
             if not sums or is_full:
                 starts.append(position)

@@ -106,7 +106,8 @@ class RequestMiddleware:
                 sent = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
                 if NO_CONTENT[0] not in dict(sent):
                     sent.append(NO_CONTENT)
-                if self._service.closes_connection():
+                service = self._service
+                if (service.draining or service.surplus_connections) and service.closes_connection():
                     sent.append((b"connection", b"close"))
             await send(message)
 

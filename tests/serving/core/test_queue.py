@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue
+from longtail.serving.core.queue import BoundedExecutor, Cost, Load, SearchQueue
 from longtail.serving.errors import QueueFullError, TimedOutError
 
 LIMIT = Cost(100, 1_000, 10_000)
@@ -211,7 +211,7 @@ def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None
         gate.open.set()
         assert await large == [2, 4, 6]
         await asyncio.gather(*tasks)
-        assert queue._waiting == Cost()
+        assert queue._waiting == Load()
 
     run(work)
     assert gate.batches == [[0], [1], [7, 8], [2], [9], [3]]
@@ -238,7 +238,7 @@ def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(ga
             large.cancel()
         with pytest.raises(ValueError if failing else asyncio.CancelledError):
             await large
-        assert queue._waiting == Cost()
+        assert queue._waiting == Load()
         gate.open.set()
         assert await ask(queue, 6) == 12
         await asyncio.gather(*tasks)
@@ -294,7 +294,7 @@ def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
         queue = make_queue(gate, timeout=0.1)
         done = await asyncio.gather(await busy(queue, gate), ask(queue, 1), return_exceptions=True)
         assert [type(each) for each in done] == [TimedOutError, TimedOutError]
-        assert queue._waiting == Cost()
+        assert queue._waiting == Load()
         gate.open.set()
         assert await ask(queue, 2) == 4
 
