@@ -112,10 +112,11 @@ def intervals(
     yield
     for step in (-1, 1):
         yield from _bisect(lists, own, step)
-    ends = [_last(lists, own, step) for step in (-1, 1)]
+    low_K = yield from _last(lists, own, -1)
+    high_K = yield from _last(lists, own, 1)
     return [
         (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
-        for inside, low, high in zip(lists.inside_of[own], *ends, strict=True)
+        for inside, low, high in zip(lists.inside_of[own], low_K, high_K, strict=True)
     ]
 
 
@@ -211,7 +212,7 @@ def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
         yield
 
 
-def _last(lists: _Lists, query_dial: float, step: int) -> Float64:
+def _last(lists: _Lists, query_dial: float, step: int) -> Generator[None, None, Float64]:
     """Find the last λ in one direction up to which each label stays among the best, float64 [K]."""
     along_N = lists.along(query_dial, step)
     ends_K, stays_K = np.full(lists.inside_of[query_dial].shape, query_dial), lists.inside_of[query_dial]
@@ -219,6 +220,7 @@ def _last(lists: _Lists, query_dial: float, step: int) -> Float64:
         stays_K = stays_K & lists.inside_of[far]
         if not stays_K.any():
             break
+        yield
         ends_K[stays_K] = lists.leaves(near, far, stays_K)
         stays_K = stays_K & (ends_K == far)
     return ends_K

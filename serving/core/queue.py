@@ -54,6 +54,10 @@ class Cost(NamedTuple):
     extra: int = 0
 
 
+_TURNS_OF_FRESH = 4
+"""Turns of a client of which one goes to requests that have begun, where others wait that have not."""
+_LARGEST_SHARED = 1000
+"""Labels per query from which a piece shares no batch: quick queries would wait for all of it."""
 _GATHERING_SECONDS = 0.0003
 """Longest time that a request waits on an idle queue for others."""
 _BUSY_QUERIES, _BATCHES_A_TRIAL, _MANY = 300, 32, 1 << 30
@@ -92,12 +96,25 @@ _Piece: TypeAlias = tuple[_Job[Work, Result], int, Work]
 
 @dataclass(eq=False, slots=True)
 class _Client(Generic[Work, Result]):
-    """The waiting jobs of a client; `start` is the virtual time at which the first of them may start."""
+    """The waiting jobs of a client.
+
+    Attributes:
+        start: virtual time at which the next job may start.
+        order: number of the client's turn, unique among all turns.
+        begun: jobs that go on with a request, such as the steps of an explanation.
+    """
 
     start: int
     order: int
-    jobs: deque[_Job[Work, Result]] = field(default_factory=deque)
+    fresh: deque[_Job[Work, Result]] = field(default_factory=deque)
+    begun: deque[_Job[Work, Result]] = field(default_factory=deque)
     load: Load = field(default_factory=Load)
+
+    @property
+    def jobs(self) -> deque[_Job[Work, Result]]:
+        """Get the jobs whose first is next: fresh ones, and in every fourth turn those that go on."""
+        goes_on = self.begun and (not self.fresh or self.order % _TURNS_OF_FRESH == 0)
+        return self.begun if goes_on else self.fresh
 
 
 class _Together:
@@ -218,7 +235,7 @@ class SearchQueue(Generic[Work, Result]):
             ):
                 raise self._full(held, cost)
             self._clients[client] = waiting_client
-            waiting_client.jobs.append(job)
+            (waiting_client.fresh if begun is None else waiting_client.begun).append(job)
             self._count(waiting_client, cost, 1)
         # One wake-up per turn of the loop: requests that arrived together then share a batch.
         if not self._unannounced:
@@ -233,11 +250,11 @@ class SearchQueue(Generic[Work, Result]):
             with self._changed:
                 if job.pieces:  # the caller has left, or a piece has failed
                     waiting_client = self._clients[client]
-                    waiting_client.jobs.remove(job)
+                    (waiting_client.fresh if begun is None else waiting_client.begun).remove(job)
                     for _, _, cost in job.pieces:
                         self._count(waiting_client, cost, -1)
                     job.pieces.clear()
-                    if not waiting_client.jobs:
+                    if not (waiting_client.fresh or waiting_client.begun):
                         self._starts[client] = self._clients.pop(client).start
 
     def close(self) -> None:
@@ -325,10 +342,12 @@ class SearchQueue(Generic[Work, Result]):
             while in_turn and queries < self._max_batch:
                 start, _, name = heappop(in_turn)
                 client = self._clients[name]
-                job = client.jobs[0]
+                jobs = client.jobs
+                job = jobs[0]
                 position, work, cost = job.pieces[0]
                 turn = cost.labels + cost.extra
                 fits = queries + cost.queries <= self._max_batch and labels + turn <= LABELS_PER_QUERY * self._max_batch
+                fits = fits and max(turn / cost.queries, labels / max(1, queries)) <= _LARGEST_SHARED
                 if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
                 self._time = max(self._time, start)
@@ -338,8 +357,8 @@ class SearchQueue(Generic[Work, Result]):
                 queries, labels, key = queries + cost.queries, labels + turn, job.key
                 self._count(client, cost, -1)
                 if not job.pieces:
-                    client.jobs.popleft()
-                if client.jobs:
+                    jobs.popleft()
+                if client.fresh or client.begun:
                     heappush(in_turn, (client.start, client.order, name))
                 else:  # its next turn is no earlier
                     self._starts[name] = self._clients.pop(name).start

@@ -73,7 +73,9 @@ _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
 _STEP = Cost(1, extra=8000)
-"""Cost of a step of an explanation: some 40 searches, which take a turn and no room from requests that wait."""
+"""Cost of a turn of an explanation: some 40 searches, which take no room from requests that wait."""
+_STEP_SECONDS = 0.002
+"""Time from which an explanation lets others search."""
 _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
 _WORK_OF_FEATURES = 100
@@ -461,7 +463,10 @@ class Service:
         """Answer a batch of requests of one kind to one release, and count the answers."""
         retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
         if (step := searches[0].step) is not None:
-            return [[next(step, step) is step] for _ in searches]
+            ended = False
+            while not ended and perf_counter() - started < _STEP_SECONDS:
+                ended = next(step, step) is step
+            return [[ended]]
         if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
             self.monitoring.metrics.count_searches([sum(each.count for each in to_embed)], waited, [seconds])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -198,6 +198,37 @@ def test_labels_bound_a_batch_too(gate: Gate) -> None:
 
     run(work)
     assert gate.batches == [[0], [1, 2], [3]]
+
+
+def test_a_piece_of_many_labels_shares_no_batch(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=64, limit=Cost(100, 10_000_000, 10_000))
+        tasks = [await busy(queue, gate)]
+        tasks += [ask(queue, number, labels=1_500 if number in (2, 5) else 20) for number in range(1, 7)]
+        await waiting(queue, 6)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert gate.batches == [[0], [1], [2], [3, 4], [5], [6]]
+
+
+def test_what_goes_on_leaves_three_turns_of_four_to_what_begins(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=1)
+        tasks: list[Awaitable[Any]] = [await busy(queue, gate)]
+        begun = time.perf_counter()
+        tasks += [queue.submit("a", [-number], [Cost(1)], begun=begun) for number in range(2, 5)]
+        gathered = asyncio.gather(*tasks, *(ask(queue, number) for number in range(1, 7)))
+        await waiting(queue, 9)
+        gate.open.set()
+        await gathered
+
+    run(work)
+    order = [number for (number,) in gate.batches[1:]]
+    assert [number for number in order if number > 0] == [1, 2, 3, 4, 5, 6]
+    assert [number for number in order if number < 0] == [-2, -3, -4]
+    assert 1 <= sum(number < 0 for number in order[:6]) <= 2
 
 
 def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None:
