@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 from longtail import __version__
-from longtail.extras import pip_install
+from longtail.extras import importing, pip_install
 
 __all__ = ["audit", "index", "main", "serving", "trainer"]
 
@@ -75,7 +75,9 @@ def _run(command: str, package: str, *, extra: str) -> None:
         print(f"{command} {__version__}")
         sys.exit()
     try:
-        import_module(f"longtail.{package}.cli").main()
+        with importing():
+            room = import_module(f"longtail.{package}.cli")
+        room.main()
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "longtail"):

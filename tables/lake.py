@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset
 
 from longtail.extras import pip_install
 from longtail.tables.errors import DataError
@@ -70,10 +69,12 @@ def _delta(file: DataFile) -> Any:
 
 def _delta_rows(table: Any) -> Any:
     """Return the files of a table as a data set, oldest first."""
+    from pyarrow.dataset import FileSystemDataset  # loads pandas, where that is installed
+
     rows, written = table.to_pyarrow_dataset(), pa.table(table.get_add_actions(flatten=True))
     times = dict(zip(written["path"].to_pylist(), written["modification_time"].to_pylist(), strict=True))
     files = sorted(rows.get_fragments(), key=lambda file: (times.get(file.path, 0), file.path))
-    return pyarrow.dataset.FileSystemDataset(files, rows.schema, rows.format, rows.filesystem)
+    return FileSystemDataset(files, rows.schema, rows.format, rows.filesystem)
 
 
 def _iceberg(file: DataFile) -> Any:

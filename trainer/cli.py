@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from longtail.commands.app import app_of_commands, say_next
+from longtail.extras import importing
 
 if TYPE_CHECKING:
     from longtail.trainer.config import Recipe
@@ -137,9 +138,10 @@ def fit(
     several = [] if processes is None else [f"training.processes={processes}", 'training.devices="all"']
     checked = load_recipe(recipe, [*_overrides(set_, since), *several])  # before anything slow is loaded
     _choose_backend(checked)
-    from longtail.trainer import job
-    from longtail.trainer.devices import Cluster, is_first
-    from longtail.trainer.progress import Reporter
+    with importing():
+        from longtail.trainer import job
+        from longtail.trainer.devices import Cluster, is_first
+        from longtail.trainer.progress import Reporter
 
     job.fit(
         checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=Cluster(coordinator, process),
@@ -167,8 +169,9 @@ def tune(
     checked = load_recipe(recipe, set_ or [])
     Ranges(checked)  # before anything slow is loaded
     _choose_backend(checked)
-    from longtail.trainer.progress import Reporter
-    from longtail.trainer.tuning import study
+    with importing():
+        from longtail.trainer.progress import Reporter
+        from longtail.trainer.tuning import study
 
     try:
         study.tune(checked, out, Reporter(), trials=trials, storage=storage)
@@ -235,9 +238,10 @@ def evaluate(
 
         Console().print(target_table(FoundByLabel.read(bundle), target_prior))
         return
-    from longtail.trainer.config import load_recipe
-    from longtail.trainer.evaluation import bundle as measured
-    from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, rolling_table
+    with importing():
+        from longtail.trainer.config import load_recipe
+        from longtail.trainer.evaluation import bundle as measured
+        from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, rolling_table
 
     if rolling is not None:
         if recipe is None or rolling < 1:
