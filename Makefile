@@ -29,10 +29,10 @@ test:  ## Lint, types, and all tests but the nightly ones.
 	$(MAKE) --jobs=2 check imports $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" $(PYTEST)
 
-test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, JAX, PyTorch, TFRS.
+test-nightly: $(VENV)/.installed-dev $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, JAX, PyTorch, TFRS.
 	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python LONGTAIL_TORCH_PYTHON=$(TORCH_VENV)/bin/python LONGTAIL_KILLS=12 $(PYTEST) -m nightly
 
-quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
+quick: $(VENV)/.installed-dev  ## The tests that need no other process, no browser and no TFRS.
 	$(PYTEST) -m 'not process and not slow and not nightly'
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
@@ -40,16 +40,16 @@ audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images ins
 		$(TOOLS_VENV)/bin/pip-audit --strict --disable-pip --require-hashes --requirement docker/requirements-$$image.txt || exit; \
 	done
 
-check: $(VENV)/.installed  ## Formatting, lint and types; seconds.
+check: $(VENV)/.installed-dev  ## Formatting, lint and types; seconds.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
 # While mypy works: else four processes of pytest begin with compiling the same thousands of files, tests among them.
-imports: $(VENV)/.installed
+imports: $(VENV)/.installed-dev
 	@tests=$$($(VENV)/bin/python -m pytest --collect-only --quiet --quiet) || { echo "$$tests"; exit 1; }
 
-format: $(VENV)/.installed
+format: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
@@ -58,16 +58,16 @@ docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors
 	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -b html docs build/docs
 	$(DOCS_VENV)/bin/python docs/check_links.py build/docs
 
-docs-pages: $(VENV)/.installed  ## The parts of docs/ that are made from docstrings, settings and other files; a test compares.
+docs-pages: $(VENV)/.installed-dev  ## The parts of docs/ that are made from docstrings, settings and other files; a test compares.
 	$(VENV)/bin/python -m docs.generate
 
-bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
+bench: $(VENV)/.installed-dev $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
 	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_resources
 	$(VENV)/bin/python -m benchmarks.service_load
 
-pictures: $(VENV)/.installed  ## README's pictures, from the demo and a browser based on Chromium.
+pictures: $(VENV)/.installed-dev  ## README's pictures, from the demo and a browser based on Chromium.
 	test -d runs/demo || $(MAKE) demo ONESHOT=1
 	$(VENV)/bin/python -m docs.pictures
 
@@ -81,7 +81,7 @@ bench-gpu: $(GPU_VENV)/.installed  ## One CUDA 12 GPU beside the CPU: steps, tab
 		KERAS_BACKEND=jax $(GPU_VENV)/bin/longtail-train fit data/$$name/recipe.toml --out runs/gpu-$$name || exit; \
 	done
 
-bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is measured is kept; QUICK=1 prints a small version.
+bench-seeds: $(VENV)/.installed-dev  ## The papers' findings, resumable; what is measured is kept; QUICK=1 prints a small version.
 	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty gowalla); do \
 		test -d data/$$name || $(VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
 	done
@@ -90,10 +90,13 @@ bench-seeds: $(VENV)/.installed  ## The papers' findings, resumable; what is mea
 clean:
 	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) $(PEERS_VENV) $(GPU_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.installed: pyproject.toml setup.py
+# The demo and README need 85 of the 200 packages that tests, types and every extra need.
+$(VENV)/.installed: EXTRAS := train,index,serve,client
+$(VENV)/.installed-dev: EXTRAS := dev
+$(VENV)/.installed $(VENV)/.installed-dev: pyproject.toml setup.py
 	$(NEW_VENV) $(VENV)
-	$(VENV)/bin/python $(PIP_INSTALL) --editable '.[dev]'
-	touch $@
+	$(VENV)/bin/python $(PIP_INSTALL) --editable '.[$(EXTRAS)]'
+	touch $@ $(VENV)/.installed
 
 # tensorflow-recommenders runs on legacy Keras, which cannot share a process with the trainer.
 $(TFRS_VENV)/.installed: pyproject.toml setup.py

@@ -65,8 +65,10 @@ def python_with(package: str, variable: str, made_by: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files = {item.path for item in items}  # a file's parents are compared once, not for each of its tests
+    processes = {file for file in files if any(folder in file.parents for folder in PROCESS_FOLDERS)}
     for item in items:
-        if any(folder in item.path.parents for folder in PROCESS_FOLDERS):
+        if item.path in processes:
             item.add_marker(pytest.mark.process)
     rank = {HERE / name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
