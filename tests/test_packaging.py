@@ -60,7 +60,7 @@ def tracked(*rooms: str) -> set[str]:
 def build_tools(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with setuptools as pyproject.toml demands it, for builds without an environment each."""
     folder = tmp_path_factory.mktemp("tools")
-    pip("install", "--target", folder, *PROJECT["build-system"]["requires"])
+    pip("install", "--no-compile", "--target", folder, *PROJECT["build-system"]["requires"])
     return str(folder)
 
 
@@ -80,7 +80,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and nothing that it depends on."""
     environment = tmp_path_factory.mktemp("bare")
     venv.create(environment, with_pip=False)
-    pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
+    pip("--python", environment / "bin" / "python", "install", "--no-compile", "--no-deps", "--no-index", wheel)
     return environment
 
 

@@ -415,15 +415,24 @@ def optimum(loss: LossConfig, p_L: np.ndarray, q_L: np.ndarray, m: float, *, nev
         rho_LL *= 1 - np.eye(L)
     share_L = p_L * PI**-loss.reweight
     shift_L = np.log(m * q_L) if loss.family.name == "nce" else np.zeros(L)
+    kind = "pairwise" if loss.family.pairwise else "decoupled" if loss.family.name in ("logistic", "nce") else "softmax"
+    return least(kind, rho_LL.tobytes(), share_L.tobytes(), shift_L.tobytes())
+
+
+@functools.cache
+def least(kind: str, *arrays: bytes) -> np.ndarray:
+    """f where the expected loss of a query is least; many settings of a recipe are one loss."""
+    rho_LL, share_L, shift_L = (np.frombuffer(array) for array in arrays)
+    rho_LL = rho_LL.reshape(L, L)
 
     def value(f_L: np.ndarray) -> tuple[float, np.ndarray]:
         gaps_LL, g_L = f_L[None] - f_L[:, None], f_L - shift_L
-        if loss.family.pairwise:
+        if kind == "pairwise":
             found, pull_LL = (
                 share_L[:, None] * rho_LL * np.logaddexp(0, gaps_LL),
                 share_L[:, None] * rho_LL * expit(gaps_LL),
             )
-        elif loss.family.name in ("logistic", "nce"):
+        elif kind == "decoupled":
             push_L = share_L @ rho_LL
             total = share_L @ np.logaddexp(0, -g_L) + push_L @ np.logaddexp(0, g_L)
             return total, push_L * expit(g_L) - share_L * expit(-g_L)
