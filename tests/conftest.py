@@ -46,14 +46,16 @@ PROCESS_FOLDERS = tuple(
     HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs", "torch")
 )
 LONG_FILES = (
-    "test_readme.py", "end_to_end/test_train_to_serve.py", "end_to_end/test_doors.py",
-    "index/test_milvus.py", "test_tutorials.py", "trainer/test_tune.py", "trainer/test_backends.py",
-    "end_to_end/test_ledger.py", "end_to_end/test_replicas.py", "trainer/test_sequences.py",
-    "trainer/test_temperature.py", "trainer/test_compiled.py", "trainer/test_blocks.py", "trainer/test_resume.py",
-    "examples/test_notebooks.py",
+    "end_to_end/test_doors.py", "end_to_end/test_train_to_serve.py", "test_packaging.py", "end_to_end/test_ledger.py",
+    "trainer/test_sequences.py", "trainer/test_tune.py", "index/test_milvus.py", "trainer/test_model.py",
+    "end_to_end/test_replicas.py", "trainer/test_blocks.py", "trainer/test_implied_noise.py",
+    "end_to_end/test_batch.py", "trainer/test_init.py", "trainer/test_compiled.py", "end_to_end/test_workers.py",
+    "end_to_end/test_hostile.py", "trainer/test_several_objectives.py", "trainer/test_refreshed_forecast.py",
+    "index/test_remote.py", "trainer/test_top_k.py", "trainer/test_objective.py", "trainer/test_nearest.py",
 )  # fmt: skip
-"""A minute each. They begin first, so that no core waits at the end for one that has just begun; `make test` keeps
-pytest-xdist from sorting files by how many tests they have, which puts most of these last."""
+"""Ten seconds of CPU each, or half a minute of waiting. They begin first, so that no core waits at the end for one
+that has just begun; `make test` keeps pytest-xdist from sorting files by how many tests they have, which puts most of
+these last."""
 
 
 def python_with(package: str, variable: str, made_by: str) -> str:

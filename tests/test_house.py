@@ -86,8 +86,8 @@ def test_modules_import_one_way() -> None:
     ("program", "blocked"),
     [
         ("import longtail.bundle", TRAINING),
-        ("import longtail.index.cli", TRAINING),
-        ("import longtail.serving.cli", TRAINING),
+        ("import longtail.index.cli", (*TRAINING, "pyarrow.dataset")),  # which brings pandas
+        ("import longtail.serving.cli", (*TRAINING, "pyarrow.dataset")),
         ("from longtail.serving import ServingError, Settings", (*WEB, "onnxruntime")),
         (f"import {', '.join(CORE)}", WEB),
     ],

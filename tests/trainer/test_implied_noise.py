@@ -4,7 +4,7 @@ that λ puts p(y|x) back [METHODS §9; BM20 Theorem 1; R21 Lemma 2].
 Logits are free, one for every (x, y). A row's negatives are every label as often as it is drawn on average, of M
 draws, so that the real `Objective` computes the expectation over draws: exactly for decoupled losses; for softmax,
 whose logarithm is outside, the limit of many draws. All these losses are convex: where the gradient is 0 the loss is
-least. Legend: `X` queries, `L` labels, `M` draws, `N` rows.
+least. Legend: `X` queries, `L` labels, `M` draws, `N` rows, `S` tables of logits.
 """
 
 from __future__ import annotations
@@ -102,9 +102,11 @@ def rows_of(sampler: str) -> tuple[np.ndarray, ...]:
     return x, y, DATA[x, y].astype(np.float32), np.repeat(np.arange(L), DRAWS[sampler])
 
 
-def gradient(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> np.ndarray:
-    """Of the expected loss, by every logit, float64 [X, L]."""
+def gradients(scores_SXL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> np.ndarray:
+    """Of the expected losses of several tables of logits, by every logit, float64 [S, X, L]."""
     x, y, chance_N, drawn_M = rows_of(sampler)
+    tables = len(scores_SXL)
+    x, y, chance_N = (np.arange(tables)[:, None] * X + x).ravel(), np.tile(y, tables), np.tile(chance_N, tables)
     log_pi_L, log_q_L = np.log(PI).astype(np.float32), np.log(q_of(sampler)).astype(np.float32)
     hits_NM = (y[:, None] == drawn_M) & mask
 
@@ -116,14 +118,14 @@ def gradient(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask:
         )
         return ops.sum(losses_N * chance_N), losses_N
 
-    _, (found,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(scores_XL.astype(np.float32))], [])
+    _, (found,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(scores_SXL.astype(np.float32))], [])
     return ops.convert_to_numpy(found).astype(np.float64)
 
 
 def assert_least(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> None:
     """The gradient is 0, to what float32 leaves of the sums that cancel there."""
-    found_XL = gradient(scores_XL, sampler, objective, mask=mask)
-    apart_XL = gradient(scores_XL + 0.25 * np.cos(np.arange(L)), sampler, objective, mask=mask)
+    tables_SXL = np.stack([scores_XL, scores_XL + 0.25 * np.cos(np.arange(L))])
+    found_XL, apart_XL = gradients(tables_SXL, sampler, objective, mask=mask)
     np.testing.assert_allclose(found_XL / np.abs(apart_XL).max(), 0, atol=2e-4)
 
 
