@@ -5,6 +5,11 @@
 In-batch softmax, batch 4096, d = 64, id towers, 100,000 queries, uniform ids (which touch the most distinct rows per
 batch). Sizes take turns in every round, so that a busy machine affects all sizes equally. The table has the median
 step, and ratios to the smallest catalogue of the same trainer.
+
+    python -m benchmarks.step_cost --batches 1024 2048 4096
+
+compares steps with their three matrix products by TensorFlow, logits and both gradients, 1,024 rows at a time; once as
+`tf.matmul` computes them, and once with the gradient of the labels as [D, B], which it computes several times as fast.
 """
 
 from __future__ import annotations
@@ -114,13 +119,51 @@ def measure(
     return [float(np.median(times)) for times in milliseconds]
 
 
+def compare_products(labels: int, batch: int) -> str:
+    """Measure median milliseconds of a step and of its products, which take turns; one line of a Markdown table."""
+    import tensorflow as tf
+
+    step, rng, some = longtail_step(labels, "adagrad", batch=batch), np.random.default_rng(0), min(batch, 1024)
+    rows_ND, labels_BD = (tf.constant(rng.standard_normal((size, DIM), np.float32)) for size in (some, batch))
+
+    @tf.function(autograph=False)
+    def products(*, transposed: bool) -> tf.Tensor:
+        logits_NB = tf.matmul(rows_ND, labels_BD, transpose_b=True)
+        sides = (rows_ND, logits_NB) if transposed else (logits_NB, rows_ND)
+        return tf.matmul(logits_NB, labels_BD)[0, 0] + tf.matmul(*sides, transpose_a=True)[0, 0]
+
+    ways: list[Callable[[], object]] = [
+        lambda: [float(products(transposed=False)) for _ in range(batch // some)],
+        lambda: [float(products(transposed=True)) for _ in range(batch // some)],
+        lambda: step(*(rng.integers(0, size, batch).astype(np.int32) for size in (QUERIES, labels))),
+    ]
+    times: list[list[float]] = [[] for _ in ways]
+    for turn in range(4 * ROUNDS):
+        for at, way in enumerate(ways):
+            begin = time.perf_counter()
+            way()
+            if turn >= ROUNDS:
+                times[at].append(1000 * (time.perf_counter() - begin))
+    products_ms, quickest_ms, step_ms = (float(np.median(each)) for each in times)
+    cells = (products_ms, quickest_ms, step_ms, products_ms / step_ms, quickest_ms / step_ms)
+    return f"| {batch:,} | {labels:,} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |"
+
+
 def main() -> None:
     """Print one Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tfrs-python", type=Path, help="a Python with tensorflow-recommenders")
     parser.add_argument("--labels", type=int, nargs="+", default=[10_000, 1_000_000, 4_000_000])
     parser.add_argument("--only", choices=["longtail", "tfrs"], help=argparse.SUPPRESS)
+    parser.add_argument("--batches", type=int, nargs="+", help="compare steps of these sizes with their products")
     options = parser.parse_args()
+    if options.batches:
+        print("| batch | labels | products ms | quickest ms | step ms | products ÷ step | quickest ÷ step |")
+        print("|---:" * 7 + "|")
+        for labels in options.labels:
+            for batch in options.batches:
+                print(compare_products(labels, batch), flush=True)
+        return
     if options.only:
         make = longtail_step if options.only == "longtail" else tfrs_step
         for optimizer in ("adagrad", "adam"):

@@ -5,6 +5,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
+from longtail.trainer.backend import Tensor
 from longtail.trainer.model.embedding import Table, compact_rows
 from longtail.trainer.model.pooling import WeightedBag
 
@@ -64,6 +65,21 @@ def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling()
     with compact_rows([table], [ops.convert_to_tensor(table.table)]):
         dense = bag(ops.convert_to_tensor(np.int32([[1, 0, 1]])), ops.convert_to_tensor(weights))
     np.testing.assert_allclose(dense, [[17, 29]])
+
+
+def test_sums_of_bags_differentiate_by_every_entry_of_a_row() -> None:
+    """Row 0 is in both bags, once with 2 and twice with 1 and 4; row 2 is in none; padding has weight 0."""
+    rows = ops.convert_to_tensor(np.float32([[1, 2], [3, 5], [7, 7]]))
+    positions, weights = np.int32([[0, 1, 0], [0, 2, 0]]), np.float32([[2, -1, 0], [1, 0, 4]])
+    upstream = np.float32([[1, 10], [100, 1000]])
+
+    def loss(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        sums_BD = backend.bag_sums(rows[0], ops.convert_to_tensor(positions), ops.convert_to_tensor(weights))
+        return ops.sum(sums_BD * upstream), sums_BD
+
+    (_, sums), (gradient,), _ = backend.value_and_gradients(loss, [rows], [])
+    np.testing.assert_allclose(sums, [[2 - 3, 4 - 5], [1 + 4, 2 + 8]])
+    np.testing.assert_allclose(gradient, [[2 + 100 + 400, 20 + 1000 + 4000], [-1, -10], [0, 0]])
 
 
 def test_a_damped_mean_has_entries_of_zeros_beside_its_own() -> None:

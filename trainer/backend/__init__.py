@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import keras
 
     from longtail.trainer.backend.tensorflow import (
+        bag_sums,
         compile_loss,
         compile_step,
         compile_tower,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Step",
     "Tensor",
+    "bag_sums",
     "compile_loss",
     "compile_step",
     "compile_tower",

@@ -4,7 +4,7 @@ Several devices form a mesh of one axis, over all processes. Variables of `rows_
 rows, and every other variable is whole on each device; inputs of steps and towers are split by their first axis. Only
 code that reads or writes rows mentions the mesh, so programs compute the same as on one device.
 
-Legend: `N` ids, `U` distinct ids, `D` dimensions.
+Legend: `N` ids, `U` distinct ids, `D` dimensions, `B` bags, `P` places of a bag.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from longtail.trainer.backend.mesh import AXIS, Owned, Requested, by_rows, mesh_
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
+_DENSE_ROWS = 4096
+"""Most rows of which bags are summed by a product with a dense matrix of weights."""
 
 
 def devices() -> int:
@@ -123,6 +125,15 @@ def take(rows_UD: jax.Array, positions: jax.Array, *, shared: bool = False) -> j
     if (mesh := mesh_in_use()) is not None and not shared:
         return on_mesh.take_of(mesh, rows_UD, positions)
     return jnp.take(rows_UD, positions, axis=0)
+
+
+def bag_sums(rows_UD: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array, *, shared: bool = False) -> jax.Array:
+    """Sum the rows of every bag by constant weights, float32 [B, D]; positions are those of `distinct`."""
+    if mesh_in_use() is not None or len(rows_UD) > _DENSE_ROWS:
+        return jnp.einsum("bpd,bp->bd", take(rows_UD, positions_BP, shared=shared), weights_BP)
+    bags, rows = len(positions_BP), len(rows_UD)
+    weights_BU = jnp.zeros((bags, rows)).at[jnp.arange(bags)[:, None], positions_BP].add(weights_BP)
+    return weights_BU @ rows_UD
 
 
 def sums(

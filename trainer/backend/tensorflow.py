@@ -3,7 +3,7 @@
 No function is converted by AutoGraph: our own have no control flow on tensors, and AutoGraph writes a Python file
 for every function it rewrites to the temporary folder, where a killed process leaves it.
 
-Legend: `N` ids, `U` distinct ids, `D` dimensions.
+Legend: `N` ids, `U` distinct ids, `D` dimensions, `B` bags, `P` places of a bag, `n` entries of all bags.
 """
 
 from __future__ import annotations
@@ -74,6 +74,36 @@ def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:
     return rows
 
 
+def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, shared: bool = False) -> Tensor:
+    """Sum the rows of every bag by constant weights, float32 [B, D]; positions are those of `distinct`.
+
+    A sparse matrix of weights [B, U] costs what its entries cost. Its transpose is made for the gradient, because the
+    product with a matrix that is only read as transposed sums in the order in which threads end.
+    """
+    if not on_cpu():
+        gathered_BPD = take(rows_UD, positions_BP, shared=shared)
+        return keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)  # type: ignore[no-any-return]
+    places_n2 = tf.where(tf.not_equal(weights_BP, 0))
+    columns_n = tf.cast(tf.gather_nd(positions_BP, places_n2), tf.int64)
+    size = tf.cast([tf.shape(positions_BP)[0], tf.shape(rows_UD)[0]], tf.int64)
+    weights_BU = tf.raw_ops.SparseTensorToCSRSparseMatrix(
+        indices=tf.stack([places_n2[:, 0], columns_n], axis=1),
+        values=tf.gather_nd(weights_BP, places_n2),
+        dense_shape=size,
+    )
+
+    def product(rows_UD: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        def backward(upstream_BD: Tensor) -> Tensor:
+            weights_UB = tf.raw_ops.SparseMatrixTranspose(input=weights_BU, type=tf.float32)
+            gradient_UD: Tensor = tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
+            return gradient_UD
+
+        return tf.raw_ops.SparseMatrixMatMul(a=weights_BU, b=rows_UD), backward
+
+    sums_BD: Tensor = tf.custom_gradient(product)(rows_UD)
+    return sums_BD
+
+
 def sums(
     table: keras.Variable, read: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,7 +169,8 @@ def sum_of_blocks(
 
     def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
         given = dict(zip((*shared, *rows), values, strict=True))
-        whole = {name: given[name] for name in shared}
+        # XLA multiplies the gradient of a matrix [M, D] three times as fast if the gradient is [D, M].
+        whole = {name: _transposed(given[name]) for name in shared}
         row_blocks = parted({name: given[name] for name in rows})
 
         def block_at(at: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
@@ -147,7 +178,8 @@ def sum_of_blocks(
             with tf.GradientTape() as tape:
                 tape.watch([whole, here])
                 fixed_here = keras.tree.map_structure(lambda column: column[at], fixed_blocks)
-                losses, kept = loss(whole, here, fixed_here, seen)
+                original = {name: _transposed(each) for name, each in whole.items()}
+                losses, kept = loss(original, here, fixed_here, seen)
                 value = tf.reduce_sum(tf.where(real[at], losses, 0.0))
             of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
             sums = [value, *(tf.convert_to_tensor(of_whole[name]) for name in whole)]
@@ -163,15 +195,27 @@ def sum_of_blocks(
         sums, columns, kept = block_at(first)
         both = [*columns, *kept.values()]
         arrays = [tf.TensorArray(each.dtype, blocks, element_shape=each.shape).write(first, each) for each in both]
-        _, sums, arrays = tf.while_loop(lambda at, *_: at < blocks, add, (tf.constant(1), sums, arrays))
+        if blocks > 1:
+            _, sums, arrays = tf.while_loop(lambda at, *_: at < blocks, add, (tf.constant(1), sums, arrays))
         stacked = [array.stack() for array in arrays]
         both = [tf.reshape(column, (-1, *column.shape[2:]))[:every] for column in stacked]
         gradients = [*sums[1:], *both[: len(columns)]]
         of_all = dict(zip(kept, both[len(columns) :], strict=True))
-        return (sums[0], of_all), lambda upstream, *_: [upstream * each for each in gradients]
+
+        # `_transposed` is in the backward function, because XLA would undo the above in this one.
+        def backward(upstream: Tensor, *_: Tensor) -> list[Tensor]:
+            of_shared, of_rows = gradients[: len(shared)], gradients[len(shared) :]
+            return [*(upstream * _transposed(each) for each in of_shared), *(upstream * each for each in of_rows)]
+
+        return (sums[0], of_all), backward
 
     value, kept = tf.custom_gradient(total)(*shared.values(), *rows.values())
     return value, {name: tf.stop_gradient(column) for name, column in kept.items()}
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    """Transpose a matrix; return any other tensor as it is."""
+    return tf.transpose(tensor) if len(tensor.shape) == 2 else tensor
 
 
 def on_cpu() -> bool:

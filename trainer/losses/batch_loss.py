@@ -42,10 +42,8 @@ class BatchLoss:
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensors]:
         """Compute the mean weighted loss, float32 scalar, nats, and the methods' tensors of the rows, by name."""
-        rows = batch.positive_B.shape[0]
-        joined, blocks = any(method.joins_rows for method in self.objective.methods), _blocks(batch)
-        shared, of_rows = self._parts(embedded, batch)
-        if joined or (blocks == 1 and backend.devices() == 1):
+        rows, (shared, of_rows) = batch.positive_B.shape[0], self._parts(embedded, batch)
+        if any(method.joins_rows for method in self.objective.methods):
             losses_B, visited = self._of_rows(shared | of_rows, batch)
             return ops.mean(losses_B), visited
 
@@ -53,7 +51,7 @@ class BatchLoss:
             return self._of_rows(shared | of_rows, batch.at(seen).at(fixed))
 
         fixed, seen = batch.by_rows(), batch.of_all_rows()
-        value, visited = backend.sum_of_blocks(losses, shared, of_rows, fixed, seen, blocks=blocks)
+        value, visited = backend.sum_of_blocks(losses, shared, of_rows, fixed, seen, blocks=_blocks(batch))
         return value / rows, visited
 
     def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:

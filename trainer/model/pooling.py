@@ -1,6 +1,6 @@
 """Pooling of a history, audience, bag or text: by weights, by recency, or by learned attention.
 
-Legend: `B` batch, `P` positions of a bag, `U` distinct rows, `D` dimensions.
+Legend: `B` batch, `P` positions of a bag, `D` dimensions.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import keras
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.model.embedding import Table
-
-_DENSE_ROWS = 4096
-"""Largest table whose bags are pooled, in training, by a product with a dense [B, U] matrix of weights."""
 
 
 class WeightedBag(keras.layers.Layer):
@@ -49,15 +46,10 @@ class WeightedBag(keras.layers.Layer):
         return weights_BP * ops.exp(scores_BP - ops.stop_gradient(ops.max(scores_BP, axis=1, keepdims=True)))
 
     def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Compute Σ w e, for a small table as a matrix product without a [B, P, D] tensor."""
-        compact_UD = self.table.compact
-        if compact_UD is None or self.table.rows > _DENSE_ROWS or backend.devices() > 1:
+        """Compute Σ w e; only attention, whose weights are learned, trains through a [B, P, D] tensor."""
+        if self.table.compact is None or self.combiner == "attention":
             return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
-        batch = ops.shape(ids_BP)[0]  # not static where the bag belongs to a label in a history
-        rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))
-        places = ops.stack([ops.reshape(rows_BP, (-1,)), ops.reshape(ids_BP, (-1,))], axis=1)
-        weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))
-        return ops.matmul(weights_BU, compact_UD)
+        return backend.bag_sums(self.table.compact, ids_BP, weights_BP, shared=self.table.shared)
 
 
 class Symmetric(keras.layers.Layer):
