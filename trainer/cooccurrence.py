@@ -31,6 +31,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task
+from longtail.trainer.metric_registry import METRICS
 
 _QUERIES = 2_000
 """Most validation queries by which kind, power and reading are chosen."""
@@ -80,6 +81,8 @@ def choose_term(
     alone = [metric(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
     weights = [weight for weight in config.weights if weight]
     coarse = _coarse(lists.settings, alone, weights)
+    # Only custom metrics see more of a list than the ranks of what is to be found.
+    by_rank = recipe.evaluation.metric.partition("@")[0] not in METRICS
 
     def values(top_NK: Int32) -> tuple[float, float]:
         return metric(few, top_NK[:, :k]), _gain(few, top_NK)
@@ -88,7 +91,7 @@ def choose_term(
 
     def worth(matrix: Cooccurrence) -> tuple[float, Cooccurrence]:
         scaled = _scaled(matrix, entries, few.rows_N)
-        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse)
+        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse, wanted=few.positives if by_rank else None)
         cells = sorted((np.divide(values(top_NK), highest).sum() for top_NK in top_SNK), reverse=True)
         return float(np.mean(cells[:_BEST_CELLS])) * (1 if matrix.settings.kind == "mixed" else 1 - _MARGIN), scaled
 
@@ -105,7 +108,7 @@ def choose_term(
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
     _, chosen = max([*tried, mean], key=lambda each: each[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
-    top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
+    top_SNK = lists.with_term(TermOf(chosen, entries), settings, k, wanted=task.positives if by_rank else None)
     judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
     means_GW = uniform_filter(judged_GW, 3, mode="nearest")
     best = int(means_GW.argmax())

@@ -83,7 +83,6 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, whole: bool, mo
     world = World(bias=bias)
     if not whole:
         monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._WHOLE", 0)
-        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._GATHERED", 7)
         monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", 4)
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
     lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
@@ -95,6 +94,12 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, whole: bool, mo
         changed += top_NK.tolist() != world.brute(setting.of_towers, 8)
     assert changed == 6  # every ω > 0 moves some list
     assert lists.with_term(term, GRID, 2).tolist() == top_SNK[:, :, :2].tolist()
+    hits_SNK = np.stack([world.task.positives.hits(top_NK) for top_NK in top_SNK])
+    assert 0 < hits_SNK.sum() < hits_SNK.size
+    alone_SNK = lists.with_term(term, GRID, wanted=world.task.positives)
+    for setting, alone_NK, top_NK, hits_NK in zip(GRID, alone_SNK, top_SNK, hits_SNK, strict=True):
+        expected = np.where(hits_NK, top_NK, -1) if setting.cooccurrence else top_NK
+        assert alone_NK.tolist() == expected.tolist(), setting
 
 
 def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_term() -> None:

@@ -4,15 +4,15 @@ As W ≥ 0, the best labels with the term are among the best without it and the 
 towers and the labels of c are scored together.
 
 Legend: `N` rows of a task, `B` a block of them, `L` labels, `D` dimensions, `K` list length, `G` settings without ω,
-`S` settings, `n` candidates of a block, `C` most candidates of a row.
+`S` settings, `n` candidates of a block, `C` most candidates of a row, `w` labels to find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import groupby
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from longtail.bundle.sets import is_among
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
+from longtail.trainer.evaluation.metrics import Positives
 from longtail.trainer.evaluation.selection import best, padded
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 
 _QUERIES = 256
 """Rows whose candidates are scored at a time."""
-_GATHERED = 1 << 17
-"""Candidates whose embeddings are gathered at a time: 32 MiB with 64 dimensions."""
-_WHOLE = 1 << 26
-"""Scores of all labels that are kept for a search over many terms, at most: 256 MiB."""
+_SLACK = np.float32(1e-4)
+"""Share by which the towers' scores may differ from those of their lists, which are rounded otherwise."""
+_WHOLE = 1 << 24
+"""Scores of all labels that are kept for a search over many terms, at most: 64 MiB."""
 
 
 class HistoryEntries:
@@ -84,9 +85,7 @@ class TermOf:
         factors = [self._factors(count) for count in range(self.settings.last + 1)]
         factors_n = np.concatenate([*(factors[count] for count in np.diff(begins).tolist()), np.empty(0, np.float32)])
         read_BL = csr_matrix((factors_n, labels_n, begins), (len(rows_B), self._labels))
-        c_BL = (read_BL @ self._weights_LL).tocsr()
-        c_BL.sort_indices()
-        return c_BL
+        return (read_BL @ self._weights_LL).tocsr()
 
 
 class Candidates(NamedTuple):
@@ -109,6 +108,12 @@ class Candidates(NamedTuple):
         if setting.bonus:
             scores_n += np.array([setting.bonus.get(it, 0.0) for it in BUCKET_NAMES], np.float32)[self.bucket_n]
         return scores_n
+
+    def among(self, wanted: Positives) -> tuple[Int64, Int64]:
+        """Return the places of some labels in the candidates by row, int64 [w] each."""
+        keys_n = self.row_n * wanted.labels + self.label_n
+        at_w = np.flatnonzero(is_among(keys_n, wanted.keys))
+        return self.row_n[at_w], at_w - np.searchsorted(self.row_n, self.row_n[at_w])
 
 
 @dataclass(frozen=True)
@@ -145,46 +150,95 @@ class TowerLists:
             return self.with_term(term, settings)
         return self.top_GNK[[self.settings.index(setting.of_towers) for setting in settings]]
 
-    def with_term(self, term: TermOf, settings: Sequence[Setting], k: int | None = None) -> Int32:
-        """Compute the exact lists of any λ, μ and β of `settings`, and any ω ≥ 0, int32 [S, N, k]."""
+    def with_term(
+        self, term: TermOf, settings: Sequence[Setting], k: int | None = None, *, wanted: Positives | None = None
+    ) -> Int32:
+        """Compute the exact lists of any λ, μ and β of `settings`, and any ω ≥ 0, int32 [S, N, k].
+
+        Args:
+            wanted: positives of the rows; lists with ω > 0 then hold these alone at their ranks, and −1 elsewhere.
+        """
         length = self.top_GNK.shape[2] if k is None else k
-        top_SNK = np.full((len(settings), len(self.rows_N), length), -1, np.int32)
-        place_of = {setting: place for place, setting in enumerate(self.settings)}
-        order = sorted(range(len(settings)), key=lambda at: settings[at].of_towers)
+        top_SNK = np.empty((len(settings), len(self.rows_N), length), np.int32)
+        places: dict[Setting, list[int]] = {}
+        for at, setting in enumerate(settings):
+            places.setdefault(setting.of_towers, []).append(at)
+        tops = {towers: self.top_GNK[self.settings.index(towers), :, :length] for towers in places}
+        largest = max(setting.cooccurrence for setting in settings)
         for block in self._blocks():
-            chosen = self._with_support(block, term)
-            for towers, same in groupby(order, key=lambda at: settings[at].of_towers):
-                top_BK = self.top_GNK[place_of[towers], block]
-                add = self._adder(block, top_BK, chosen, towers, term.settings.without_towers)
+            top_of = {towers: top_NK[block] for towers, top_NK in tops.items()}
+            candidates, c_n = self._candidates_with(block, term, top_of, largest)
+            by_row = partial(padded, candidates.row_n, rows=len(self.rows_N[block]))
+            label_BC, c_BC = by_row(candidates.label_n, fill=0), by_row(c_n, fill=0)
+            sought = None if wanted is None else candidates.among(wanted.between(block.start, block.stop))
+            for towers, same in places.items():
+                score_BC = by_row(candidates.scores(towers), fill=-np.inf)
                 for at in same:
-                    top_SNK[at, block] = add(settings[at].cooccurrence, length)
+                    weight = settings[at].cooccurrence
+                    if not weight:
+                        top_SNK[at, block] = top_of[towers]
+                        continue
+                    scores_BC = score_BC + self._weights(block, term, weight)[:, None] * c_BC
+                    if sought is None:
+                        top_SNK[at, block] = best(scores_BC, label_BC, length)
+                    else:
+                        top_SNK[at, block] = _ranked(scores_BC, label_BC, *sought, length)
         return top_SNK
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, len(self.rows_N), _QUERIES):
             yield slice(start, min(start + _QUERIES, len(self.rows_N)))
 
-    def _with_support(self, block: slice, term: TermOf) -> tuple[Candidates, Float32]:
-        """Return the labels with c > 0 that may be ranked, and c, float32 [n]."""
+    def _weights(self, block: slice, term: TermOf, weight: float) -> Float32:
+        """Return ω of every row of a block, float32 [B]."""
+        unknown_B = np.False_ if self.unknown_N is None else self.unknown_N[block]
+        weights_B = np.where(unknown_B, term.settings.without_towers(weight), weight)
+        return np.broadcast_to(weights_B.astype(np.float32), len(self.rows_N[block]))
+
+    def _candidates_with(
+        self, block: slice, term: TermOf, tops: Mapping[Setting, Int32], largest: float
+    ) -> tuple[Candidates, Float32]:
+        """Return all labels that may be in a list at one of the settings and an ω up to `largest`, and c, float32 [n].
+
+        Every label scores at least its score without the term, so the last score of the towers' list is a lower bound.
+        """
         c_BL, rows_B = term(self.rows_N[block]), self.rows_N[block]
-        row_n = np.repeat(np.arange(len(rows_B)), np.diff(c_BL.indptr))
-        label_n, c_n = c_BL.indices.astype(np.int64), c_BL.data
-        ranked_n = c_n > 0
+        labels, rows = c_BL.shape[1], np.arange(len(rows_B))
+        row_m, label_m, ranked_m = np.repeat(rows, np.diff(c_BL.indptr)), c_BL.indices, c_BL.data > 0
         if self.seen is not None:
-            seen_m2 = self.seen.seen(rows_B)
-            labels = c_BL.shape[1]
-            ranked_n &= ~is_among(row_n * labels + label_n, np.sort(seen_m2[:, 0] * labels + seen_m2[:, 1]))
-        return self._candidates(block, row_n[ranked_n], label_n[ranked_n]), c_n[ranked_n]
+            seen_n2 = self.seen.seen(rows_B)
+            ranked_m &= ~is_among(row_m * labels + label_m, np.sort(seen_n2[:, 0] * labels + seen_n2[:, 1]))
+        row_m, label_m, c_m = row_m[ranked_m], label_m[ranked_m], c_BL.data[ranked_m]
+        # Sorted row by row, because many short sorts of int32 take a sixth of the time of one long sort of int64.
+        label_BM = np.concatenate([*tops.values(), padded(row_m, label_m, len(rows), -1)], axis=1)
+        label_BM.sort(axis=1)
+        there_BM = label_BM >= 0
+        there_BM[:, 1:] &= label_BM[:, 1:] != label_BM[:, :-1]
+        row_n, label_n = np.repeat(rows, there_BM.sum(axis=1)), label_BM[there_BM].astype(np.int64)
+        key_n, c_n = row_n * labels + label_n, np.zeros(len(row_n), np.float32)
+        c_n[np.searchsorted(key_n, row_m * labels + label_m)] = c_m
+        candidates = self._candidates(block, row_n, label_n)
+        counts_B = np.bincount(candidates.row_n, minlength=len(rows_B))
+        added_n = np.repeat(self._weights(block, term, largest), counts_B) * c_n
+        possible_n = np.zeros(len(row_n), np.bool_)
+        for towers, top_BK in tops.items():
+            scores_n, last_B = candidates.scores(towers), top_BK[:, -1]
+            least_B = np.full(len(rows), np.float32(-np.inf))
+            full_b = np.flatnonzero(last_B >= 0)
+            least_b = scores_n[np.searchsorted(key_n, full_b * labels + last_B[full_b])]
+            least_B[full_b] = least_b - _SLACK * (1 + np.abs(least_b))
+            possible_n |= scores_n + added_n >= np.repeat(least_B, counts_B)
+        possible = {name: column[possible_n] for name, column in candidates._asdict().items()}
+        return Candidates(**possible), c_n[possible_n]
 
     def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> Candidates:
         side, vectors_BD = self.label_side, self.vectors_ND[block]
         if self._products is not None:
             taste_n = self._products[block][row_n, label_n]
         else:
-            taste_n = np.empty(len(row_n), np.float32)
-            for start in range(0, len(row_n), _GATHERED):
-                part = slice(start, start + _GATHERED)
-                taste_n[part] = np.einsum("nd,nd->n", vectors_BD[row_n[part]], side.embeddings[label_n[part]])
+            starts = np.searchsorted(row_n, np.arange(len(vectors_BD) + 1))
+            parts = zip(vectors_BD, pairwise(starts.tolist()), strict=True)
+            taste_n = np.concatenate([side.embeddings[label_n[start:end]] @ of_row for of_row, (start, end) in parts])
         taste_n /= np.float32(side.augmentation.temperature)
         if side.bias is not None:
             taste_n += side.bias[label_n]
@@ -206,30 +260,13 @@ class TowerLists:
         products_NL: Float32 = self.vectors_ND @ self.label_side.embeddings.T
         return products_NL
 
-    def _adder(
-        self, block: slice, top_BK: Int32, support: tuple[Candidates, Float32], towers: Setting,
-        without_towers: Callable[[float], float],
-    ) -> Callable[[float, int], Int32]:  # fmt: skip
-        """Return a function from ω and a length to the lists of a block at one λ, μ and β, int32 [B, k]."""
-        (chosen, c_n), labels, rows = support, len(self.label_side.counts), len(top_BK)
-        key_m = (np.arange(rows)[:, None] * labels + top_BK)[top_BK >= 0]
-        key_m = key_m[~is_among(key_m, chosen.row_n * labels + chosen.label_n)]
-        others = self._candidates(block, key_m // labels, key_m % labels)
-        row_n, order_n = _by_row(np.concatenate([chosen.row_n, others.row_n]))
-        label_BC = padded(row_n, np.concatenate([chosen.label_n, others.label_n])[order_n], rows, 0)
-        score_n = np.concatenate([chosen.scores(towers), others.scores(towers)])[order_n]
-        score_BC = padded(row_n, score_n, rows, -np.inf)
-        c_BC = padded(row_n, np.append(c_n, np.zeros(len(others.row_n), np.float32))[order_n], rows, 0.0)
 
-        unknown_B1 = np.zeros((rows, 1), np.bool_) if self.unknown_N is None else self.unknown_N[block][:, None]
-
-        def lists(weight: float, length: int) -> Int32:
-            weight_B1 = np.where(unknown_B1, np.float32(without_towers(weight)), np.float32(weight))
-            return best(score_BC + weight_B1 * c_BC, label_BC, length)
-
-        return lists
-
-
-def _by_row(row_n: Int64) -> tuple[Int64, Int64]:
-    order_n = np.argsort(row_n, kind="stable")
-    return row_n[order_n], order_n
+def _ranked(scores_BC: Float32, label_BC: Int64, row_w: Int64, column_w: Int64, k: int) -> Int32:
+    """Return lists of some candidates alone at their ranks among all, equal ones by row, int32 [B, k]; −1 elsewhere."""
+    scores_wC, score_w1 = scores_BC[row_w], scores_BC[row_w, column_w][:, None]
+    before_wC = np.arange(scores_BC.shape[1]) < column_w[:, None]
+    rank_w = np.count_nonzero((scores_wC > score_w1) | ((scores_wC == score_w1) & before_wC), axis=1)
+    listed_w = rank_w < k
+    top_Bk = np.full((len(scores_BC), k), -1, np.int32)
+    top_Bk[row_w[listed_w], rank_w[listed_w]] = label_BC[row_w, column_w][listed_w]
+    return top_Bk

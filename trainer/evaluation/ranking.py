@@ -40,7 +40,7 @@ Unknown = Callable[[Int32], Bools]
 Watch = Callable[[Setting, Int32, Positives], None]
 """Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
-_BLOCK_BYTES = 128 << 20
+_BLOCK_BYTES = 64 << 20
 _EMBED_BLOCK = 4096
 
 
@@ -226,7 +226,7 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Return the number of queries to rank at a time, so that all their score matrices fit into 128 MiB."""
+    """Return the number of queries to rank at a time, so that all their score matrices fit into 64 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 

@@ -28,7 +28,7 @@ from longtail.bundle.arrays import Array, Float32, Float64, Int32, Int64
 Write = Callable[[slice, Float32], None]
 """Writes the values of the labels at some places, for all queries, into float32 [places, B]."""
 
-_GROUP, _OF_GROUPS = 16, 16
+_GROUP, _OF_GROUPS = 8, 16
 """Labels of a group, and groups of a group of groups, at most."""
 _CHUNK = 2048
 """Places whose values are computed at a time, so that they are in the cache when the highest are looked for."""
