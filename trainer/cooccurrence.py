@@ -32,6 +32,7 @@ from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf, Tow
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import METRICS
+from longtail.trainer.threads import in_threads
 
 _QUERIES = 2_000
 """Most validation queries by which kind, power and reading are chosen."""
@@ -98,12 +99,12 @@ def choose_term(
     if not weights:
         return None
     readings, first = _readings(config, ordered=dataset.ordered)
-    tried = [worth(_read(matrix, reading)) for matrix in _structures(recipe, dataset) for reading in first]
+    tried = in_threads(worth, [_read(matrix, reading) for matrix in _structures(recipe, dataset) for reading in first])
     if not tried:
         return None
     tried.sort(key=lambda each: -each[0])
     structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
-    tried += [worth(_read(matrix, reading)) for matrix in structures[:_STRUCTURES] for reading in readings]
+    tried += in_threads(worth, [_read(matrix, reading) for matrix in structures[:_STRUCTURES] for reading in readings])
     _, chosen = max(tried, key=lambda each: each[0])
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
     _, chosen = max([*tried, mean], key=lambda each: each[0])

@@ -335,9 +335,9 @@ def _choose_term(
 
     def metric(task: Task, top_NK: Int32) -> float:
         if found is not None and config.target_prior is not None:
-            found.found.clear()
-            found.see(Setting(0.0), top_NK, task.positives)
-            return found.best(config.target_prior)[1]
+            of_lists = replace(found, found={})  # threads share `found`
+            of_lists.see(Setting(0.0), top_NK, task.positives)
+            return of_lists.best(config.target_prior)[1]
         value_N, weight_N = task.ratio(config.metric, top_NK, facts)
         return float(value_N.sum() / max(weight_N.sum(), 1e-300))
 

@@ -144,8 +144,8 @@ class QueryFeatures:
         """
         labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None and feature.encoder is None:
-            weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
-        ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
+            weights_BP *= labels_BP != positives_B[:, None]
+        ids_BP = self._history_ids[feature.name].take(labels_BP) * (weights_BP > 0)
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
 
     def _history_of_pairs(

@@ -52,14 +52,11 @@ class Bags:
         lengths_B = np.minimum(ends_B - starts_B, limit)
         width = min(limit, 1 << int(max(int(lengths_B.max(initial=1)), 1) - 1).bit_length())
         places_P = np.arange(width)
-        inside_BP = places_P < lengths_B[:, None]
-        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        inside_BP, at_BP = places_P < lengths_B[:, None], starts_B[:, None] + places_P
         if len(self.ids) == 0:
             return np.zeros(at_BP.shape, np.int32), np.zeros(at_BP.shape, np.float32)
-        return (
-            np.where(inside_BP, self.ids[at_BP], 0).astype(np.int32),
-            np.where(inside_BP, self.weights[at_BP], 0).astype(np.float32),
-        )
+        ids_BP, weights_BP = (column.take(at_BP, mode="clip") for column in (self.ids, self.weights))
+        return ids_BP * inside_BP, weights_BP * inside_BP
 
     @cached_property
     def longest(self) -> int:

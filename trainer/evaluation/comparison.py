@@ -31,6 +31,7 @@ from longtail.trainer.evaluation.baselines import (
 from longtail.trainer.evaluation.metrics import LabelFacts, interval_of_difference
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import k_of
+from longtail.trainer.threads import in_threads
 
 _READING_SCORES, _READING_QUERIES = 1e8, 1000
 """Scores that are computed for each reading of histories: few enough for seconds, but of at least so many queries."""
@@ -198,7 +199,8 @@ def tuned(
         scores = baseline.fit(data, settings) if baseline.reads(data) else None
         if not isinstance(scores, FromHistory):
             return settings
-        return settings | max(READINGS, key=lambda reading: value(some, scores.read(reading)))
+        values = in_threads(lambda reading: value(some, scores.read(reading)), READINGS)
+        return settings | READINGS[int(np.argmax(values))]
 
     settings, to_try = best_reading(baseline.settings), baseline.settings_to_try(data)
     if not grid or not to_try:
