@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -109,6 +109,12 @@ class Candidates(NamedTuple):
             scores_n += np.array([setting.bonus.get(it, 0.0) for it in BUCKET_NAMES], np.float32)[self.bucket_n]
         return scores_n
 
+    def by_row(self, rows: int) -> Candidates:
+        """Return the same columns by row, [B, C] each; padding scores −inf."""
+        fills = {"taste_n": -np.inf}
+        columns = self._asdict().items()
+        return Candidates(**{name: padded(self.row_n, column, rows, fills.get(name, 0)) for name, column in columns})
+
     def among(self, wanted: Positives) -> tuple[Int64, Int64]:
         """Return the places of some labels in the candidates by row, int64 [w] each."""
         keys_n = self.row_n * wanted.labels + self.label_n
@@ -168,11 +174,10 @@ class TowerLists:
         for block in self._blocks():
             top_of = {towers: top_NK[block] for towers, top_NK in tops.items()}
             candidates, c_n = self._candidates_with(block, term, top_of, largest)
-            by_row = partial(padded, candidates.row_n, rows=len(self.rows_N[block]))
-            label_BC, c_BC = by_row(candidates.label_n, fill=0), by_row(c_n, fill=0)
+            by_row, c_BC = candidates.by_row(rows := len(self.rows_N[block])), padded(candidates.row_n, c_n, rows, 0)
             sought = None if wanted is None else candidates.among(wanted.between(block.start, block.stop))
             for towers, same in places.items():
-                score_BC = by_row(candidates.scores(towers), fill=-np.inf)
+                score_BC = by_row.scores(towers)
                 for at in same:
                     weight = settings[at].cooccurrence
                     if not weight:
@@ -180,9 +185,9 @@ class TowerLists:
                         continue
                     scores_BC = score_BC + self._weights(block, term, weight)[:, None] * c_BC
                     if sought is None:
-                        top_SNK[at, block] = best(scores_BC, label_BC, length)
+                        top_SNK[at, block] = best(scores_BC, by_row.label_n, length)
                     else:
-                        top_SNK[at, block] = _ranked(scores_BC, label_BC, *sought, length)
+                        top_SNK[at, block] = _ranked(scores_BC, by_row.label_n, *sought, length)
         return top_SNK
 
     def _blocks(self) -> Iterator[slice]:
