@@ -129,14 +129,22 @@ class Bootstrap:
 
     def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
         """Compute `Σ numerator / Σ denominator` with its 95 % interval; 0 if the denominator is 0."""
-        total = float(denominator_N.sum())
-        if total == 0:
-            return Interval(value=0.0, low=0.0, high=0.0)
-        sums_Q2 = np.stack([self.per_query(numerator_N), self.per_query(denominator_N)], axis=1)
-        sums_G2 = self._counts_GQ @ sums_Q2.astype(np.float32)
-        usable = sums_G2[:, 1] > 0
-        low, high = np.percentile(sums_G2[usable, 0] / sums_G2[usable, 1], _INTERVAL) if usable.any() else (0.0, 0.0)
-        return Interval(value=float(numerator_N.sum()) / total, low=float(low), high=float(high))
+        return self.intervals({"": (numerator_N, denominator_N)})[""]
+
+    def intervals(self, ratios: Mapping[str, tuple[Float64, Float64]]) -> dict[str, Interval]:
+        """Compute the intervals of several ratios by name, whose sums over resamples are one product."""
+        column_of = {id(column_N): column_N for ratio in ratios.values() for column_N in ratio}
+        columns_QC = np.stack([*map(self.per_query, column_of.values())], axis=1).astype(np.float32)
+        sums_of = dict(zip(column_of, (self._counts_GQ @ columns_QC).T, strict=True))
+        intervals = {}
+        for name, (numerator_N, denominator_N) in ratios.items():
+            total, (above_G, below_G) = float(denominator_N.sum()), (sums_of[id(it)] for it in ratios[name])
+            usable_G = below_G > 0
+            low, high = 0.0, 0.0
+            if total and usable_G.any():
+                low, high = np.percentile(above_G[usable_G] / below_G[usable_G], _INTERVAL).tolist()
+            intervals[name] = Interval(value=float(numerator_N.sum()) / total if total else 0.0, low=low, high=high)
+        return intervals
 
 
 def interval_of_share(found_Q: Float64, pairs_Q: Float64) -> Interval:
@@ -212,11 +220,13 @@ def metrics_of(
         top_NK: label rows, best first; −1 after the end of a shorter list.
         own: registered metrics by name `NAME@K`, with bound parameters.
     """
+    ratios = ratios_of(top_NK, positives, facts, ks=ks, own=own)
+    # A bucket may have few pairs, or none that is found.
+    of_buckets = {name for name in ratios if name.startswith("recall@") and "/" in name}
+    intervals = bootstrap.intervals({name: ratio for name, ratio in ratios.items() if name not in of_buckets})
     metrics = {
-        name: interval_of_share(*map(bootstrap.per_query, ratio))
-        if name.startswith("recall@") and "/" in name  # a bucket may have few pairs, or none that is found
-        else bootstrap.interval(*ratio)
-        for name, ratio in ratios_of(top_NK, positives, facts, ks=ks, own=own).items()
+        name: interval_of_share(*map(bootstrap.per_query, ratio)) if name in of_buckets else intervals[name]
+        for name, ratio in ratios.items()
     }
     buckets_L = facts.buckets_L
     hits_NK, listed_NK = positives.hits(top_NK), top_NK >= 0
