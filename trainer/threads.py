@@ -1,4 +1,4 @@
-"""Work in threads, one for each core; NumPy and SciPy compute without Python's lock."""
+"""Work in threads, one for each of at most eight cores; NumPy and SciPy compute without Python's lock."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _Result = TypeVar("_Result")
 
 def in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Return the results of all items, in their order."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         return list(pool.map(function, items))

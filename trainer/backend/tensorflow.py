@@ -78,7 +78,8 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
     """Sum the rows of every bag by constant weights, float32 [B, D]; positions are those of `distinct`.
 
     A sparse matrix of weights [B, U] costs what its entries cost. Its transpose is made for the gradient, because the
-    product with a matrix that is only read as transposed sums in the order in which threads end.
+    product with a matrix that is only read as transposed sums in the order in which threads end. There must be a bag:
+    TensorFlow's product of none ends the process.
     """
     if not on_cpu():
         gathered_BPD = take(rows_UD, positions_BP, shared=shared)
