@@ -78,12 +78,10 @@ GRID = [
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
-@pytest.mark.parametrize("whole", [True, False], ids=["all products", "gathered"])
-def test_lists_with_the_term_are_those_of_all_scores(bias: bool, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [256, 4])
+def test_lists_with_the_term_are_those_of_all_scores(bias: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(bias=bias)
-    if not whole:
-        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._WHOLE", 0)
-        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", 4)
+    monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", block)
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
     lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
     term = TermOf(world.made, HistoryEntries(world.past))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,8 +33,6 @@ _QUERIES = 256
 """Rows whose candidates are scored at a time."""
 _SLACK = np.float32(1e-4)
 """Share by which the towers' scores may differ from those of their lists, which are rounded otherwise."""
-_WHOLE = 1 << 24
-"""Scores of all labels that are kept for a search over many terms, at most: 64 MiB."""
 
 
 class HistoryEntries:
@@ -238,12 +235,9 @@ class TowerLists:
 
     def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> Candidates:
         side, vectors_BD = self.label_side, self.vectors_ND[block]
-        if self._products is not None:
-            taste_n = self._products[block][row_n, label_n]
-        else:
-            starts = np.searchsorted(row_n, np.arange(len(vectors_BD) + 1))
-            parts = zip(vectors_BD, pairwise(starts.tolist()), strict=True)
-            taste_n = np.concatenate([side.embeddings[label_n[start:end]] @ of_row for of_row, (start, end) in parts])
+        starts = np.searchsorted(row_n, np.arange(len(vectors_BD) + 1))
+        parts = zip(vectors_BD, pairwise(starts.tolist()), strict=True)
+        taste_n = np.concatenate([side.embeddings[label_n[start:end]] @ of_row for of_row, (start, end) in parts])
         taste_n /= np.float32(side.augmentation.temperature)
         if side.bias is not None:
             taste_n += side.bias[label_n]
@@ -256,14 +250,6 @@ class TowerLists:
             taste_n = np.where(unknown_n, prior_n, taste_n)
             noise_n, prior_n = (np.where(unknown_n, np.float32(0), part_n) for part_n in (noise_n, prior_n))
         return Candidates(row_n, label_n, taste_n, noise_n, prior_n, side.buckets[label_n])
-
-    @cached_property
-    def _products(self) -> Float32 | None:
-        """Compute u·v of all labels, float32 [N, L]; None if there are too many."""
-        if len(self.rows_N) * len(self.label_side.counts) > _WHOLE:
-            return None
-        products_NL: Float32 = self.vectors_ND @ self.label_side.embeddings.T
-        return products_NL
 
 
 def _ranked(scores_BC: Float32, label_BC: Int64, row_w: Int64, column_w: Int64, k: int) -> Int32:
