@@ -58,10 +58,6 @@ _TURNS_OF_FRESH = 4
 """Turns of a client of which one goes to requests that have begun, where others wait that have not."""
 _LARGEST_SHARED = 1000
 """Labels per query from which a piece shares no batch: quick queries would wait for all of it."""
-_GATHERING_SECONDS = 0.0003
-"""Longest time that a request waits on an idle queue for others."""
-_BUSY_QUERIES, _BATCHES_A_TRIAL, _MANY = 300, 32, 1 << 30
-"""Queries in a second from which a queue is busy; batches between two that wait for any number."""
 
 
 def add_up(costs: Sequence[Cost]) -> Cost:
@@ -117,35 +113,6 @@ class _Client(Generic[Work, Result]):
         return self.begun if goes_on else self.fresh
 
 
-class _Together:
-    """Learns how many queries come within `_GATHERING_SECONDS` of each other on a busy queue.
-
-    Clients that wait for their answers come back together once they were answered together. One batch in 32 waits the
-    whole time, to find out for how many the next ones should wait; one that waits in vain ends the waiting.
-
-    Attributes:
-        wanted: queries that a batch of an idle queue waits for.
-    """
-
-    def __init__(self) -> None:
-        self.wanted = 1
-        self._batches = self._queries = 0
-        self._begun, self._busy = 0.0, False
-
-    def learn(self, queries: int, now: float) -> None:
-        """Take notice of a batch that an idle queue begins, with the queries that have come."""
-        self._batches, self._queries = self._batches + 1, self._queries + queries
-        if now - self._begun >= 1:
-            self._busy = self._queries >= _BUSY_QUERIES * (now - self._begun)
-            self._begun, self._queries = now, 0
-        if not self._busy:
-            self.wanted = 1
-        elif self._batches % _BATCHES_A_TRIAL == 0:
-            self.wanted = _MANY
-        elif queries < self.wanted:
-            self.wanted = queries
-
-
 class SearchQueue(Generic[Work, Result]):
     """Runs blocking work of many clients in batches, in its own threads.
 
@@ -185,7 +152,6 @@ class SearchQueue(Generic[Work, Result]):
         self._running = 0
         self._closed = False
         self._unannounced = 0
-        self._together, self._wanted = _Together(), 1
         self._threads = [
             threading.Thread(target=self._answer_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
         ]
@@ -280,8 +246,7 @@ class SearchQueue(Generic[Work, Result]):
     def _announce(self) -> None:
         """Wake search threads after the event loop has queued all requests it had read."""
         with self._changed:
-            if self._waiting.queries >= self._wanted:
-                self._changed.notify(self._unannounced)
+            self._changed.notify(self._unannounced)
         self._unannounced = 0
 
     def _time_out(self, job: _Job[Work, Result]) -> None:
@@ -319,22 +284,14 @@ class SearchQueue(Generic[Work, Result]):
                 if oldest is None:
                     if self._closed:
                         return []
-                    self._wanted = 1
                     self._changed.wait()
                     continue
-                # While a batch runs, requests gather until the next batch is full or the window has passed. Those that
-                # keep coming together gather on an idle queue, too.
-                window, wanted = self._window, self._max_batch
-                if not self._running:
-                    window, wanted = _GATHERING_SECONDS, self._together.wanted
-                left = oldest + window - perf_counter()
-                if self._waiting.queries >= wanted or left <= 0:
+                # While a batch runs, requests gather until the next batch is full or the window has passed. On an idle
+                # queue, gathering would cost more than it saves (benchmarks/RESULTS.md).
+                left = oldest + self._window - perf_counter()
+                if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
                     break
-                self._wanted = wanted
                 self._changed.wait(left)
-            self._wanted = 1
-            if not self._running:
-                self._together.learn(min(self._waiting.queries, self._max_batch), perf_counter())
             self._running += 1
             batch, queries, labels, key = list[_Piece[Work, Result]](), 0, 0, None
             in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]

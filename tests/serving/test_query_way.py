@@ -1,6 +1,6 @@
 from benchmarks.query_way import calls_of_a_query
 
-FUNCTIONS, FILES, CALLS = 63, 25, 80
+FUNCTIONS, FILES, CALLS = 62, 25, 79
 """Ceilings of the way of one query; a change may lower them."""
 
 
