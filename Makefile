@@ -133,5 +133,5 @@ $(GPU_VENV)/.installed: pyproject.toml setup.py
 # ScaNN does not load beside another TensorFlow than its own.
 $(PEERS_VENV)/.installed: pyproject.toml setup.py
 	$(NEW_VENV) $(PEERS_VENV)
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index,serve]' onnx hnswlib usearch scann scalable-vs
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index,serve]' onnx hnswlib usearch scann rabitqlib scalable-vs
 	touch $@

@@ -267,6 +267,22 @@ def of_scann(_: Bundle, rows_LE: Float32) -> Built:
     return Built(at, words, _size(index.serialize, folder=True))
 
 
+def of_rabitqlib(_: Bundle, rows_LE: Float32) -> Built:
+    """RaBitQ Library: lists of codes of one bit a coordinate, whose bound decides which floats are read."""
+    rabitqlib = importlib.import_module("rabitqlib")
+    lists, dim = round(4 * np.sqrt(len(rows_LE))), rows_LE.shape[1]
+    clustering = rabitqlib.RaBitQKMeans(dim, lists, num_threads=CORES)
+    clustering.train(rows_LE)
+    index = rabitqlib.IvfIndex(dim, len(rows_LE), lists, nbits=32, metric="ip")
+    index.build(rows_LE, clustering.centroids, clustering.assignments, num_threads=CORES)
+    settings = [probes for probes in PROBES if probes <= lists]
+
+    def at(place: int) -> Search:
+        return lambda queries_BE, k: index.search(queries_BE, k, settings[place])[0].view(np.int32)
+
+    return Built(at, _words("probes", settings), _size(index.save))
+
+
 def of_svs(_: Bundle, rows_LE: Float32) -> Built:
     """SVS: Vamana of degree 64, float32."""
     svs = importlib.import_module("svs")
@@ -301,6 +317,7 @@ PEERS: dict[str, Callable[[Bundle, Float32], Built]] = {
     "hnswlib": of_hnswlib,
     "USearch": of_usearch,
     "ScaNN": of_scann,
+    "rabitqlib": of_rabitqlib,
     "SVS Vamana": of_svs,
 }
 """The table's rows, flat search first."""

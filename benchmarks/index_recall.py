@@ -1,14 +1,14 @@
 """Recall@100 and speed of index kinds under the dial, and build and open times of a release.
 
     python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
-    python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
+    python -m benchmarks.index_recall --labels 1000000      # build and open times, and the tuned row
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
 
 Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1, queries
 from the same centres; seed 0. Recall is measured against exact search, over 200 queries at each λ. Queries per second
 are for k = 100, in one batch on all threads, and one query at a time. Bytes per label are the size of the FAISS index
-file, with bands that of the tail; codes are rescored from the file of embeddings. `index_peers` measures FAISS alone,
-without bands and filters.
+file; codes are rescored from the file of embeddings. `index_peers` measures FAISS alone,
+without filters.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: 
 
 
 def print_recall_table(bundle: Bundle) -> None:
-    """Compare exact, single approximate and banded indexes."""
+    """Compare exact, plain approximate and tuned indexes."""
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
     head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
@@ -121,16 +121,16 @@ def print_recall_table(bundle: Bundle) -> None:
     for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
-        setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"
+        setting = f"probes {effort.probes}, refine {effort.refine}"
         searcher = built.searcher(bundle)
-        _print_row(f"banded {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
+        _print_row(f"tuned {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
         if text == "ivf_flat":
-            banded = searcher
-    print_filter_table(bundle, banded)
+            tuned = searcher
+    print_filter_table(bundle, tuned)
 
 
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
-    """Compare the banded IVF, under filters and at larger k, with exact search, at λ = ½."""
+    """Compare the tuned IVF, under filters and at larger k, with exact search, at λ = ½."""
     rng = np.random.default_rng(1)
     labels = searcher.labels
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
@@ -154,7 +154,7 @@ def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
     cases.append(("allow the 5% most alike", 100, Filter(allow=rows), rows))
 
     exact = ExactRows(bundle)
-    print("\n| banded ivf_flat | k | recall | one by one |\n|---|---:|---:|---:|")
+    print("\n| tuned ivf_flat | k | recall | one by one |\n|---|---:|---:|---:|")
     for name, k, filter_, eligible in cases:
         least, _ = exact.top(queries, eligible, k)
         started = time.perf_counter()
@@ -184,7 +184,7 @@ def print_release_times(bundle: Bundle) -> None:
         print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
         setting = f"probes {effort.probes}, refine {effort.refine}"
         size = release.manifest.bytes_per_label or 0
-        _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)
+        _print_row(f"tuned {manifest.kind}", setting, size, built, calibration, release.searcher)
         for trial in release.manifest.kinds:
             print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
 

@@ -147,7 +147,7 @@ def _write_bodies(directory: Path, name: str, labels: int, k: int) -> Path:
 
 
 def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
-    """Seconds a query of the tower, the FAISS index and the exact head: the work that no service can save."""
+    """Seconds a query of the tower and the FAISS index: the work that no service can save."""
     name = Releases(releases).current() or ""
     release = Releases(releases).open(name)
     bundle, searcher = release.bundle, release.searcher
@@ -159,9 +159,8 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     queries = [bundle.augmentation.queries(encoder.embed(each), 0.5) for each in inputs]
     effort = faiss.SearchParametersIVF(nprobe=searcher.effort.probes)
     index = searcher.index
-    head_HE = np.empty((0, index.index.d), np.float32) if index.head is None else index.head.vectors_HE
     params = effort if index.kind == "ivf_flat" else None
-    search = _seconds(lambda turn: (index.index.search(queries[turn], k, params=params), queries[turn] @ head_HE.T))
+    search = _seconds(lambda turn: index.index.search(queries[turn], k, params=params))
     return onnx, search
 
 

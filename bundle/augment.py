@@ -21,6 +21,8 @@ from longtail.bundle.arrays import Float32
 
 _ROUNDING = 1e-6
 """Relative spread of a column that float32 rounding alone may produce; such a column counts as constant."""
+SPREAD = 2.0
+"""Spread of an added coordinate relative to a typical embedding coordinate, so that lists also split by log ν."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,11 @@ class Augmentation:
         bias_L: Float32 | None,
         log_popularity_L: Float32 | None = None,
     ) -> Augmentation:
-        """Fit κ to give every added coordinate the spread of a typical embedding coordinate.
+        """Fit κ to give every added coordinate twice the spread of a typical embedding coordinate.
 
-        A quantiser then treats all coordinates alike; exact search does not depend on κ. A coordinate that is the same
-        for every label, such as log ν of uniform noise, changes no order, and its κ is 1. The arguments are those of
-        `rows`.
+        Labels in one list of an inverted file then differ little in log ν; exact search does not depend on κ. A
+        coordinate that is the same for every label, such as log ν of uniform noise, changes no order, and its κ is 1.
+        The arguments are those of `rows`.
         """
         return cls(
             temperature,
@@ -141,8 +143,8 @@ class Augmentation:
 
 
 def fitted_scale(embeddings_LD: Float32, column_L: Float32) -> float:
-    """Compute the κ that gives a column [L] the spread of a typical embedding coordinate; 1 for a constant column."""
+    """Compute the κ that gives a column [L] twice the spread of an embedding coordinate; 1 for a constant column."""
     deviation = float(np.std(column_L, dtype=np.float64))
     if deviation <= _ROUNDING * float(np.abs(column_L).max()):
         return 1.0
-    return (float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0) / deviation
+    return SPREAD * (float(np.sqrt(np.mean(np.var(embeddings_LD, axis=0, dtype=np.float64)))) or 1.0) / deviation

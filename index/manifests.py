@@ -26,20 +26,16 @@ class Effort(Record):
     refine: int = Field(default=1, ge=1)
     """Candidates fetched per result and rescored exactly, for kinds that compress rows. `ivf_sq` and `ivf_fastscan`
     fetch candidates for at least a hundred results."""
-    head: int | None = Field(default=None, ge=0)
-    """Labels of the exact head that every query scores; the index finds the others. None: the whole head."""
 
     @property
     def words(self) -> str:
-        """Describe the effort, such as `4 probes, 316 of the head, 2 candidates a result`."""
-        head = "" if self.head is None else f", {self.head:,} of the head"
+        """Describe the effort, such as `4 probes, 2 candidates a result`."""
         probes = "1 probe" if self.probes == 1 else f"{self.probes} probes"
-        return f"{probes}{head}" + (f", {self.refine} candidates a result" if self.refine > 1 else "")
+        return probes + (f", {self.refine} candidates a result" if self.refine > 1 else "")
 
     def harder(self, other: Effort) -> Effort:
         """Return the effort that finds at least what either effort finds."""
-        heads = None if self.head is None or other.head is None else max(self.head, other.head)
-        return Effort(probes=max(self.probes, other.probes), refine=max(self.refine, other.refine), head=heads)
+        return Effort(probes=max(self.probes, other.probes), refine=max(self.refine, other.refine))
 
 
 class RecallAt(Record):
@@ -69,8 +65,6 @@ class Trial(Record):
     """Measurement of one kind of index at one setting: recall, speed and size."""
 
     kind: Kind
-    head: int = Field(ge=0)
-    """Labels in the exact head."""
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float | None
@@ -179,14 +173,12 @@ class ReleaseManifest(Record):
     """Names and limits of the priors; `index/priors.npy` holds their values, float32 [L, P]."""
     factory: str | None
     """FAISS factory string of the index (metric inner product, ids are label rows); None for a Milvus collection."""
-    head: int = Field(ge=0)
-    """Number of labels in the exact head, whose rows every query is multiplied with."""
     collection: CollectionRecord | None = None
     """The Milvus collection with the rows; None if FAISS holds them."""
     effort: Effort
     """Effort that suffices at every place on the dials, and under filters."""
     efforts: list[EffortAt] = Field(default=[])
-    """Effort that suffices at each place and depth; empty where no effort is less than `effort`."""
+    """Least effort that suffices at each place and depth; empty for an exact index and for a Milvus collection."""
     recall_k: int = Field(ge=1)
     recall_queries: int = Field(ge=1)
     recall_floor: float

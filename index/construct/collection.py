@@ -341,7 +341,6 @@ def _trials(
         trials.append(
             Trial(
                 kind=spec.kind(len(bundle.embeddings)),
-                head=record.head,
                 effort=effort,
                 recall=recall,
                 queries_per_second=round(rate, 1),

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle, Prior
-from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import RecallAt
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.exact import ExactRows
@@ -27,8 +27,6 @@ _FEW = 10
 """Results of a short answer, which takes less effort to find."""
 ROWS_AT_ONCE = 1 << 20
 """Rows of labels in memory at a time, where not all fit: 270 MB with 65 coordinates."""
-_ENOUGH = 20
-"""Fewest labels among a dial point's exact answers for which their recall is measured."""
 _ALL_CORNERS_UP_TO = 3
 """Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
 together."""
@@ -89,12 +87,10 @@ class Calibration:
         exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
         """
         started = time.perf_counter()
-        _, hits_QK = self.found(searcher, self.k if k is None else k)
+        k = self.k if k is None else k
+        _, rows_QK = searcher.found(self.queries_QE, k)
+        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         rate = len(self.queries_QE) / (time.perf_counter() - started)
-        return self.recall(hits_QK), rate
-
-    def recall(self, hits_QK: Bools) -> list[RecallAt]:
-        """Compute recall at every dial point from the hits, bool [Q, k], of `found`."""
         recalls = hits_QK.reshape(len(self.dial_points), -1).mean(axis=1)
         return [
             RecallAt(
@@ -104,21 +100,7 @@ class Calibration:
                 recall=float(recall),
             )
             for (bias_removal, popularity, weights), recall in zip(self.dial_points, recalls, strict=True)
-        ]
-
-    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
-        """Search every query: label rows int64 [Q, k], and which of the rows are hits, bool [Q, k]."""
-        _, rows_QK = searcher.found(self.queries_QE, k)
-        hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
-        return rows_QK, hits_QK
-
-    def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
-        """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
-        expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
-        found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
-        shape = len(self.dial_points), -1
-        expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
-        return np.where(expected < _ENOUGH, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
+        ], rate
 
 
 def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k: int) -> tuple[Float32, Int64]:

@@ -1,8 +1,7 @@
 """Define the kinds of index, and the FAISS factory string of each.
 
-Every FAISS index holds augmented rows [METHODS §6] of all labels and searches by inner product; an exact head is
-searched as well. `milvus_flat` and `milvus_ivf_flat` are collections of a Milvus server; `milvus` chooses between them
-by the number of labels.
+Every FAISS index holds augmented rows [METHODS §6] of all labels and searches by inner product. `milvus_flat` and
+`milvus_ivf_flat` are collections of a Milvus server; `milvus` chooses between them by the number of labels.
 """
 
 from __future__ import annotations
@@ -73,13 +72,9 @@ class IndexSpec:
         kinds: list[Kind] = ["ivf_flat"]
         if device == "cpu":
             kinds.append("ivf_sq")
-            if labels >= 2 * _FASTSCAN_LEAST_LABELS:
+            if labels >= _FASTSCAN_LEAST_LABELS:
                 kinds.append("ivf_fastscan")
         return [replace(self, text=kind) for kind in kinds]
-
-    def least_labels(self) -> int:
-        """Return the smallest number of labels outside the head that training needs."""
-        return _FASTSCAN_LEAST_LABELS if self.text == "ivf_fastscan" else 1
 
     def factory(self, labels: int, dim: int, device: Device = "cpu", lists_known: int | None = None) -> tuple[str, int]:
         """Get the FAISS factory string for rows of `dim` coordinates, and the index's width.
@@ -87,10 +82,11 @@ class IndexSpec:
         If the width is larger than `dim`, rows and queries are padded with zeros, which changes no score. The number of
         lists is `lists_known`, or follows from the number of labels.
         """
-        count = lists_known or max(1, min(_lists(labels), labels // _POINTS_PER_LIST))
+        count = lists_known or lists_for(labels)
 
         def lists(width: int) -> str:
-            return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_LISTS and device == "cpu" else "")
+            quantizer = quantizer_for(count, width, device)
+            return f"IVF{count}" + ("" if quantizer == "Flat" else f"({quantizer})")
 
         match self.kind(labels):
             case "flat":
@@ -103,8 +99,8 @@ class IndexSpec:
             case "ivf_fastscan":
                 if labels < _FASTSCAN_LEAST_LABELS:
                     raise SpecError(
-                        f"ivf_fastscan: expected at least {_FASTSCAN_LEAST_LABELS:,} labels outside the head to train "
-                        f"its codes, received {labels:,}; use --spec auto"
+                        f"ivf_fastscan: expected at least {_FASTSCAN_LEAST_LABELS:,} labels to train its codes, "
+                        f"received {labels:,}; use --spec auto"
                     )
                 codes = math.ceil(dim / _FASTSCAN_DIMS)
                 # "r": the codes hold residuals, the difference between a row and the centroid of its list.
@@ -113,8 +109,13 @@ class IndexSpec:
         raise SpecError(f"index spec {self.text!r}: expected one that FAISS builds, received one of Milvus")
 
 
-def _lists(labels: int) -> int:
-    """Choose the number of lists: 4 √N, and beyond a million labels N / 250, at most 8 √N."""
+def quantizer_for(lists: int, width: int, device: Device) -> str:
+    """Get the FAISS factory string of the index of centroids, which finds the nearest lists."""
+    return f"PQ{width}x4fs,RFlat" if lists >= _CODED_LISTS and device == "cpu" else "Flat"
+
+
+def lists_for(labels: int) -> int:
+    """Choose the number of lists: 4 √N, and beyond a million labels N / 250, at most 8 √N, with labels for k-means."""
     # More than the usual 4 √N lists pay for large catalogues, because centroids are then found by codes.
     root = math.sqrt(labels)
-    return round(min(max(4 * root, labels / _LABELS_PER_LIST), 8 * root))
+    return max(1, min(round(min(max(4 * root, labels / _LABELS_PER_LIST), 8 * root)), labels // _POINTS_PER_LIST))

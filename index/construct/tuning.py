@@ -1,13 +1,8 @@
-"""Build an index and choose its settings by measured recall: the size of the exact head and the search effort.
+"""Build an index and choose its search effort by measured recall.
 
-One FAISS index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms. So every
-query is also multiplied with an exact head: the most frequent labels, and with priors the labels that gain most at some
-corner of the priors' weights. The index does not depend on the head, so one search of the index at each effort gives
-the recall for every head size: an exact answer counts if it ranks in the head or if the index found it. The build
-chooses the head whose queries score the fewest rows, starts with the cheapest effort, raises the effort, and then
-enlarges the head, until recall reaches the target everywhere.
+The build starts with the cheapest effort and raises it until recall reaches the target at every place on the dials.
 
-Legend: `L` labels, `Q` queries, `K` results.
+Legend: `L` labels, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -17,23 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
-import numpy as np
-
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Int64
 from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress, derived_dial_points
 from longtail.index.construct.settings import (
     TARGET,
     efforts_at,
     efforts_of,
-    half_decades,
     rates,
-    rows_scored,
     trial_at,
 )
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.training import by_reach, bytes_per_label, head_of, make_index
+from longtail.index.construct.training import by_reach, bytes_per_label, make_index
 from longtail.index.errors import RecallFloorError
 from longtail.index.manifests import (
     CollectionRecord,
@@ -52,7 +42,6 @@ from longtail.index.search.searcher import Searcher
 MARGIN = 1.25
 """Factor by which another kind must exceed the first kind's queries per second to be chosen: a small or disturbed
 difference does not justify giving up uncompressed rows."""
-_LEAST_HEAD, _MOST_HEAD_SHARE = 1_000, 0.16
 
 
 @dataclass(frozen=True)
@@ -123,35 +112,25 @@ def tune_index(
     first = like if like is not None and like.has_lists else None
     for candidate in candidates:
         kind, plainer = candidate.kind(labels), tried[0] if tried else None
-        heads = [0] if kind == "flat" else head_sizes(labels, candidate.least_labels())
         progress(f"train and fill {kind}")
-        # Centroids are trained without the smallest head, whose log ν differs most from the other rows.
-        outside = np.sort(order_L[heads[0] :]) if heads[0] else None
-        index = make_index(candidate, rows_LE, device, outside=outside, like=first)
+        index = make_index(candidate, rows_LE, device, order_L, bundle.augmentation.extra_dims, like=first)
         first = first or index
-        # With the same head and probes codes recall no more than exact rows did, so their trials start there.
+        # With the same probes codes recall no more than exact rows did, so their trials start there.
         least, sought = Effort(), target
         if plainer is not None:
-            heads, least = [plainer.chosen.head], plainer.chosen.effort
-            sought = min(target, plainer.chosen.lowest.recall)
-        elif len(heads) > 1:
-            enough = choose_head(bundle, index, heads, order_L, calibration, target)
-            heads = [head for head in heads if head >= enough]
+            least, sought = plainer.chosen.effort, min(target, plainer.chosen.lowest.recall)
         best: Trial | None = None
         trials: list[Trial] = []
-        for headed in (replace(index, head=head_of(rows_LE, order_L[:head])) for head in heads):
-            for effort in (effort for effort in efforts_of(index) if effort.probes >= least.probes):
-                trials.append(trial_at(bundle, calibration, headed, effort))
-                lowest = trials[-1].lowest.recall
-                progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {lowest:.4f}")
-                if best is None or lowest > best.lowest.recall:
-                    best, chosen_index = trials[-1], headed
-                if lowest >= sought:
-                    break
-            if best is not None and best.lowest.recall >= sought:
+        for effort in (effort for effort in efforts_of(index) if effort.probes >= least.probes):
+            trials.append(trial_at(bundle, calibration, index, effort))
+            lowest = trials[-1].lowest.recall
+            progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {lowest:.4f}")
+            if best is None or lowest > best.lowest.recall:
+                best = trials[-1]
+            if lowest >= sought:
                 break
         assert best is not None
-        tried.append(_Tuned(chosen_index, bytes_per_label(index), best, trials))
+        tried.append(_Tuned(index, bytes_per_label(index), best, trials))
     check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
     kinds = _timed(bundle, calibration, target, tried, progress) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
@@ -166,7 +145,7 @@ def tune_index(
             taken.chosen.model_copy(update={"effort": hardest}),
         )
         goal = (1 + spec.recall_floor) / 2
-        efforts += efforts_at(bundle, taken.index, at_all, [], of_derived, progress, goal, whole_head=True)
+        efforts += efforts_at(bundle, taken.index, at_all, [], of_derived, progress, goal)
         check_floor(min(efforts, key=lambda at: at.recall), spec, of_derived, 1, "Use --spec flat")
     filtered = None
     if taken.index.kind != "flat":
@@ -195,52 +174,6 @@ def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tri
             f"every place on the dials, measured {lowest.recall:.4f} at {lowest.where} with the best of {trials} "
             f"settings; nothing was written. {remedy}, or lower --recall-floor"
         )
-
-
-def head_sizes(labels: int, rest: int = 1) -> list[int]:
-    """List the head sizes to choose from, smallest first.
-
-    All sizes but the first leave at least `rest` labels outside the head.
-    """
-    smallest, most = min(_LEAST_HEAD, labels // 10), min(int(labels * _MOST_HEAD_SHARE), labels - rest)
-    sizes = [smallest, *half_decades(_LEAST_HEAD, most)[1:]]
-    return [*sizes, most] if most > sizes[-1] else sizes
-
-
-def choose_head(
-    bundle: Bundle,
-    index: FaissIndex,
-    sizes: Sequence[int],
-    order_L: Int64,
-    calibration: Calibration,
-    target: float,
-) -> int:
-    """Choose the head size with the lowest cost at the target recall at every dial point.
-
-    With `ivf_flat` each point may score only a part of the head, so the head is as large as the most demanding point
-    needs; for other kinds the mean cost over the points decides. If no size suffices, the smallest is chosen.
-    """
-    rank_L = np.empty(len(order_L), np.int64)
-    rank_L[order_L] = np.arange(len(order_L))
-    exact_QK = rank_L[calibration.best_QK]
-    dial_points = len(calibration.dial_points)
-    least_rows = np.full((len(sizes), dial_points), np.inf)
-    searcher = Searcher(bundle, index, Effort())
-    for effort in efforts_of(index):
-        found_QK, hits_QK = calibration.found(searcher.at(effort), calibration.k)
-        found_QK = rank_L[found_QK]
-        for place, size in enumerate(sizes):
-            # The head scores its labels exactly, so its share of the exact answers counts without a search.
-            in_head_Q = np.count_nonzero(exact_QK < size, axis=1)
-            hits_Q = in_head_Q + np.count_nonzero(hits_QK & (found_QK >= size), axis=1)
-            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(dial_points, -1).mean(axis=1).round(6)
-            rows = rows_scored(index, effort, size)
-            least_rows[place, recalls >= target] = np.minimum(least_rows[place, recalls >= target], rows)
-        if np.isfinite(least_rows).all():
-            break
-    if index.kind == "ivf_flat":
-        return sizes[int(least_rows.argmin(axis=0).max())]
-    return sizes[int(least_rows.mean(axis=1).argmin())]
 
 
 def choose(trials: Sequence[Trial]) -> int:

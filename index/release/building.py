@@ -3,7 +3,7 @@
 NAME/
   bundle/         every file of the bundle, hard-linked where the file system allows it
   index/          index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
-                  head.rows.npy and head.vectors.npy, the exact head; priors.npy, the priors of every label
+                  priors.npy, the priors of every label
   queries/        the index of known queries, if there are any: a release whose rows are queries
   release.json    the bundle, the index, its measurements, and the sha256 of every file of index/ and queries/
 """
@@ -478,7 +478,6 @@ def _write(
             labels=len(bundle.embeddings),
             priors=list(bundle.priors.settings),
             factory=None if tuned.index is None else tuned.index.factory,
-            head=tuned.chosen.head,
             effort=tuned.chosen.effort,
             recall_floor=spec.recall_floor,
             device=device,

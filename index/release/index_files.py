@@ -1,6 +1,6 @@
-"""Write and read the files of index/: a FAISS index, its exact head, and priors.
+"""Write and read the files of index/: a FAISS index and priors.
 
-Legend: `L` labels, `H` labels of the head, `E` coordinates of an augmented row.
+Legend: `L` labels.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from longtail.bundle import Bundle, FileRecord, Priors
 from longtail.bundle.arrays import Array
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.search.faiss_index import ON_GPU, FaissIndex, Head
+from longtail.index.search.faiss_index import ON_GPU, FaissIndex
 from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"
 PRIORS = f"{INDEX}/priors.npy"
 FAISS_FILE, LISTS = f"{INDEX}/index.faiss", f"{INDEX}/lists.npy"
-HEAD_ROWS, HEAD_VECTORS = f"{INDEX}/head.rows.npy", f"{INDEX}/head.vectors.npy"
 
 _DERIVED_BYTES = 1 << 31
 """FAISS's own bound on the tables that it computes from an index while reading it."""
@@ -47,9 +46,6 @@ def write_index(root: Path, index: FaissIndex | None, priors: Priors) -> dict[st
         files[FAISS_FILE] = _write_faiss(root / FAISS_FILE, index.index)
         if index.has_lists:
             files[LISTS] = _write_array(root / LISTS, index.lists)
-        if index.head is not None:
-            files[HEAD_ROWS] = _write_array(root / HEAD_ROWS, index.head.rows_H)
-            files[HEAD_VECTORS] = _write_array(root / HEAD_VECTORS, index.head.vectors_HE)
     files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
     return files
 
@@ -70,15 +66,10 @@ def read_index(
             f"{root / FAISS_FILE}: expected {labels} rows of at least {dim} coordinates under the inner product, "
             f"found {index.ntotal} of {index.d} (metric {index.metric_type})"
         )
-    head = None
-    if manifest.head:
-        rows_H = _read_numbers(root / HEAD_ROWS, np.int64, (manifest.head,), labels)
-        head = Head(rows_H, _read_numbers(root / HEAD_VECTORS, np.float32, (manifest.head, dim)))
     return FaissIndex(
         manifest.kind,
         str(manifest.factory),
         index,
-        head,
         _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind != "flat" else None,
         GpuIndex(index) if device == "gpu" and manifest.kind in ON_GPU else None,
     )

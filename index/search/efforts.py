@@ -24,6 +24,7 @@ from longtail.index.manifests import Effort, EffortAt
 
 _REMEMBERED = 4_096
 """Number of places on the dials whose looked-up efforts are cached."""
+_FIRST = np.zeros(1, np.int64)
 
 
 class DialEfforts:
@@ -68,11 +69,15 @@ class DialEfforts:
         if not self._depths or not len(queries_BE):
             return [(self._hardest, np.arange(len(queries_BE)))]
         if len(queries_BE) == 1:
-            return [(self.of(queries_BE[0], k), np.zeros(1, np.int64))]
+            return [(self.of(queries_BE[0], k), _FIRST)]
+        queries_of: dict[bytes, list[int]] = defaultdict(list)
+        added_BX = np.ascontiguousarray(queries_BE[:, self._dim :])
+        for query, added_X in enumerate(added_BX):
+            queries_of[added_X.tobytes()].append(query)
         groups: dict[Effort, list[int]] = defaultdict(list)
-        for place, query_E in enumerate(queries_BE):
-            groups[self.of(query_E, k)].append(place)
-        return [(effort, np.asarray(places)) for effort, places in groups.items()]
+        for queries in queries_of.values():
+            groups[self.of(queries_BE[queries[0]], k)] += queries
+        return [(effort, np.asarray(queries)) for effort, queries in groups.items()]
 
     def _look_up(self, added: bytes, depth: int) -> Effort:
         added_X = np.frombuffer(added, np.float32)

@@ -5,7 +5,6 @@ Legend: `L` labels, `R` label rows, `C` inverted lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import distinct, with_members, without_members
+from longtail.bundle.sets import distinct
 
 Bits = npt.NDArray[np.uint8]
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
@@ -61,7 +60,6 @@ class Eligible:
         self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
-        self._outside_H: Int64 | None = None
         self._earlier: Eligible | None = None
         """An earlier version of the set, of which something was computed."""
 
@@ -91,8 +89,7 @@ class Eligible:
             return self
         if np.array_equal(self._bits, earlier._bits):
             return earlier
-        is_known = earlier._per_list_C is not None or earlier._outside_H is not None
-        self._earlier, earlier._earlier = earlier if is_known else earlier._earlier, None
+        self._earlier, earlier._earlier = earlier if earlier._per_list_C is not None else earlier._earlier, None
         return self
 
     def share_unlike(self, other: Eligible) -> float:
@@ -127,24 +124,6 @@ class Eligible:
         held: Bools = (self._bits[rows >> 3] & _BITS[rows & 7]) != 0
         held &= rows >= 0
         return held
-
-    def outside(self, rows_H: Int64, places: Callable[[Int64], Int64]) -> Int64:
-        """Get the places of an exact head whose rows are not in the set, int64, ascending.
-
-        The result is cached: calls must always pass the same head.
-
-        Args:
-            places: finds the place of each row in the head; the head's length for other rows.
-        """
-        if self._outside_H is None:
-            earlier = self._earlier
-            if earlier is None or earlier._outside_H is None:
-                self._outside_H = np.flatnonzero(~self.contains(rows_H))
-            else:
-                come, gone = (distinct(places(rows_R)) for rows_R in self._changes(earlier))
-                outside_H = with_members(without_members(earlier._outside_H, come), gone[gone < len(rows_H)])
-                self._outside_H = outside_H
-        return self._outside_H
 
     def _changes(self, earlier: Eligible) -> tuple[Int64, Int64]:
         """Get the rows that an earlier version of the set lacks, and those that it alone has."""

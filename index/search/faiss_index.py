@@ -1,17 +1,14 @@
-"""Search a FAISS index over all labels, whose ids are catalogue rows, together with an exact head.
+"""Search a FAISS index over all labels, whose ids are catalogue rows.
 
-An approximate index alone loses recall as λ and μ grow, because log ν and log π then decide the score. So the labels
-of largest reach, the head, are multiplied with every query, and the index adds candidates from all labels.
-
-Legend: `L` labels, `H` labels of the head, `B` queries, `C` candidates or inverted lists, `P` lists visited, `E`
-coordinates of an augmented row.
+Legend: `L` labels, `B` queries, `C` candidates or inverted lists, `P` lists visited, `E` coordinates of an augmented
+row.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import faiss
@@ -19,7 +16,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.manifests import Effort, Kind
-from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
+from longtail.index.search.candidates import NO_ROW, has_blank, top_k
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
@@ -36,11 +33,6 @@ _MARGIN = 100
 the catalogue, but may all be the best of one query."""
 _SPARE = 16
 """Extra results fetched where nearly all labels are eligible: a selector would cost every label that is scored."""
-_SCORES_AT_ONCE = 1 << 20
-"""Largest number of exact scores held at once: 4 MiB."""
-_TOLERANCE = 1e-4
-"""Bound on the difference between FAISS's and NumPy's score of the same label, relative to 1 + |score|."""
-
 _CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
 """Kinds that store rows as codes. Their short answers fetch the candidates of `MEASURED_DEPTH` results: codes confuse
 the ten best with more labels than a multiple of ten covers."""
@@ -48,108 +40,12 @@ ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat")
 """Kinds that a GPU can search."""
 
 
-class Head:
-    """Labels that are scored for every query, largest reach first: rows int64 [H] and augmented rows float32 [H, E]."""
-
-    def __init__(self, rows_H: Int64, vectors_HE: Float32) -> None:
-        self.rows_H = rows_H
-        self.vectors_HE = vectors_HE
-        self._order_H = np.argsort(rows_H)
-        self._ascending_H = rows_H[self._order_H]
-
-    def __len__(self) -> int:
-        return len(self.rows_H)
-
-    def _places(self, rows: Int64) -> Int64:
-        """Find the place of each row in the head; the head's length for other rows."""
-        at = np.minimum(np.searchsorted(self._ascending_H, rows), len(self) - 1)
-        places: Int64 = np.where(self._ascending_H[at] == rows, self._order_H[at], len(self))
-        return places
-
-    def count(self, eligible: Eligible) -> int:
-        """Count the eligible labels of the head."""
-        return len(self) - len(eligible.outside(self.rows_H, self._places))
-
-    def _outside(self, eligible: Eligible, size: int) -> Int64:
-        """Get the places among the first `size` whose labels are not eligible, int64."""
-        outside_H = eligible.outside(self.rows_H, self._places)
-        return outside_H if size == len(self) else outside_H[: np.searchsorted(outside_H, size)]
-
-    def best(self, queries_BE: Float32, k: int, eligible: Eligible) -> tuple[Float32, Int64]:
-        """Get the k best eligible labels of the head: float32 and int64 [B, k]; −inf and −1 beyond."""
-        step = max(1, _SCORES_AT_ONCE // len(self))
-        if len(queries_BE) > step:
-            parts = [self.best(queries_BE[i : i + step], k, eligible) for i in range(0, len(queries_BE), step)]
-            return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
-        scores_BH = queries_BE @ self.vectors_HE.T
-        if not eligible.whole:
-            scores_BH[:, self._outside(eligible, len(self))] = -np.inf
-        return top_k([scores_BH], [np.broadcast_to(self.rows_H, scores_BH.shape)], k)
-
-    def merge(
-        self, queries_BE: Float32, k: int, size: int, eligible: Eligible, scores_BC: Float32, rows_BC: Int64
-    ) -> tuple[Float32, Int64]:
-        """Get the k best of an index's candidates and of the head: float32 and int64 [B, k]; −inf and −1 beyond.
-
-        A label that both the index and the head find counts once. `scores_BC` is overwritten.
-        """
-        if len(queries_BE) == 1:
-            return self._merge_one(queries_BE[0], k, size, eligible, scores_BC, rows_BC)
-        # Head labels below the k-th candidate cannot be in the answer; the tolerance covers rounding.
-        least_B = kth_best(scores_BC, k)
-        least_B -= _TOLERANCE * (1 + np.abs(least_B))
-        # The index holds the head's labels too: only their exact score from the head counts.
-        scores_BC[self._places(rows_BC) < size] = -np.inf
-        ruled_out = None if eligible.whole else self._outside(eligible, size)
-        found_B, found_H, found = [], [], []
-        step = max(1, _SCORES_AT_ONCE // max(1, size))
-        for start in range(0, len(queries_BE), step):
-            scores_bH = queries_BE[start : start + step] @ self.vectors_HE[:size].T
-            if ruled_out is not None:
-                scores_bH[:, ruled_out] = -np.inf
-            least_b = least_B[start : start + step]
-            # Where the index found fewer than k, the head's own k-th best bounds the answer.
-            if np.isneginf(least_b).any():
-                least_b = np.maximum(least_b, kth_best(scores_bH, k))
-            at_b, at_H = np.nonzero(scores_bH >= least_b[:, None])
-            found_B.append(at_b + start)
-            found_H.append(at_H)
-            found.append(scores_bH[at_b, at_H])
-        at_B, at_H = np.concatenate(found_B), np.concatenate(found_H)
-        counts_B = np.bincount(at_B, minlength=len(queries_BE))
-        # `at_B` ascends: a hit's column is its position minus the position of its query's first hit.
-        places = np.arange(len(at_B)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
-        own_BC, own_rows_BC = no_results(len(queries_BE), int(counts_B.max()))
-        own_BC[at_B, places], own_rows_BC[at_B, places] = np.concatenate(found), self.rows_H[at_H]
-        return top_k([own_BC, scores_BC], [own_rows_BC, rows_BC], k)
-
-    def _merge_one(
-        self, query_E: Float32, k: int, size: int, eligible: Eligible, scores_1C: Float32, rows_1C: Int64
-    ) -> tuple[Float32, Int64]:
-        """Merge for one query, in a third of the time that the batched code takes."""
-        scores_H = self.vectors_HE[:size] @ query_E
-        if not eligible.whole:
-            scores_H[self._outside(eligible, size)] = -np.inf
-        rows_C, least = rows_1C[0], float(kth_best(scores_1C, k)[0])
-        # Head labels that the index found already count once, with the index's score.
-        places_C = self._places(rows_C)
-        scores_H[places_C[places_C < size]] = -np.inf
-        if least == -np.inf and size > k:
-            least = float(np.partition(scores_H, -k)[-k])
-        new = (scores_H >= least).nonzero()[0]
-        if new.size:
-            scores_1C = np.concatenate([scores_1C[0], scores_H[new]])[None]
-            rows_1C = np.concatenate([rows_C, self.rows_H[new]])[None]
-        return top_k([scores_1C], [rows_1C], k)
-
-
 @dataclass(frozen=True)
 class FaissIndex:
-    """A FAISS index over all labels, with its exact head. Safe for concurrent searches.
+    """A FAISS index over all labels. Safe for concurrent searches.
 
     Attributes:
         index: the FAISS index; id i is label row i.
-        head: labels scored for every query; None: the index alone answers.
         stored_lists_L: int32, the inverted list of every row; None: read from the index when needed.
         gpu: copy of the index on a GPU, which answers the searches that a GPU can do.
     """
@@ -157,7 +53,6 @@ class FaissIndex:
     kind: Kind
     factory: str
     index: Any
-    head: Head | None = None
     stored_lists_L: Int32 | None = None
     gpu: GpuIndex | None = None
 
@@ -211,12 +106,12 @@ class FaissIndex:
 
         C >= min(k, L). Missing candidates are −inf / −1. An approximate index may miss some of the best k.
         """
-        share = 1.0 if eligible.whole else self.share_outside_head(eligible)
-        filtered = share < NEARLY_WHOLE
-        refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
-        wanted = max(k, MEASURED_DEPTH) if self.lossy else k
-        fetch = min(wanted * refine, self.labels)
-        probes = probes_for(effort, k, share)
+        filtered = eligible.share < NEARLY_WHOLE
+        fetch = k
+        if self.lossy:
+            fetch = max(k, MEASURED_DEPTH) * (math.ceil(effort.refine * boost) if filtered else effort.refine)
+        fetch = min(fetch, self.labels)
+        probes = probes_for(effort, k, eligible.share)
         if queries_BE.shape[1] < self.index.d:
             queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
@@ -224,22 +119,15 @@ class FaissIndex:
         elif self.has_lists and filtered:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
-        elif not eligible.whole and eligible.share >= NEARLY_WHOLE:
+        elif eligible.whole or filtered:
+            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
+        else:
             more = min(fetch + _SPARE + fetch // _SPARE, self.labels)
             scores_BC, rows_BC = self._search_cpu(queries_BE, more, probes, None)
             scores_BC, rows_BC = self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
-        else:
-            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
-        if rows_BC[:, -1].min() < 0:  # FAISS writes what is missing last
+        if has_blank(rows_BC):  # FAISS writes what is missing last
             scores_BC[rows_BC < 0] = -np.inf
         return scores_BC, rows_BC
-
-    def share_outside_head(self, eligible: Eligible) -> float:
-        """Compute which share of the labels outside the head is eligible; the index has to find those."""
-        if self.head is None or eligible.whole:
-            return eligible.share
-        outside = eligible.count - self.head.count(eligible)
-        return outside / max(1, self.labels - len(self.head))
 
     def nearest_lists(
         self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float
@@ -289,9 +177,12 @@ class FaissIndex:
         self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None
     ) -> tuple[Float32, Int64]:
         """Search the CPU's index for eligible labels; None: for all."""
-        knobs = {"nprobe": min(probes, self.index.nlist)} if self.has_lists else {}
-        kind = faiss.SearchParametersIVF if self.has_lists else faiss.SearchParameters
-        parameters = kind(**knobs) if eligible is None else eligible.parameters(kind, **knobs)
+        if eligible is None or eligible.whole:
+            parameters = _visiting(min(probes, self.index.nlist)) if self.has_lists else None
+        elif self.has_lists:
+            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+        else:
+            parameters = eligible.parameters(faiss.SearchParameters)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
         # The checks in FAISS's Python method `search` take as long as scoring some 200 labels.
         queries_BE = np.ascontiguousarray(queries_BE)
@@ -338,9 +229,14 @@ class FaissIndex:
 
 def probes_for(effort: Effort, k: int, share: float) -> int:
     """Compute the number of lists to visit for k results where a share of labels is eligible."""
-    depth = max(1.0, k / (MEASURED_DEPTH * share))
-    probes: int = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
-    return probes
+    depth = k / (MEASURED_DEPTH * share)
+    return effort.probes if depth <= 1 else math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
+
+
+@lru_cache(1_024)
+def _visiting(probes: int) -> Any:
+    """Create FAISS's parameters of searches among all labels, which cost as much as scoring 500; threads share them."""
+    return faiss.SearchParametersIVF(nprobe=probes)
 
 
 def pad(rows_LE: Float32, width: int) -> Float32:

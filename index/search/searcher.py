@@ -1,4 +1,4 @@
-"""Answer queries from a FAISS index and its exact head, under any filter; labels can be hidden.
+"""Answer queries from a FAISS index under any filter; labels can be hidden.
 
 A `filters.Filter` states which labels one query may get. It becomes an `Eligible`, a bitmap over label rows, which
 FAISS reads during the search; the bitmaps of buckets and selections are cached for later queries.
@@ -10,6 +10,7 @@ augmented row.
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -25,7 +26,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.sets import is_among
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
-from longtail.index.search.candidates import best_columns, no_results, top_k
+from longtail.index.search.candidates import best_columns, has_blank, no_results, top_k
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.exact import ExactRows
@@ -266,8 +267,8 @@ class Searcher:
             scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
             scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
         # Results are sorted: a query is short if the last place that eligible labels could fill is empty.
-        last_b = rows_bK[:, min(k, max(eligible.count, 1)) - 1]
-        for query in np.flatnonzero(last_b < 0).tolist() if last_b.min() < 0 else ():
+        last = min(k, max(eligible.count, 1)) - 1
+        for query in np.flatnonzero(rows_bK[:, last] < 0).tolist() if has_blank(rows_bK, last) else ():
             own = eligible.without(excludes[query]) if excludes else eligible
             if own.count > np.count_nonzero(rows_bK[query] >= 0):
                 scores_1K, rows_1K = self._fill(queries_bE[query : query + 1], k, own)
@@ -290,24 +291,17 @@ class Searcher:
         place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
         measured = self.filtered[max(0, place - 1) : place + 1]
         exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
-        if exactly and self.index.kind != "flat" and self.index.share_outside_head(eligible):
+        if exactly and self.index.kind != "flat":
             return self._exact.top(queries_bE, eligible.rows, k)
         boost = max((effort.boost for effort in measured), default=1.0)
         return self._candidates(queries_bE, k, self.efforts.hardest(queries_bE), eligible, boost)
 
     def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
-        """Find the best k of the index and its head with exact scores; −inf and −1 beyond."""
-        # If every eligible label is in the head, the head alone answers exactly.
-        if self.index.head is not None and not self.index.share_outside_head(eligible):
-            return self.index.head.best(queries_bE, k, eligible)
+        """Find the best k of the index with exact scores; −inf and −1 beyond."""
         scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
         if self.index.lossy:
             scores_bC = self._exact.rescore(queries_bE, rows_bC)
-        head = self.index.head
-        size = 0 if head is None else len(head) if effort.head is None else min(effort.head, len(head))
-        if head is not None and size:
-            return head.merge(queries_bE, k, size, eligible, scores_bC, rows_bC)
-        if rows_bC.shape[1] == k and not self.index.lossy and self.index.gpu is None:
+        elif rows_bC.shape[1] == k and self.index.gpu is None:
             return scores_bC, rows_bC
         return top_k([scores_bC], [rows_bC], k)
 
@@ -371,7 +365,7 @@ class Searcher:
         if k < 1:
             raise QueryError(f"k: expected at least 1, received {k}")
         # One sum of squares is cheap and is not finite if any value is not; only then every value is checked.
-        if not np.isfinite(np.vdot(queries_BE, queries_BE)) and not np.isfinite(queries_BE).all():
+        if not math.isfinite(np.vdot(queries_BE, queries_BE)) and not np.isfinite(queries_BE).all():
             first = np.isfinite(queries_BE).all(axis=1).argmin()
             raise QueryError(f"queries: expected finite values, received NaN or infinity in query {first}")
         if filters is not None and len(filters) != len(queries_BE):

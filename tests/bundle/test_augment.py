@@ -66,16 +66,16 @@ def test_where_one_coordinate_holds_both_the_weights_add_up_and_none_changes_no_
     assert augmentation.queries(queries, 0.3, 0.0).tobytes() == augmentation.queries(queries, 0.3).tobytes()
 
 
-def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None:
+def test_conditioning_gives_added_coordinates_twice_the_spread_of_the_others() -> None:
     embeddings = np.float32([[3, 1], [-3, -1]])
     log_pn, bias = np.float32([-1, -5]), np.float32([0.5, -0.5])
     typical = np.sqrt((9 + 1) / 2)
 
     augmentation = Augmentation.fitted(0.1, embeddings, log_pn, bias, np.float32([-2, -5]))
 
-    assert augmentation.kappa == pytest.approx(typical / 2)
-    assert augmentation.kappa_bias == pytest.approx(typical / 0.5)
-    assert augmentation.kappa_popularity == pytest.approx(typical / 1.5)
+    assert augmentation.kappa == pytest.approx(2 * typical / 2)
+    assert augmentation.kappa_bias == pytest.approx(2 * typical / 0.5)
+    assert augmentation.kappa_popularity == pytest.approx(2 * typical / 1.5)
 
 
 @pytest.mark.parametrize("labels", [3, 7, 1000, 41_001])

@@ -70,7 +70,7 @@ class Reference:
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Releases of different models: cosine without label bias, dot with, dot with a tree p_n(y|x) too, and cosine of
-    a noise that is not the label frequency, once in an exact head and an IVF tail.
+    a noise that is not the label frequency, once in an inverted file.
     """
     root = tmp_path_factory.mktemp("service")
     for name, model in (

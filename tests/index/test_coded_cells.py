@@ -43,13 +43,14 @@ def test_rows_stand_in_the_cell_that_is_nearest_by_all_coordinates(kind: str, bu
     assert isinstance(cells, faiss.IndexRefine)
     assert isinstance(faiss.downcast_index(cells.base_index), faiss.IndexPQFastScan)
     centroids_CE = index.quantizer.reconstruct_n(0, index.nlist)
-    products_LC = np.pad(rows_LE, ((0, 0), (0, index.d - rows_LE.shape[1]))) @ centroids_CE.T
+    rows_LE = np.pad(rows_LE, ((0, 0), (0, index.d - rows_LE.shape[1])))
+    distances_LC = (centroids_CE**2).sum(axis=1) - 2 * rows_LE @ centroids_CE.T
     held_L = np.empty(LABELS, np.int64)
     for cell in range(index.nlist):
         if size := index.invlists.list_size(cell):
             held_L[faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)] = cell
-    best_L = products_LC.max(axis=1)
-    assert np.mean(products_LC[np.arange(LABELS), held_L] >= best_L - 1e-5) > 0.95
+    best_L = distances_LC.min(axis=1)
+    assert np.mean(distances_LC[np.arange(LABELS), held_L] <= best_L + 1e-4) > 0.95
 
 
 @pytest.mark.parametrize("kind", ["ivf_sq"])

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from longtail.index.search.eligible import Eligible
-from longtail.index.search.faiss_index import Head
 
 
 def test_a_successor_counts_as_a_set_of_its_own() -> None:
     rng, labels = np.random.default_rng(0), 1_003
     lists_L = rng.integers(0, 9, labels).astype(np.int32)
-    rows_H = rng.permutation(labels)[:300]
-    head = Head(rows_H, np.zeros((300, 1), np.float32))
     mask_L, latest = rng.random(labels) < 0.5, None
     for step in range(40):
         rows_R = np.sort(rng.choice(labels, rng.choice([0, 1, 9, 400]), replace=False))
@@ -26,8 +23,6 @@ def test_a_successor_counts_as_a_set_of_its_own() -> None:
         if step % 3:  # of every third set nothing is computed
             expected_C = np.bincount(lists_L[mask_L], minlength=9)
             assert now.per_list(lists_L, 9).tolist() == expected_C.tolist()
-            assert now.outside(rows_H, head._places).tolist() == np.flatnonzero(~mask_L[rows_H]).tolist()
-            assert head.count(now) == mask_L[rows_H].sum()
         latest = now
     assert latest is not None
     assert latest.changed(np.empty(0, np.int64), np.empty(0, np.bool_)).succeeding(latest) is latest

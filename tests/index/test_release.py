@@ -61,15 +61,13 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
     assert opened.bundle.manifest == Bundle.load(bundle_path).manifest
     assert opened.manifest.recall_k == 100
     assert {path.relative_to(release).as_posix() for path in (release / "index").iterdir()} == {
-        "index/head.rows.npy",
-        "index/head.vectors.npy",
         "index/index.faiss",
         "index/lists.npy",
         "index/priors.npy",
     }
     index = json.loads((release / "release.json").read_text())
     assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 13)
-    assert (index["factory"], index["head"]) == ("IVF13,Flat", 60)
+    assert index["factory"] == "IVF16,Flat"
 
 
 def test_bundle_files_are_hard_links_and_never_symbolic(bundle_path: Path, tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
     file = release / "index" / "index.faiss"
     content = bytearray(file.read_bytes())
-    vector_count = content.index(np.uint64(13 * 13 * 4 // 4).tobytes())
+    vector_count = content.index(np.uint64(16 * 13 * 4 // 4).tobytes())
     content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
     file.write_bytes(bytes(content))
     with pytest.raises(ReleaseCorruptError, match="cannot read this index"):

@@ -1,0 +1,92 @@
+"""Inverted lists: which labels a list holds, what a query finds in the lists it visits, and where they are too few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index import ExactRows, IndexSpec, Searcher
+from longtail.index.construct.recall import Calibration
+from longtail.index.construct.training import by_reach, make_index
+from longtail.index.manifests import Effort
+from longtail.index.search.faiss_index import FaissIndex
+from tests.bundles import make_bundle
+
+LABELS, HEAD = 5_003, 500
+"""The last byte of a set of rows is not full."""
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return make_bundle(labels=LABELS, dim=16, queries=20)
+
+
+@pytest.fixture(scope="module")
+def order(bundle: Bundle) -> Int64:
+    return by_reach(bundle, bundle.rows(), Calibration(bundle, bundle.rows()))
+
+
+@pytest.fixture(scope="module")
+def index(bundle: Bundle, order: Int64) -> FaissIndex:
+    return make_index(IndexSpec("ivf_flat"), bundle.rows(), "cpu", order, 1)
+
+
+@pytest.fixture(scope="module")
+def queries(bundle: Bundle) -> Float32:
+    picked = bundle.calibration_queries[:8]
+    return np.concatenate([bundle.augmentation.queries(picked, value) for value in (-1.0, 0.0, 0.5, 1.0, 2.0)])
+
+
+@pytest.mark.parametrize("hidden", [np.empty(0, np.int64), np.arange(0, LABELS, 60)])
+@pytest.mark.parametrize("probes", [1, 4, 10_000])
+def test_the_best_of_what_the_visited_lists_hold(
+    bundle: Bundle, index: FaissIndex, queries: Float32, probes: int, hidden: Int64
+) -> None:
+    """A list holds the rows that are nearest to its centroid; a query visits those of the largest product."""
+    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=probes)).without(hidden)
+    scores_BK, rows_BK = searcher.found(queries, 50)
+    rows_LE, centroids_CE = bundle.rows(), index.centroids
+    expected_BL = queries @ rows_LE.T
+    lists_L = ((rows_LE[:, None] - centroids_CE) ** 2).sum(axis=2).argmin(axis=1)
+    assert np.array_equal(lists_L, index.lists)
+    visited_BP = np.argsort(-(queries @ centroids_CE.T), axis=1)[:, :probes]
+    for query, visited in enumerate(visited_BP):
+        expected_BL[query, ~np.isin(lists_L, visited)] = -np.inf
+    expected_BL[:, hidden] = -np.inf
+    expected_rows = np.argsort(-expected_BL, axis=1, kind="stable")[:, :50]
+    expected_BK = np.take_along_axis(expected_BL, expected_rows, axis=1)
+    expected_rows[expected_BK == -np.inf] = -1
+    np.testing.assert_allclose(scores_BK, expected_BK, rtol=1e-5, atol=1e-6)
+    assert (rows_BK == expected_rows).mean() > 0.999  # of equal scores either comes first
+    for query in range(0, len(queries), 7):
+        alone = searcher.found(queries[query : query + 1], 50)
+        np.testing.assert_allclose(alone[0][0], scores_BK[query], rtol=1e-5, atol=1e-6)
+
+
+def test_labels_of_largest_reach_have_lists_of_their_own(index: FaissIndex, order: Int64) -> None:
+    """About twenty to a list; others are few there, for a row goes to the nearest list of all."""
+    lists = len(index.centroids)
+    in_head_L = np.zeros(LABELS, np.bool_)
+    in_head_L[order[:HEAD]] = True
+    head_C = np.bincount(index.lists[in_head_L], minlength=lists)
+    share_C = head_C / np.maximum(np.bincount(index.lists, minlength=lists), 1)
+    own = share_C[lists - HEAD // 20 :]
+    assert own.mean() > 0.8
+    assert share_C[: lists - HEAD // 20].mean() < 0.05
+
+
+def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
+    bundle: Bundle, index: FaissIndex, queries: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = Searcher(bundle, index, Effort(probes=1))
+    short = (searcher.found(queries, 100)[1] < 0).any(axis=1)
+    assert short.any()
+    monkeypatch.setattr(ExactRows, "top", lambda *_: pytest.fail("scored every label"))
+    scores, rows = searcher.search(queries, 100)
+    assert (rows >= 0).all()
+    harder = searcher.at(Effort(probes=8)).found(queries, 100)
+    enough = short & (harder[1] >= 0).all(axis=1)
+    np.testing.assert_allclose(scores[enough], harder[0][enough], rtol=1e-5, atol=1e-6)
+    assert (rows[enough] == harder[1][enough]).mean() > 0.99
