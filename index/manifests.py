@@ -176,7 +176,7 @@ class ReleaseManifest(Record):
     collection: CollectionRecord | None = None
     """The Milvus collection with the rows; None if FAISS holds them."""
     effort: Effort
-    """Effort that suffices at every place on the dials, and under filters."""
+    """Effort that suffices at every place on the dials."""
     efforts: list[EffortAt] = Field(default=[])
     """Least effort that suffices at each place and depth; empty for an exact index and for a Milvus collection."""
     recall_k: int = Field(ge=1)

@@ -11,7 +11,7 @@ Legend: `L` labels, `Q` queries, `R` selected labels, `K` results, `E` coordinat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import faiss
@@ -21,7 +21,7 @@ from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import TOLERANCE, Progress
 from longtail.index.construct.spec import IndexSpec
-from longtail.index.manifests import Effort, FilteredEffort, FilteredRecall, FilteredSearch
+from longtail.index.manifests import Effort, EffortAt, FilteredEffort, FilteredRecall, FilteredSearch
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH, FaissIndex
 from longtail.index.search.filters import Filter, Selection
@@ -41,7 +41,13 @@ _Name = Literal["random", "near", "rare"]
 
 
 def tune_filtered(
-    bundle: Bundle, rows_LE: Float32, index: FaissIndex, effort: Effort, spec: IndexSpec, progress: Progress
+    bundle: Bundle,
+    rows_LE: Float32,
+    index: FaissIndex,
+    effort: Effort,
+    efforts_at: Sequence[EffortAt],
+    spec: IndexSpec,
+    progress: Progress,
 ) -> FilteredSearch:
     """Measure recall under filters over augmented rows, float32 [L, E], and choose the efforts."""
     trial = FilteredTrial(bundle, rows_LE)
@@ -50,7 +56,7 @@ def tune_filtered(
     for selectivity in SELECTIVITIES:
         selections = list(trial.selections(selectivity))
         for chosen in _efforts(selectivity):
-            searcher = Searcher(bundle, index, effort, [chosen])
+            searcher = Searcher(bundle, index, effort, [chosen], efforts_at)
             measured = [at for selection in selections for at in trial.measure(searcher, selectivity, *selection)]
             lowest = min(recall.lowest for recall in measured)
             progress(f"{selectivity:.1%} of the labels, boost {chosen.boost:g}: lowest recall {lowest:.4f}")

@@ -18,9 +18,9 @@ from longtail.index.search.searcher import Searcher
 
 TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
-_PROBES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-_BETWEEN = (3, 6, 12, 24, 48, 96, 192)
-"""Further numbers of lists to try, for kinds whose only setting is the number of lists."""
+_PROBES = [2**power for power in range(1, 10)]
+_CLOSER = sorted({round(2 ** (power / 4)) for power in range(4, 37)})
+"""Numbers of lists to try, and those for kinds whose only setting is the number of lists."""
 _REFINE: dict[Kind, tuple[int, ...]] = {"ivf_sq": (1, 2), "ivf_fastscan": (1, 2, 4, 8)}
 _TIMED = 120
 """Timed queries, spread evenly over the places on the dials."""
@@ -32,7 +32,7 @@ def efforts_of(index: FaissIndex) -> Iterator[Effort]:
     if not index.has_lists:
         yield Effort()
         return
-    probes_tried = _PROBES + (_BETWEEN if index.kind == "ivf_flat" else ())
+    probes_tried = _CLOSER if index.kind == "ivf_flat" else _PROBES
     depths = sorted({min(probes, index.index.nlist) for probes in probes_tried})
     efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(index.kind, (1,)) for probes in depths]
     yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)

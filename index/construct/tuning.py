@@ -149,7 +149,7 @@ def tune_index(
         check_floor(min(efforts, key=lambda at: at.recall), spec, of_derived, 1, "Use --spec flat")
     filtered = None
     if taken.index.kind != "flat":
-        filtered = tune_filtered(bundle, rows_LE, taken.index, taken.chosen.effort, spec, progress)
+        filtered = tune_filtered(bundle, rows_LE, taken.index, taken.chosen.effort, efforts, spec, progress)
     return TunedIndex(
         kind=taken.index.kind,
         dim=rows_LE.shape[1],

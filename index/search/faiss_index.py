@@ -145,12 +145,12 @@ class FaissIndex:
         counts_BC = counts_C[order_BC]
         eligible_BC = np.cumsum(counts_BC, axis=1)
         labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
-        # Labels that an unfiltered search of `probes` lists sees on average.
-        seen = probes * self.labels / self.index.nlist
-        share_B = _at(eligible_BC, eligible_BC, seen) / _at(labels_BC, eligible_BC, seen)
+        # Labels that an unfiltered search of `probes` lists sees.
+        seen_B = labels_BC[:, min(probes, self.index.nlist) - 1]
+        share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
         # The few best of a selection take as much effort to find as its hundred best.
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
-        wanted_B = boost * seen * share_B * depth_B**_PROBES_PER_DEPTH
+        wanted_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
         # A list is visited if the lists before it hold fewer eligible labels than wanted.
         visited_BC = (eligible_BC - counts_BC < wanted_B[:, None]) & (counts_BC > 0)
         places_BC = np.cumsum(visited_BC, axis=1) - 1
@@ -248,11 +248,11 @@ def pad(rows_LE: Float32, width: int) -> Float32:
     return padded
 
 
-def _at(values_BC: Int64, eligible_BC: Int64, seen: float) -> Int64:
-    """Return each query's value at the list that completes `seen` eligible labels, or all.
+def _at(values_BC: Int64, eligible_BC: Int64, seen_B: Int64) -> Int64:
+    """Return each query's value at the list that completes `seen_B` eligible labels, or all.
 
     Values are at least 1, so that they can be divided by.
     """
-    enough_BC = eligible_BC >= np.minimum(seen, eligible_BC[:, -1:])
+    enough_BC = eligible_BC >= np.minimum(seen_B[:, None], eligible_BC[:, -1:])
     at_B: Int64 = values_BC[np.arange(len(values_BC)), enough_BC.argmax(axis=1)]
     return np.maximum(at_B, 1)

@@ -30,7 +30,7 @@ from longtail.index.search.candidates import best_columns, has_blank, no_results
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.faiss_index import NEARLY_WHOLE, FaissIndex
+from longtail.index.search.faiss_index import MEASURED_DEPTH, NEARLY_WHOLE, FaissIndex
 from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
@@ -60,7 +60,7 @@ class Searcher:
     Args:
         effort: effort for an approximate index that suffices at every setting of the dials.
         filtered: extra effort where only a share of the labels is eligible.
-        efforts: lesser efforts that suffice at single places on the dials, where nearly all labels are eligible.
+        efforts: lesser efforts that suffice at single places on the dials.
 
     Example:
         An opened release has a searcher; every query may have its own λ and filter.
@@ -279,24 +279,24 @@ class Searcher:
         """Find the best k eligible labels, descending, with the measured effort; −inf and −1 beyond."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
-        if eligible.share >= NEARLY_WHOLE:
-            groups = self.efforts.groups(queries_bE, k)
-            if len(groups) == 1:
-                return self._candidates(queries_bE, k, groups[0][0], eligible)
-            scores_bK, rows_bK = no_results(len(queries_bE), k)
-            for effort, queries in groups:
-                scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible)
-            return scores_bK, rows_bK
-        # The selectivities were measured at a few shares: take the neighbours above and below this one.
-        place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
-        measured = self.filtered[max(0, place - 1) : place + 1]
-        exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
-        if exactly and self.index.kind != "flat":
-            return self._exact.top(queries_bE, eligible.rows, k)
-        boost = max((effort.boost for effort in measured), default=1.0)
-        return self._candidates(queries_bE, k, self.efforts.hardest(queries_bE), eligible, boost)
+        depth, boost = k, 1.0
+        if eligible.share < NEARLY_WHOLE:
+            # The selectivities were measured at a few shares: take the neighbours above and below this one.
+            place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
+            measured = self.filtered[max(0, place - 1) : place + 1]
+            exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
+            if exactly and self.index.kind != "flat":
+                return self._exact.top(queries_bE, eligible.rows, k)
+            depth, boost = max(k, MEASURED_DEPTH), max((effort.boost for effort in measured), default=1.0)
+        groups = self.efforts.groups(queries_bE, depth)
+        if len(groups) == 1:
+            return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
+        scores_bK, rows_bK = no_results(len(queries_bE), k)
+        for effort, queries in groups:
+            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible, boost)
+        return scores_bK, rows_bK
 
-    def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
+    def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float) -> Found:
         """Find the best k of the index with exact scores; −inf and −1 beyond."""
         scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
         if self.index.lossy:
@@ -311,7 +311,7 @@ class Searcher:
             effort = self.effort
             while effort.probes < self.index.index.nlist:
                 effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine)
-                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible)
+                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
                     return scores_1K, rows_1K
         return self._exact.top(query_1E, eligible.rows, k)

@@ -107,8 +107,7 @@ def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_PROBES", (1,))
-    monkeypatch.setattr(settings, "_BETWEEN", ())
+    monkeypatch.setattr(settings, "_CLOSER", [1])
     make_bundle(labels=6000, dim=16, queries=20).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:
         build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("ivf_flat", recall_floor=0.999))

@@ -117,7 +117,7 @@ def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> No
         np.testing.assert_allclose(scores[place], alone[0][0], rtol=1e-5)
 
 
-def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
+def test_under_a_filter_the_effort_is_that_of_its_place_for_the_hundred_best(
     release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Effort] = []
@@ -133,4 +133,5 @@ def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     own = release.searcher.efforts.of(query[0], 10)
     assert own.probes < release.manifest.effort.probes
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert used == [own, release.manifest.effort]
+    assert used == [own, release.searcher.efforts.of(query[0], 100)]
+    assert used[1].probes > own.probes
