@@ -42,11 +42,11 @@ TOLERANCE = 1e-5
 class Calibration:
     """Queries and exact answers with which a build measures every setting.
 
-    λ takes the values 0, ½ and 1, the bundle's default, and both ends of the range that requests may use, all at μ = 0.
-    Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed. Where log π has
-    its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both ends of λ.
-    With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then always
-    among the points, with both ends of μ.
+    λ takes the values −½, 0, ½, 1 and 1½, the bundle's default, and both ends of the range that requests may use, all
+    at μ = 0. Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed. Where
+    log π has its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both
+    ends of λ. With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then
+    always among the points, with both ends of μ.
 
     With priors all these points use the default weights, and the corners of the weights are added at the least, the
     default and the largest λ; bonuses, slopes and decay keep their defaults.
@@ -175,7 +175,7 @@ def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
 def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
     """List the pairs of λ and μ to measure; pairs with μ = 0 come first."""
     dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
-    inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
+    inside = [value for value in (-0.5, 0.0, 0.5, 1.0, 1.5) if dial.minimum <= value <= dial.maximum]
     pairs = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
     ends = (prior.minimum, prior.maximum)
     if bundle.proposal is not None:

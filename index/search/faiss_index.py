@@ -111,7 +111,8 @@ class FaissIndex:
         if self.lossy:
             fetch = max(k, MEASURED_DEPTH) * (math.ceil(effort.refine * boost) if filtered else effort.refine)
         fetch = min(fetch, self.labels)
-        probes = probes_for(effort, k, eligible.share)
+        # The few best of a selection take as much effort to find as its hundred best.
+        probes = probes_for(effort, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.index.d:
             queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
@@ -148,7 +149,6 @@ class FaissIndex:
         # Labels that an unfiltered search of `probes` lists sees.
         seen_B = labels_BC[:, min(probes, self.index.nlist) - 1]
         share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
-        # The few best of a selection take as much effort to find as its hundred best.
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         wanted_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
         # A list is visited if the lists before it hold fewer eligible labels than wanted.
