@@ -18,8 +18,8 @@ from longtail.index.search.searcher import Searcher
 
 TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
-_PROBES = [2**power for power in range(1, 10)]
-_CLOSER = sorted({round(2 ** (power / 4)) for power in range(4, 37)})
+_PROBES = [2**power for power in range(1, 12)]
+_CLOSER = sorted({round(2 ** (power / 4)) for power in range(4, 45)})
 """Numbers of lists to try, and those for kinds whose only setting is the number of lists."""
 _REFINE: dict[Kind, tuple[int, ...]] = {"ivf_sq": (1, 2), "ivf_fastscan": (1, 2, 4, 8)}
 _TIMED = 120
