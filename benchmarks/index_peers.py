@@ -31,11 +31,10 @@ import faiss
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.index_recall import synthetic_bundle
+from benchmarks.index_recall import plain_index, synthetic_bundle
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import ExactRows, IndexSpec
-from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.search.faiss_index import pad
 
@@ -168,7 +167,7 @@ def of_faiss(factory: str, multiple: int = 1) -> Callable[[Bundle, Float32], Bui
     def build(_: Bundle, rows_LE: Float32) -> Built:
         width = -(-rows_LE.shape[1] // multiple) * multiple
         text = factory.format(cells=round(4 * np.sqrt(len(rows_LE))), pairs=width // 2)
-        index = train_index(text, width, rows_LE, "cpu")
+        index = plain_index(text, pad(rows_LE, width))
         if isinstance(index, faiss.IndexRefine):
             index.k_factor = 4
         cells = faiss.try_extract_index_ivf(index)

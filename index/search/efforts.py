@@ -11,6 +11,7 @@ row.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
@@ -58,7 +59,7 @@ class DialEfforts:
         if not self._depths:
             return self._hardest
         # The next larger measured depth is the safe choice; beyond the largest, the search adds probes by itself.
-        depth = next((depth for depth in self._depths if depth >= k), self._depths[-1])
+        depth = self._depths[min(bisect_left(self._depths, k), len(self._depths) - 1)]
         return self._at(query_E[self._dim :].tobytes(), depth)
 
     def groups(self, queries_BE: Float32, k: int) -> list[tuple[Effort, Int64]]:

@@ -62,6 +62,16 @@ class FaissIndex:
         return int(self.index.ntotal)
 
     @cached_property
+    def width(self) -> int:
+        """Number of coordinates of a row in the index, at least E."""
+        return int(self.index.d)
+
+    @cached_property
+    def list_count(self) -> int:
+        """Number of inverted lists; 1 without."""
+        return int(self.index.nlist) if self.has_lists else 1
+
+    @cached_property
     def lossy(self) -> bool:
         """Whether the index's scores are approximations, to be scored again exactly."""
         return self.kind in _CODED
@@ -113,8 +123,8 @@ class FaissIndex:
         fetch = min(fetch, self.labels)
         # The few best of a selection take as much effort to find as its hundred best.
         probes = probes_for(effort, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
-        if queries_BE.shape[1] < self.index.d:
-            queries_BE = pad(queries_BE, self.index.d)
+        if queries_BE.shape[1] < self.width:
+            queries_BE = pad(queries_BE, self.width)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
             scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
         elif self.has_lists and filtered:
@@ -140,14 +150,14 @@ class FaissIndex:
         many eligible labels as the depth of its answer needs; that depth is estimated by the share of eligible labels
         in the lists nearest to the query.
         """
-        counts_C = eligible.per_list(self.lists, self.index.nlist)
+        counts_C = eligible.per_list(self.lists, self.list_count)
         products_BC = queries_BE @ self.centroids.T
         order_BC = np.argsort(-products_BC, axis=1)
         counts_BC = counts_C[order_BC]
         eligible_BC = np.cumsum(counts_BC, axis=1)
         labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
         # Labels that an unfiltered search of `probes` lists sees.
-        seen_B = labels_BC[:, min(probes, self.index.nlist) - 1]
+        seen_B = labels_BC[:, min(probes, self.list_count) - 1]
         share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         wanted_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
@@ -178,9 +188,9 @@ class FaissIndex:
     ) -> tuple[Float32, Int64]:
         """Search the CPU's index for eligible labels; None: for all."""
         if eligible is None or eligible.whole:
-            parameters = _visiting(min(probes, self.index.nlist)) if self.has_lists else None
+            parameters = _visiting(min(probes, self.list_count)) if self.has_lists else None
         elif self.has_lists:
-            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.list_count))
         else:
             parameters = eligible.parameters(faiss.SearchParameters)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
@@ -196,9 +206,8 @@ class FaissIndex:
     ) -> tuple[Float32, Int64]:
         """Fetch extra results from the GPU and drop ineligible ones; the CPU answers queries left short."""
         # GPU indexes ignore `IDSelector`, so the filter is applied afterwards.
-        lists = getattr(self.index, "nlist", 1)
         overfetch = self._overfetch(fetch, eligible)
-        scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, lists, GPU_MAX_RESULTS))
+        scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, self.list_count, GPU_MAX_RESULTS))
         if eligible.whole:
             return scores_BC, rows_BC
         return self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)

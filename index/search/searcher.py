@@ -309,7 +309,7 @@ class Searcher:
         """Answer a query whose lists hold fewer than k labels: visit more lists, finally score every label."""
         if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
             effort = self.effort
-            while effort.probes < self.index.index.nlist:
+            while effort.probes < self.index.list_count:
                 effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine)
                 scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
