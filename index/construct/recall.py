@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle, Prior
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.manifests import RecallAt
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.exact import ExactRows
@@ -25,6 +25,8 @@ Progress = Callable[[str], None]
 _QUERIES = 200
 _FEW = 10
 """Results of a short answer, which takes less effort to find."""
+_ENOUGH = 0.01
+"""Least share of a dial point's exact answers that labels must have for their recall to be measured."""
 ROWS_AT_ONCE = 1 << 20
 """Rows of labels in memory at a time, where not all fit: 270 MB with 65 coordinates."""
 _ALL_CORNERS_UP_TO = 3
@@ -42,11 +44,11 @@ TOLERANCE = 1e-5
 class Calibration:
     """Queries and exact answers with which a build measures every setting.
 
-    λ takes the values −½, 0, ½, 1 and 1½, the bundle's default, and both ends of the range that requests may use, all
-    at μ = 0. Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed. Where
-    log π has its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both
-    ends of λ. With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then
-    always among the points, with both ends of μ.
+    λ takes the values −½, 0, ¼, ½, ¾, 1 and 1½, the bundle's default, and both ends of the range that requests may use,
+    all at μ = 0. Where one coordinate holds λ + μ, requests keep the sum in that range, so no other point is needed.
+    Where log π has its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at
+    both ends of λ. With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is
+    then always among the points, with both ends of μ.
 
     With priors all these points use the default weights, and the corners of the weights are added at the least, the
     default and the largest λ; bonuses, slopes and decay keep their defaults.
@@ -87,10 +89,27 @@ class Calibration:
         exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
         """
         started = time.perf_counter()
-        k = self.k if k is None else k
-        _, rows_QK = searcher.found(self.queries_QE, k)
-        hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
+        _, hits_QK = self.found(searcher, self.k if k is None else k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
+        return self.recall(hits_QK), rate
+
+    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+        """Search every query: label rows int64 [Q, k], and which of the rows are hits, bool [Q, k]."""
+        _, rows_QK = searcher.found(self.queries_QE, k)
+        hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
+        return rows_QK, hits_QK
+
+    def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
+        """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
+        expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
+        found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
+        shape = len(self.dial_points), -1
+        expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
+        enough = _ENOUGH * rows_QK.size / len(self.dial_points)
+        return np.where(expected < enough, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
+
+    def recall(self, hits_QK: Bools) -> list[RecallAt]:
+        """Compute recall at every dial point from the hits, bool [Q, k], of `found`."""
         recalls = hits_QK.reshape(len(self.dial_points), -1).mean(axis=1)
         return [
             RecallAt(
@@ -100,7 +119,7 @@ class Calibration:
                 recall=float(recall),
             )
             for (bias_removal, popularity, weights), recall in zip(self.dial_points, recalls, strict=True)
-        ], rate
+        ]
 
 
 def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k: int) -> tuple[Float32, Int64]:
@@ -175,7 +194,7 @@ def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
 def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
     """List the pairs of λ and μ to measure; pairs with μ = 0 come first."""
     dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
-    inside = [value for value in (-0.5, 0.0, 0.5, 1.0, 1.5) if dial.minimum <= value <= dial.maximum]
+    inside = [value for value in (-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5) if dial.minimum <= value <= dial.maximum]
     pairs = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}
     ends = (prior.minimum, prior.maximum)
     if bundle.proposal is not None:

@@ -22,6 +22,8 @@ _PROBES = [2**power for power in range(1, 12)]
 _CLOSER = sorted({round(2 ** (power / 4)) for power in range(4, 45)})
 """Numbers of lists to try, and those for kinds whose only setting is the number of lists."""
 _REFINE: dict[Kind, tuple[int, ...]] = {"ivf_sq": (1, 2), "ivf_fastscan": (1, 2, 4, 8)}
+_FREQUENT = 1_000
+"""Most frequent labels whose recall is also measured alone."""
 _TIMED = 120
 """Timed queries, spread evenly over the places on the dials."""
 _ROUNDS = 5
@@ -48,14 +50,14 @@ def efforts_at(
     bundle: Bundle,
     index: FaissIndex,
     chosen: Trial,
-    trials: Sequence[Trial],
     calibration: Calibration,
     progress: Progress,
     target: float = TARGET,
 ) -> list[EffortAt]:
     """Find the least effort of each place and depth with sufficient recall.
 
-    Sufficient is the target, or the recall of the chosen effort if that stays below the target.
+    Sufficient is the target, or the recall of the chosen effort if that stays below the target. The most frequent
+    labels must reach it alone, too, where they are among the answers: time must not be saved at their expense.
     """
     if not index.has_lists:
         return []
@@ -66,17 +68,17 @@ def efforts_at(
         if most.probes >= effort.probes and most.refine >= effort.refine and effort != most
     ]
     searcher = Searcher(bundle, index, most)
-    tried = {(trial.effort, calibration.k): trial.recall for trial in trials if trial.kind == chosen.kind}
+    frequent_L = np.zeros(index.labels, np.bool_)
+    frequent_L[np.argsort(-bundle.labels.log_pi, kind="stable")[: min(_FREQUENT, index.labels // 10)]] = True
     efforts: list[EffortAt] = []
     for k in calibration.depths:
-        enough = tried.get((most, k)) or calibration.measure(searcher.at(most), k)[0]
+        enough = calibration.measure(searcher.at(most), k)[0]
         least: dict[int, EffortAt] = {}
         for effort in (*lesser, most):
-            recalls = enough if effort == most else tried.get((effort, k))
-            if recalls is None:
-                recalls = calibration.measure(searcher.at(effort), k)[0]
-            for place, recall in enumerate(recalls):
-                if place not in least and recall.recall >= min(target, enough[place].recall):
+            rows_QK, hits_QK = calibration.found(searcher.at(effort), k)
+            of_frequent = calibration.recall_of(frequent_L, rows_QK, hits_QK) if effort != most else [1.0] * len(enough)
+            for place, recall in enumerate(calibration.recall(hits_QK)):
+                if place not in least and min(recall.recall, of_frequent[place]) >= min(target, enough[place].recall):
                     least[place] = EffortAt(**dict(recall), k=k, effort=effort)
             if len(least) == len(enough):
                 break

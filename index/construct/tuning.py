@@ -135,7 +135,7 @@ def tune_index(
     kinds = _timed(bundle, calibration, target, tried, progress) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
-    efforts = efforts_at(bundle, taken.index, taken.chosen, trials, calibration, progress, target)
+    efforts = efforts_at(bundle, taken.index, taken.chosen, calibration, progress, target)
     if taken.index.has_lists and (dial_points := derived_dial_points(bundle)):
         # Derived priors are measured apart, up to all lists, so that a request without them needs no harder effort.
         every_list = Effort(probes=taken.index.index.nlist)
@@ -145,7 +145,7 @@ def tune_index(
             taken.chosen.model_copy(update={"effort": hardest}),
         )
         goal = (1 + spec.recall_floor) / 2
-        efforts += efforts_at(bundle, taken.index, at_all, [], of_derived, progress, goal)
+        efforts += efforts_at(bundle, taken.index, at_all, of_derived, progress, goal)
         check_floor(min(efforts, key=lambda at: at.recall), spec, of_derived, 1, "Use --spec flat")
     filtered = None
     if taken.index.kind != "flat":

@@ -119,7 +119,7 @@ def build(
         >>> manifest.name, manifest.kind, manifest.labels
         ('first', 'flat', 60)
         >>> {at.bias_removal: at.recall for at in manifest.recall}
-        {-1.0: 1.0, -0.5: 1.0, 0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 1.5: 1.0, 2.0: 1.0}
+        {-1.0: 1.0, -0.5: 1.0, 0.0: 1.0, 0.25: 1.0, 0.5: 1.0, 0.75: 1.0, 1.0: 1.0, 1.5: 1.0, 2.0: 1.0}
 
         A `Bundle` works too, such as `longtail.trainer.fit` returns.
 

@@ -37,7 +37,7 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
     assert tuned.chosen.lowest.recall >= 0.99
     assert all(trial.lowest.recall < 0.99 for trial in tuned.trials[:-1])
     assert all(trial.queries_per_second > 0 for trial in tuned.trials)
-    assert [at.bias_removal for at in tuned.chosen.recall] == [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0]
+    assert [at.bias_removal for at in tuned.chosen.recall] == [-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_fastscan"])
@@ -83,7 +83,7 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
     bundle = make_bundle(labels=40, proposal=True)
     dial = BiasRemoval(default=1, minimum=0.5)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial}))
-    at_zero, prior_alone = [(0.0, 0), (0.5, 0), (1.0, 0), (1.5, 0), (2.0, 0)], [(0.0, -1), (0.0, 2)]
+    at_zero, prior_alone = [(0.0, 0), (0.5, 0), (0.75, 0), (1.0, 0), (1.5, 0), (2.0, 0)], [(0.0, -1), (0.0, 2)]
     assert places(bundle) == at_zero + prior_alone
     without = replace(bundle, proposal=None)
     assert places(without) == at_zero[1:]
@@ -93,7 +93,7 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
 def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=6000, dim=16, popularity=True, queries=20).write(tmp_path / "bundle")
     manifest = build(bundle, tmp_path / "releases", spec=spec, name="both")
-    assert len([at for at in manifest.recall if not any(at.priors.values())]) == 13
+    assert len([at for at in manifest.recall if not any(at.priors.values())]) == 15
     assert min(at.recall for at in manifest.recall) >= 0.95
     release = Releases(tmp_path / "releases").open("both")
     searcher, bundle = release.searcher, release.bundle

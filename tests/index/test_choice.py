@@ -93,10 +93,10 @@ def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     assert {trial.kind for trial in built.trials} == set(KINDS)
     assert [trial.queries_per_second for trial in built.kinds] == [300 if kind == quick else 100 for kind in KINDS]
     flat, sq, fastscan = (trial.bytes_per_label for trial in built.kinds)
-    # Of 3,000 labels, 17 coordinates and 69 cells: codes (of scalars 32, with zeros), ids of 8 bytes, and 2 bytes of
-    # centroids, 3 for scalars.
-    assert 4 * 17 + 8 < flat < 4 * 17 + 8 + 3
-    assert 32 + 8 < sq < 32 + 8 + 4
+    # Of 3,000 labels, 17 coordinates and 99 cells: codes (of scalars 32, with zeros), ids of 8 bytes, and 3 bytes of
+    # centroids, 5 for scalars.
+    assert 4 * 17 + 8 < flat < 4 * 17 + 8 + 4
+    assert 32 + 8 < sq < 32 + 8 + 6
     assert 5 + 8 < fastscan < sq
     assert built.bytes_per_label == built.kinds[KINDS.index(expected)].bytes_per_label
     found, _ = Calibration(bundle, bundle.rows()).measure(built.searcher(bundle))

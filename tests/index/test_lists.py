@@ -66,15 +66,15 @@ def test_the_best_of_what_the_visited_lists_hold(
 
 
 def test_labels_of_largest_reach_have_lists_of_their_own(index: FaissIndex, order: Int64) -> None:
-    """About a hundred to a list; others are few there, for a row goes to the nearest list of all."""
+    """About ten to a list; others are few there, for a row goes to the nearest list of all."""
     lists = len(index.centroids)
     in_head_L = np.zeros(LABELS, np.bool_)
     in_head_L[order[:HEAD]] = True
     head_C = np.bincount(index.lists[in_head_L], minlength=lists)
     share_C = head_C / np.maximum(np.bincount(index.lists, minlength=lists), 1)
-    own = share_C[lists - HEAD // 100 :]
+    own = share_C[lists - HEAD // 10 :]
     assert own.mean() > 0.8
-    assert share_C[: lists - HEAD // 100].mean() < 0.05
+    assert share_C[: lists - HEAD // 10].mean() < 0.05
 
 
 def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
