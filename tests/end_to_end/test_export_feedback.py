@@ -71,9 +71,12 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             client.feedback(Feedback(None, ["item-5"], {"user_id": 7}, event="view", weight=0.5))
             with pytest.raises(LongtailError, match=r"events\.1\.answer_id: .* changed or cut"):
                 client.feedback([events[0], Feedback(names[0][:-5] + names[1][-5:], [kept])])
-        metrics = httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
-        assert 'longtail_explored_total{bucket="new"} 4.0' in metrics
-        assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics
+
+        def metrics() -> str:
+            return httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
+
+        until(lambda: 'longtail_explored_total{bucket="new"} 4.0' in metrics(), "both workers to have counted")
+        assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics()
         assert "left out: " in longtail("serving", "export-feedback", releases, "--out", out), "the last minute's"
         said = longtail("serving", "export-feedback", releases, "--out", out, "--until", "0m")
         assert process.terminate() == 0

@@ -168,10 +168,14 @@ def sum_of_blocks(
 
     fixed_blocks = parted(fixed)
 
+    def transposed(tensor: Tensor) -> Tensor:
+        """Transpose a matrix; return any other tensor as it is."""
+        return tf.transpose(tensor) if len(tensor.shape) == 2 else tensor
+
     def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
         given = dict(zip((*shared, *rows), values, strict=True))
         # XLA multiplies the gradient of a matrix [M, D] three times as fast if the gradient is [D, M].
-        whole = {name: _transposed(given[name]) for name in shared}
+        whole = {name: transposed(given[name]) for name in shared}
         row_blocks = parted({name: given[name] for name in rows})
 
         def block_at(at: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
@@ -179,7 +183,7 @@ def sum_of_blocks(
             with tf.GradientTape() as tape:
                 tape.watch([whole, here])
                 fixed_here = keras.tree.map_structure(lambda column: column[at], fixed_blocks)
-                original = {name: _transposed(each) for name, each in whole.items()}
+                original = {name: transposed(each) for name, each in whole.items()}
                 losses, kept = loss(original, here, fixed_here, seen)
                 value = tf.reduce_sum(tf.where(real[at], losses, 0.0))
             of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
@@ -203,20 +207,15 @@ def sum_of_blocks(
         gradients = [*sums[1:], *both[: len(columns)]]
         of_all = dict(zip(kept, both[len(columns) :], strict=True))
 
-        # `_transposed` is in the backward function, because XLA would undo the above in this one.
+        # `transposed` is in the backward function, because XLA would undo the above in this one.
         def backward(upstream: Tensor, *_: Tensor) -> list[Tensor]:
             of_shared, of_rows = gradients[: len(shared)], gradients[len(shared) :]
-            return [*(upstream * _transposed(each) for each in of_shared), *(upstream * each for each in of_rows)]
+            return [*(upstream * transposed(each) for each in of_shared), *(upstream * each for each in of_rows)]
 
         return (sums[0], of_all), backward
 
     value, kept = tf.custom_gradient(total)(*shared.values(), *rows.values())
     return value, {name: tf.stop_gradient(column) for name, column in kept.items()}
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    """Transpose a matrix; return any other tensor as it is."""
-    return tf.transpose(tensor) if len(tensor.shape) == 2 else tensor
 
 
 def on_cpu() -> bool:
