@@ -26,16 +26,23 @@ class Effort(Record):
     refine: int = Field(default=1, ge=1)
     """Candidates fetched per result and rescored exactly, for kinds that compress rows. `ivf_sq` and `ivf_fastscan`
     fetch candidates for at least a hundred results."""
+    head: bool = False
+    """Whether a query visits the lists of the head, the labels of largest reach, too."""
 
     @property
     def words(self) -> str:
         """Describe the effort, such as `4 probes, 2 candidates a result`."""
         probes = "1 probe" if self.probes == 1 else f"{self.probes} probes"
-        return probes + (f", {self.refine} candidates a result" if self.refine > 1 else "")
+        head = " and the head" if self.head else ""
+        return probes + head + (f", {self.refine} candidates a result" if self.refine > 1 else "")
 
     def harder(self, other: Effort) -> Effort:
         """Return the effort that finds at least what either effort finds."""
-        return Effort(probes=max(self.probes, other.probes), refine=max(self.refine, other.refine))
+        return Effort(
+            probes=max(self.probes, other.probes),
+            refine=max(self.refine, other.refine),
+            head=self.head or other.head,
+        )
 
 
 class RecallAt(Record):
@@ -173,6 +180,8 @@ class ReleaseManifest(Record):
     """Names and limits of the priors; `index/priors.npy` holds their values, float32 [L, P]."""
     factory: str | None
     """FAISS factory string of the index (metric inner product, ids are label rows); None for a Milvus collection."""
+    head_lists: int = Field(default=0, ge=0)
+    """Number of inverted lists of the head, the last ones."""
     collection: CollectionRecord | None = None
     """The Milvus collection with the rows; None if FAISS holds them."""
     effort: Effort

@@ -12,6 +12,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.index.construct.recall import Calibration, Progress
+from longtail.index.construct.training import ROWS_PER_HEAD_LIST
 from longtail.index.manifests import Effort, EffortAt, Kind, Trial
 from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.search.searcher import Searcher
@@ -36,8 +37,15 @@ def efforts_of(index: FaissIndex) -> Iterator[Effort]:
         return
     probes_tried = _CLOSER if index.kind == "ivf_flat" else _PROBES
     depths = sorted({min(probes, index.index.nlist) for probes in probes_tried})
-    efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(index.kind, (1,)) for probes in depths]
-    yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
+    efforts = [
+        Effort(probes=probes, refine=refine, head=head)
+        for refine in _REFINE.get(index.kind, (1,))
+        for probes in depths
+        for head in ((False, True) if index.head_lists else (False,))
+    ]
+    # A list of the head holds more labels than another one.
+    of_head = index.head_lists * ROWS_PER_HEAD_LIST * index.list_count / index.labels
+    yield from sorted(efforts, key=lambda effort: (effort.probes + of_head * effort.head) * effort.refine)
 
 
 def trial_at(bundle: Bundle, calibration: Calibration, index: FaissIndex, effort: Effort) -> Trial:
@@ -65,7 +73,7 @@ def efforts_at(
     lesser = [
         effort
         for effort in efforts_of(index)
-        if most.probes >= effort.probes and most.refine >= effort.refine and effort != most
+        if most.probes >= effort.probes and most.refine >= effort.refine and most.head >= effort.head and effort != most
     ]
     searcher = Searcher(bundle, index, most)
     frequent_L = np.zeros(index.labels, np.bool_)

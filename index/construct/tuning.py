@@ -124,7 +124,7 @@ def tune_index(
         for effort in (effort for effort in efforts_of(index) if effort.probes >= least.probes):
             trials.append(trial_at(bundle, calibration, index, effort))
             lowest = trials[-1].lowest.recall
-            progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {lowest:.4f}")
+            progress(f"{effort.words}: lowest recall {lowest:.4f}")
             if best is None or lowest > best.lowest.recall:
                 best = trials[-1]
             if lowest >= sought:

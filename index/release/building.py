@@ -478,6 +478,7 @@ def _write(
             labels=len(bundle.embeddings),
             priors=list(bundle.priors.settings),
             factory=None if tuned.index is None else tuned.index.factory,
+            head_lists=0 if tuned.index is None else tuned.index.head_lists,
             effort=tuned.chosen.effort,
             recall_floor=spec.recall_floor,
             device=device,

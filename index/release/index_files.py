@@ -72,6 +72,7 @@ def read_index(
         index,
         _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind != "flat" else None,
         GpuIndex(index) if device == "gpu" and manifest.kind in ON_GPU else None,
+        manifest.head_lists,
     )
 
 

@@ -48,6 +48,7 @@ class FaissIndex:
         index: the FAISS index; id i is label row i.
         stored_lists_L: int32, the inverted list of every row; None: read from the index when needed.
         gpu: copy of the index on a GPU, which answers the searches that a GPU can do.
+        head_lists: number of lists of the head, the last ones.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class FaissIndex:
     index: Any
     stored_lists_L: Int32 | None = None
     gpu: GpuIndex | None = None
+    head_lists: int = 0
 
     @cached_property
     def labels(self) -> int:
@@ -125,16 +127,16 @@ class FaissIndex:
         probes = probes_for(effort, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)
-        if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
+        if self.gpu is not None and not effort.head and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
             scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
         elif self.has_lists and filtered:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
         elif eligible.whole or filtered:
-            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
+            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible, head=effort.head)
         else:
             more = min(fetch + _SPARE + fetch // _SPARE, self.labels)
-            scores_BC, rows_BC = self._search_cpu(queries_BE, more, probes, None)
+            scores_BC, rows_BC = self._search_cpu(queries_BE, more, probes, None, head=effort.head)
             scores_BC, rows_BC = self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
         if has_blank(rows_BC):  # FAISS writes what is missing last
             scores_BC[rows_BC < 0] = -np.inf
@@ -172,27 +174,34 @@ class FaissIndex:
         return lists_BP, products_BP
 
     def _search_lists(
-        self, queries_BE: Float32, fetch: int, lists_BP: Int64, products_BP: Float32, eligible: Eligible
+        self, queries_BE: Float32, fetch: int, lists_BP: Int64, products_BP: Float32, eligible: Eligible | None
     ) -> tuple[Float32, Int64]:
+        """Search some lists of every query for eligible labels; None: for all."""
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
         # FAISS's Python method `search_preassigned` accepts no search parameters, hence no selector.
         self.index.search_preassigned_c(
             len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(lists_BP), faiss.swig_ptr(products_BP),
             faiss.swig_ptr(scores), faiss.swig_ptr(rows), False,
-            eligible.parameters(faiss.SearchParametersIVF, nprobe=lists_BP.shape[1]),
+            self._parameters(lists_BP.shape[1], eligible),
         )  # fmt: skip
         return scores, rows
 
+    def _parameters(self, probes: int, eligible: Eligible | None) -> Any:
+        if eligible is None or eligible.whole:
+            return _visiting(probes)
+        return eligible.parameters(faiss.SearchParametersIVF, nprobe=probes)
+
     def _search_cpu(
-        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None
+        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None, *, head: bool = False
     ) -> tuple[Float32, Int64]:
         """Search the CPU's index for eligible labels; None: for all."""
-        if eligible is None or eligible.whole:
-            parameters = _visiting(min(probes, self.list_count)) if self.has_lists else None
-        elif self.has_lists:
-            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.list_count))
+        if head and probes + self.head_lists < self.list_count:
+            return self._search_with_head(queries_BE, fetch, probes, eligible)
+        probes += self.head_lists * head  # all lists
+        if self.has_lists:
+            parameters = self._parameters(min(probes, self.list_count), eligible)
         else:
-            parameters = eligible.parameters(faiss.SearchParameters)
+            parameters = None if eligible is None or eligible.whole else eligible.parameters(faiss.SearchParameters)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
         # The checks in FAISS's Python method `search` take as long as scoring some 200 labels.
         queries_BE = np.ascontiguousarray(queries_BE)
@@ -200,6 +209,32 @@ class FaissIndex:
             len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(scores), faiss.swig_ptr(rows), parameters
         )
         return scores, rows
+
+    def _search_with_head(
+        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None
+    ) -> tuple[Float32, Int64]:
+        """Search the nearest lists and those of the head."""
+        first = self.list_count - self.head_lists
+        lists_BP = np.empty((len(queries_BE), probes), np.int64)
+        products_BP = np.empty(lists_BP.shape, np.float32)
+        queries_BE = np.ascontiguousarray(queries_BE)
+        self._quantizer.search_c(
+            len(queries_BE), faiss.swig_ptr(queries_BE), probes, faiss.swig_ptr(products_BP), faiss.swig_ptr(lists_BP),
+            None,
+        )  # fmt: skip
+        lists_BP[lists_BP >= first] = -1  # else a label would be found twice
+        head_BP = np.arange(first, self.list_count)[None].repeat(len(queries_BE), axis=0)
+        lists_BP = np.concatenate([lists_BP, head_BP], axis=1)
+        products_BP = np.concatenate([products_BP, queries_BE @ self._head_centroids.T], axis=1)
+        return self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
+
+    @cached_property
+    def _quantizer(self) -> Any:
+        return faiss.downcast_index(self.index.quantizer)
+
+    @cached_property
+    def _head_centroids(self) -> Float32:
+        return self.centroids[self.list_count - self.head_lists :]
 
     def _search_gpu(
         self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible

@@ -310,7 +310,7 @@ class Searcher:
         if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
             effort = self.effort
             while effort.probes < self.index.list_count:
-                effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine)
+                effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine, head=effort.head)
                 scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
                     return scores_1K, rows_1K

@@ -22,7 +22,7 @@ def test_the_release_answers_what_it_answered_at_any_weights() -> None:
     assert (releases.names(), releases.current()) == (["ivf"], "ivf")
     release = releases.verify("ivf")
     assert (release.manifest.schema_version, release.manifest.kind, release.manifest.labels) == (1, "ivf_flat", 200)
-    assert release.manifest.factory == "IVF6,Flat"
+    assert release.manifest.factory == "IVF5,Flat"
     assert release.manifest.filterable == ["title"]
     bundle = release.bundle
     assert bundle.priors is not None

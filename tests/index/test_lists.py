@@ -40,20 +40,23 @@ def queries(bundle: Bundle) -> Float32:
 
 
 @pytest.mark.parametrize("hidden", [np.empty(0, np.int64), np.arange(0, LABELS, 60)])
-@pytest.mark.parametrize("probes", [1, 4, 10_000])
+@pytest.mark.parametrize(
+    ("probes", "head"), [(1, False), (4, False), (1, True), (4, True), (200, True), (10_000, True)]
+)
 def test_the_best_of_what_the_visited_lists_hold(
-    bundle: Bundle, index: FaissIndex, queries: Float32, probes: int, hidden: Int64
+    bundle: Bundle, index: FaissIndex, queries: Float32, probes: int, head: bool, hidden: Int64
 ) -> None:
     """A list holds the rows that are nearest to its centroid; a query visits those of the largest product."""
-    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=probes)).without(hidden)
+    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=probes, head=head)).without(hidden)
     scores_BK, rows_BK = searcher.found(queries, 50)
     rows_LE, centroids_CE = bundle.rows(), index.centroids
     expected_BL = queries @ rows_LE.T
     lists_L = ((rows_LE[:, None] - centroids_CE) ** 2).sum(axis=2).argmin(axis=1)
     assert np.array_equal(lists_L, index.lists)
     visited_BP = np.argsort(-(queries @ centroids_CE.T), axis=1)[:, :probes]
+    of_head = np.arange(len(centroids_CE) - index.head_lists, len(centroids_CE)) if head else []
     for query, visited in enumerate(visited_BP):
-        expected_BL[query, ~np.isin(lists_L, visited)] = -np.inf
+        expected_BL[query, ~np.isin(lists_L, [*visited, *of_head])] = -np.inf
     expected_BL[:, hidden] = -np.inf
     expected_rows = np.argsort(-expected_BL, axis=1, kind="stable")[:, :50]
     expected_BK = np.take_along_axis(expected_BL, expected_rows, axis=1)
@@ -66,15 +69,16 @@ def test_the_best_of_what_the_visited_lists_hold(
 
 
 def test_labels_of_largest_reach_have_lists_of_their_own(index: FaissIndex, order: Int64) -> None:
-    """About ten to a list; others are few there, for a row goes to the nearest list of all."""
+    """About a hundred to a list; others are few there, for a row goes to the nearest list of all."""
     lists = len(index.centroids)
     in_head_L = np.zeros(LABELS, np.bool_)
     in_head_L[order[:HEAD]] = True
     head_C = np.bincount(index.lists[in_head_L], minlength=lists)
     share_C = head_C / np.maximum(np.bincount(index.lists, minlength=lists), 1)
-    own = share_C[lists - HEAD // 10 :]
+    assert index.head_lists == HEAD // 100
+    own = share_C[lists - HEAD // 100 :]
     assert own.mean() > 0.8
-    assert share_C[: lists - HEAD // 10].mean() < 0.05
+    assert share_C[: lists - HEAD // 100].mean() < 0.05
 
 
 def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(

@@ -67,7 +67,7 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
     }
     index = json.loads((release / "release.json").read_text())
     assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 13)
-    assert index["factory"] == "IVF19,Flat"
+    assert index["factory"] == "IVF14,Flat"
 
 
 def test_bundle_files_are_hard_links_and_never_symbolic(bundle_path: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
     file = release / "index" / "index.faiss"
     content = bytearray(file.read_bytes())
-    vector_count = content.index(np.uint64(19 * 13 * 4 // 4).tobytes())
+    vector_count = content.index(np.uint64(14 * 13 * 4 // 4).tobytes())
     content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
     file.write_bytes(bytes(content))
     with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
