@@ -54,7 +54,7 @@ class Cost(NamedTuple):
     extra: int = 0
 
 
-_TURNS_OF_FRESH = 4
+_TURNS = 4
 """Turns of a client of which one goes to requests that have begun, where others wait that have not."""
 _LARGEST_SHARED = 1000
 """Labels per query from which a piece shares no batch: quick queries would wait for all of it."""
@@ -98,10 +98,12 @@ class _Client(Generic[Work, Result]):
         start: virtual time at which the next job may start.
         order: number of the client's turn, unique among all turns.
         begun: jobs that go on with a request, such as the steps of an explanation.
+        turns: number of turns that the client has had since it began to wait.
     """
 
     start: int
     order: int
+    turns: int = 0
     fresh: deque[_Job[Work, Result]] = field(default_factory=deque)
     begun: deque[_Job[Work, Result]] = field(default_factory=deque)
     load: Load = field(default_factory=Load)
@@ -109,7 +111,7 @@ class _Client(Generic[Work, Result]):
     @property
     def jobs(self) -> deque[_Job[Work, Result]]:
         """Get the jobs whose first is next: fresh ones, and in every fourth turn those that go on."""
-        goes_on = self.begun and (not self.fresh or self.order % _TURNS_OF_FRESH == 0)
+        goes_on = self.begun and (not self.fresh or self.turns % _TURNS == _TURNS - 1)
         return self.begun if goes_on else self.fresh
 
 
@@ -309,6 +311,7 @@ class SearchQueue(Generic[Work, Result]):
                     continue  # its start stays: this client comes first in the next batch
                 self._time = max(self._time, start)
                 client.start, client.order = start + _LABELS_A_QUERY * cost.queries + turn, next(self._order)
+                client.turns += 1
                 job.pieces.popleft()
                 batch.append((job, position, work))
                 queries, labels, key = queries + cost.queries, labels + turn, job.key
