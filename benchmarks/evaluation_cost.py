@@ -64,8 +64,8 @@ def main() -> None:
     queries_NE = side.augmentation.queries(vectors_ND, 0.5)
 
     def lists(settings: list[Setting]) -> np.ndarray:
-        made, _ = tower_lists(task, lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)], side, towers)
-        return made.at(settings, term)
+        of_towers, _ = tower_lists(task, lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)], side, towers)
+        return of_towers.at(settings, term)
 
     ways: dict[str, Callable[[], object]] = {
         "flat, one λ": lambda: index.search(queries_NE, task.k),

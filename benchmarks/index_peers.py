@@ -176,15 +176,15 @@ def of_faiss(factory: str, multiple: int = 1) -> Callable[[Bundle, Float32], Bui
             [setting for setting in PROBES if setting <= cells.nlist] if cells else list(CANDIDATES * graph) or [0]
         )
 
-        def at(place: int) -> Search:
+        def search_at(setting: int) -> Search:
             if cells:
-                cells.nprobe = settings[place]
+                cells.nprobe = settings[setting]
             elif graph:
-                index.hnsw.efSearch = settings[place]
+                index.hnsw.efSearch = settings[setting]
             return lambda queries_BE, k: index.search(pad(queries_BE, index.d), k)[1]
 
         return Built(
-            at,
+            search_at,
             _words("probes" if cells else "ef" if graph else "", settings),
             _size(lambda path: faiss.write_index(index, path)),
         )
@@ -211,14 +211,14 @@ def of_hnswlib(_: Bundle, rows_LE: Float32) -> Built:
     index.add_items(rows_LE, num_threads=CORES)
     index.set_num_threads(1)
 
-    def at(place: int) -> Search:
+    def search_at(setting: int) -> Search:
         def search(queries_BE: Float32, k: int) -> Int64:
-            index.set_ef(max(CANDIDATES[place], k))
+            index.set_ef(max(CANDIDATES[setting], k))
             return index.knn_query(queries_BE, k)[0]
 
         return search
 
-    return Built(at, _words("ef", CANDIDATES), _size(index.save_index))
+    return Built(search_at, _words("ef", CANDIDATES), _size(index.save_index))
 
 
 def of_usearch(_: Bundle, rows_LE: Float32) -> Built:
@@ -228,14 +228,14 @@ def of_usearch(_: Bundle, rows_LE: Float32) -> Built:
     )
     index.add(np.arange(len(rows_LE)), rows_LE, threads=CORES)
 
-    def at(place: int) -> Search:
+    def search_at(setting: int) -> Search:
         def search(queries_BE: Float32, k: int) -> Int64:
-            index.expansion_search = max(CANDIDATES[place], k)
+            index.expansion_search = max(CANDIDATES[setting], k)
             return np.reshape(index.search(queries_BE, k, threads=1).keys, (len(queries_BE), -1))
 
         return search
 
-    return Built(at, _words("ef", CANDIDATES), _size(index.save))
+    return Built(search_at, _words("ef", CANDIDATES), _size(index.save))
 
 
 def of_scann(_: Bundle, rows_LE: Float32) -> Built:
@@ -251,8 +251,8 @@ def of_scann(_: Bundle, rows_LE: Float32) -> Built:
     )
     settings = [(probes, depth) for probes in PROBES if probes <= leaves for depth in (3, 10)]
 
-    def at(place: int) -> Search:
-        probes, depth = settings[place]
+    def search_at(setting: int) -> Search:
+        probes, depth = settings[setting]
 
         def search(queries_BE: Float32, k: int) -> Int64:
             options = (k, depth * k, probes)
@@ -263,7 +263,7 @@ def of_scann(_: Bundle, rows_LE: Float32) -> Built:
         return search
 
     words = [f"{probes} leaves, {depth} candidates a result" for probes, depth in settings]
-    return Built(at, words, _size(index.serialize, folder=True))
+    return Built(search_at, words, _size(index.serialize, folder=True))
 
 
 def of_rabitqlib(_: Bundle, rows_LE: Float32) -> Built:
@@ -276,10 +276,10 @@ def of_rabitqlib(_: Bundle, rows_LE: Float32) -> Built:
     index.build(rows_LE, clustering.centroids, clustering.assignments, num_threads=CORES)
     settings = [probes for probes in PROBES if probes <= lists]
 
-    def at(place: int) -> Search:
-        return lambda queries_BE, k: index.search(queries_BE, k, settings[place])[0].view(np.int32)
+    def search_at(setting: int) -> Search:
+        return lambda queries_BE, k: index.search(queries_BE, k, settings[setting])[0].view(np.int32)
 
-    return Built(at, _words("probes", settings), _size(index.save))
+    return Built(search_at, _words("probes", settings), _size(index.save))
 
 
 def of_svs(_: Bundle, rows_LE: Float32) -> Built:
@@ -289,14 +289,14 @@ def of_svs(_: Bundle, rows_LE: Float32) -> Built:
     index = svs.Vamana.build(parameters, rows_LE, svs.DistanceType.MIP, num_threads=CORES)
     index.num_threads = 1
 
-    def at(place: int) -> Search:
+    def search_at(setting: int) -> Search:
         def search(queries_BE: Float32, k: int) -> Int64:
-            index.search_window_size = max(CANDIDATES[place], k)
+            index.search_window_size = max(CANDIDATES[setting], k)
             return index.search(queries_BE, k)[0].astype(np.int64)
 
         return search
 
-    return Built(at, _words("window", CANDIDATES), len(rows_LE) * 4 * (64 + 1 + rows_LE.shape[1]))
+    return Built(search_at, _words("window", CANDIDATES), len(rows_LE) * 4 * (64 + 1 + rows_LE.shape[1]))
 
 
 def _words(name: str, settings: Sequence[int]) -> list[str]:

@@ -139,12 +139,12 @@ def compare_products(labels: int, batch: int) -> str:
     ]
     times: list[list[float]] = [[] for _ in ways]
     for turn in range(4 * ROUNDS):
-        for at, way in enumerate(ways):
+        for i, way in enumerate(ways):
             begin = time.perf_counter()
             way()
             if turn >= ROUNDS:
-                times[at].append(1000 * (time.perf_counter() - begin))
-    products_ms, quickest_ms, step_ms = (float(np.median(each)) for each in times)
+                times[i].append(1000 * (time.perf_counter() - begin))
+    products_ms, quickest_ms, step_ms = (float(np.median(milliseconds)) for milliseconds in times)
     cells = (products_ms, quickest_ms, step_ms, products_ms / step_ms, quickest_ms / step_ms)
     return f"| {batch:,} | {labels:,} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |"
 

@@ -85,12 +85,12 @@ def efforts_at(
         for effort in (*lesser, most):
             rows_QK, hits_QK = calibration.found(searcher.at(effort), k)
             of_frequent = calibration.recall_of(frequent_L, rows_QK, hits_QK) if effort != most else [1.0] * len(enough)
-            for place, recall in enumerate(calibration.recall(hits_QK)):
-                if place not in least and min(recall.recall, of_frequent[place]) >= min(target, enough[place].recall):
-                    least[place] = EffortAt(**dict(recall), k=k, effort=effort)
+            for point, recall in enumerate(calibration.recall(hits_QK)):
+                if point not in least and min(recall.recall, of_frequent[point]) >= min(target, enough[point].recall):
+                    least[point] = EffortAt(**dict(recall), k=k, effort=effort)
             if len(least) == len(enough):
                 break
-        efforts += [least[place] for place in range(len(enough))]
+        efforts += [least[point] for point in range(len(enough))]
         progress(f"for the best {k}: " + "; ".join(f"{at.effort.words} at {at.where}" for at in efforts if at.k == k))
     return efforts
 

@@ -71,7 +71,7 @@ def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
 
 
 def has_blank(rows_BK: Int64, column: int = -1) -> bool:
-    """Whether any query has no result in a column of an answer, int64 [B, K] with B >= 1."""
+    """Return whether a query has no result in a column of an answer, int64 [B, K] with B >= 1."""
     # Reading a number takes a tenth of the time of a reduction.
     return bool((rows_BK[0, column] if len(rows_BK) == 1 else rows_BK[:, column].min()) < 0)
 

@@ -65,12 +65,12 @@ class FaissIndex:
 
     @cached_property
     def width(self) -> int:
-        """Number of coordinates of a row in the index, at least E."""
+        """Count the coordinates of a row in the index, at least E."""
         return int(self.index.d)
 
     @cached_property
     def list_count(self) -> int:
-        """Number of inverted lists; 1 without."""
+        """Count the inverted lists; 1 without any."""
         return int(self.index.nlist) if self.has_lists else 1
 
     @cached_property

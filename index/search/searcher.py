@@ -159,7 +159,7 @@ class Searcher:
         if self._scores_all and not any(map(self._is_short, filters or ())):
             step = max(1, _SCORES_AT_ONCE // self.labels)
             parts = [slice(start, start + step) for start in range(0, len(queries_BE), step)]
-            best = [best_columns(self._all_scores(queries_BE[at], filters and filters[at]), k) for at in parts]
+            best = [best_columns(self._all_scores(queries_BE[part], filters and filters[part]), k) for part in parts]
             if len(best) == 1:
                 return best[0]
             return np.concatenate([scores for scores, _ in best]), np.concatenate([rows for _, rows in best])
@@ -282,8 +282,8 @@ class Searcher:
         depth, boost = k, 1.0
         if eligible.share < NEARLY_WHOLE:
             # The selectivities were measured at a few shares: take the neighbours above and below this one.
-            place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
-            measured = self.filtered[max(0, place - 1) : place + 1]
+            above = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
+            measured = self.filtered[max(0, above - 1) : above + 1]
             exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
             if exactly and self.index.kind != "flat":
                 return self._exact.top(queries_bE, eligible.rows, k)

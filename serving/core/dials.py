@@ -119,20 +119,25 @@ class Dials:
 
     @cached_property
     def defaults(self) -> Weights:
-        """The weights of a query that sets none."""
+        """Get the weights of a query that sets none."""
         omega = 0.0 if self.cooccurrence is None else self.cooccurrence.default
         return self._weights(self.bias_removal.default, self.popularity.default, omega, self.defaults_P, 0.0)
 
-    def read(self, asked: SearchOptions, prefix: str = "", at: float | None = None) -> Weights:
+    def read(self, options: SearchOptions, prefix: str = "", at: float | None = None) -> Weights:
         """Return the weights of a request; raises InvalidRequestError if they exceed the release's limits.
 
         Decay is of the time `at`, seconds since 1970; None: now.
         """
-        sets_priors = bool(asked.priors or asked.bonus or asked.slope or asked.decay)
-        if not sets_priors and asked.bias_removal is None and asked.popularity is None and asked.cooccurrence is None:
+        sets_priors = bool(options.priors or options.bonus or options.slope or options.decay)
+        if (
+            not sets_priors
+            and options.bias_removal is None
+            and options.popularity is None
+            and options.cooccurrence is None
+        ):
             return self.defaults
-        noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
-        prior = self.popularity.default if asked.popularity is None else asked.popularity
+        noise = self.bias_removal.default if options.bias_removal is None else options.bias_removal
+        prior = self.popularity.default if options.popularity is None else options.popularity
         if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
             why = _BELOW_ZERO if self.tree and noise < 0 else ""
             raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
@@ -142,11 +147,11 @@ class Dials:
             raise self.total.refusal(
                 "bias_removal + popularity",
                 f"{describe(noise)} + {describe(prior)}",
-                f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
+                f"{prefix}{'bias_removal' if options.popularity is None else 'popularity'}",
                 "; this release has one log p_n for both, the label frequency",
             )
-        omega = self._read_cooccurrence(asked, prefix)
-        priors_P, shift = self._read_priors(asked, prefix, at) if sets_priors else (self.defaults_P, 0.0)
+        omega = self._read_cooccurrence(options, prefix)
+        priors_P, shift = self._read_priors(options, prefix, at) if sets_priors else (self.defaults_P, 0.0)
         return self._weights(noise, prior, omega, priors_P, shift)
 
     def _weights(self, noise: float, prior: float, omega: float, priors_P: Float32, shift: float) -> Weights:
@@ -156,9 +161,9 @@ class Dials:
         judged_at = self.judged_at(noise, prior, omega, signed)
         return Weights(noise, prior, omega, priors_P, shift, weighed, signed, judged_at)
 
-    def _read_cooccurrence(self, asked: SearchOptions, prefix: str) -> float:
+    def _read_cooccurrence(self, options: SearchOptions, prefix: str) -> float:
         """Return ω of a request; raises InvalidRequestError if the release has no such term, or other limits."""
-        limits, weight = self.cooccurrence, asked.cooccurrence
+        limits, weight = self.cooccurrence, options.cooccurrence
         if limits is None:
             if weight:
                 raise InvalidRequestError(
@@ -200,15 +205,15 @@ class Dials:
         # One coordinate holds λ + μ: the answers are those at λ and the default μ that have the same sum.
         return math.nan if self.total is None else bias_removal + beyond
 
-    def _read_priors(self, asked: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
+    def _read_priors(self, options: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
         """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
 
         Raises InvalidRequestError for a name or a weight that the release does not have.
         """
         weights_P, shift = self.defaults_P.copy(), 0.0
-        groups = {"priors": asked.priors, "bonus": asked.bonus, "slope": asked.slope}
-        if asked.decay is not None:
-            groups["decay"] = {asked.decay.column: asked.decay.per_day(f"{prefix}decay.half_life")}
+        groups = {"priors": options.priors, "bonus": options.bonus, "slope": options.slope}
+        if options.decay is not None:
+            groups["decay"] = {options.decay.column: options.decay.per_day(f"{prefix}decay.half_life")}
         for group, weights in groups.items():
             places = {prior.key: place for place, prior in enumerate(self.priors) if prior.group == group}
             for name, weight in weights.items():
@@ -216,12 +221,12 @@ class Dials:
                     raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
                 prior = self.priors[places[name]]
                 fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
-                if group == "decay" and asked.decay is not None:
+                if group == "decay" and options.decay is not None:
                     if not fits:
-                        least = 24 * asked.decay.weight * math.log(2) / prior.maximum
+                        least = 24 * options.decay.weight * math.log(2) / prior.maximum
                         raise InvalidRequestError(
-                            f"expected a half_life of at least {least:.3g}h at weight {asked.decay.weight:g}, received "
-                            f"{describe(asked.decay.half_life)}",
+                            f"expected a half_life of at least {least:.3g}h at weight {options.decay.weight:g}, "
+                            f"received {describe(options.decay.half_life)}",
                             field=f"{prefix}decay.half_life",
                         )
                     # The coordinate counts days from the newest label of the build, and the score counts from now.

@@ -110,7 +110,7 @@ class _Client(Generic[Work, Result]):
 
     @property
     def jobs(self) -> deque[_Job[Work, Result]]:
-        """Get the jobs whose first is next: fresh ones, and in every fourth turn those that go on."""
+        """Get the jobs to take from: every fourth turn `begun`, otherwise `fresh`."""
         goes_on = self.begun and (not self.fresh or self.turns % _TURNS == _TURNS - 1)
         return self.begun if goes_on else self.fresh
 

@@ -309,7 +309,7 @@ class Retriever:
         if (view := self.at()) is not self:
             return view.retrieve(queries, draws, explain_later=explain_later)
         started, catalogue = perf_counter(), self.catalogue
-        resolved, histories, given = list[ResolvedQuery](), list[History](), dict[int, Float32]()
+        resolved, histories, vector_of = list[ResolvedQuery](), list[History](), dict[int, Float32]()
         for position, query in enumerate(queries):
             prefix = f"queries.{position}."
             weights = self._dials_of_queries.read(query, prefix, self._as_of)
@@ -317,20 +317,20 @@ class Retriever:
             histories.append(history)
             resolved.append(ResolvedQuery.from_options(query, weights, catalogue, prefix=prefix, history=history))
             if query.vector is not None:
-                given[position] = self._read_vector(query, weights.bias_removal, f"queries.{position}")
-        if len(given) == len(queries):
-            vectors_BD, inputs = np.stack(list(given.values())), dict[str, Any]()
+                vector_of[position] = self._read_vector(query, weights.bias_removal, f"queries.{position}")
+        if len(vector_of) == len(queries):
+            vectors_BD, inputs = np.stack(list(vector_of.values())), dict[str, Any]()
         else:
             vectors_BD, inputs = self._embed([query.features or {} for query in queries])
-            if given:
+            if vector_of:
                 vectors_BD = vectors_BD.copy()
-                vectors_BD[list(given)] = list(given.values())
+                vectors_BD[list(vector_of)] = list(vector_of.values())
         if self._centre_D is not None:
             vectors_BD = vectors_BD - self._centre_D
         ids = self._histories.count_ids(queries, inputs, histories, catalogue)
         bases: list[Basis] = ["model"] * len(queries)
         if ids.of_nothing and self.bundle.ranks_by_popularity:
-            unknown = [position for position in ids.of_nothing if position not in given]
+            unknown = [position for position in ids.of_nothing if position not in vector_of]
             vectors_BD = vectors_BD.copy()
             vectors_BD[unknown] = 0
             for position in unknown:
@@ -348,7 +348,7 @@ class Retriever:
             if query.explain:
                 explained[position] = (
                     (0.0, 0.0)
-                    if (fixed and position in given) or basis != "model"
+                    if (fixed and position in vector_of) or basis != "model"
                     else self._dials_of_queries.reach(of_query.weights.popularity)
                 )
             excludes_otherwise = query.exclude_history not in (None, self.manifest.exclude_history)
@@ -592,7 +592,7 @@ class Retriever:
         """Rank labels for embedded queries; `named` has the first fields of each result."""
         encoded = perf_counter()
         weights_B = [query.weights for query in resolved]
-        bias_removal_B, popularity_B, cooccurrence_B = np.array([of[:3] for of in weights_B], np.float32).T
+        bias_removal_B, popularity_B, cooccurrence_B = np.array([weights[:3] for weights in weights_B], np.float32).T
         filters = [query.filter for query in resolved]
         weighed = any(weights.weighed for weights in weights_B)
         priors_BP = np.stack([weights.priors_P for weights in weights_B]) if weighed else None
@@ -621,9 +621,9 @@ class Retriever:
                 floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
         searched = perf_counter()
         ends_B, raw_B = list(accumulate(map(len, rows_B))), list(scores_B)
-        for place, weights in enumerate(weights_B):
+        for position, weights in enumerate(weights_B):
             if weights.shift:
-                scores_B[place] = scores_B[place] + np.float32(weights.shift)
+                scores_B[position] = scores_B[position] + np.float32(weights.shift)
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
         if not np.isfinite(scores_N).all():
             place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))

@@ -481,8 +481,14 @@ class Service:
         asked = [each for search in searches for each in search.options if isinstance(each, SearchOptions)]
         draws = None
         if any(options.explore for options in asked):
-            positions = [range(len(of.options)) if of.in_request is None else of.in_request for of in searches]
-            pairs = [(search.name, position) for search, at in zip(searches, positions, strict=True) for position in at]
+            positions = [
+                range(len(search.options)) if search.in_request is None else search.in_request for search in searches
+            ]
+            pairs = [
+                (search.name, position)
+                for search, in_request in zip(searches, positions, strict=True)
+                for position in in_request
+            ]
             draws = Draws(self._lottery, [f"{position}:{name}" for name, position in pairs])
         queries = [each for each in asked if isinstance(each, Query)]
         if queries:

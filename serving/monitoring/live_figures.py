@@ -194,14 +194,15 @@ class LiveFigures:
                 counted.shown.count(answered.rows_N, now)
         return exposures, judged.deciles
 
-    def count_requests(self, seconds: Sequence[float], statuses: Sequence[int]) -> None:
-        """Count requests that were answered; a status of 500 and above is an error."""
-        if seconds and self._current is not None:
+    def count_requests(self, requests: Sequence[tuple[int, float]]) -> None:
+        """Count answered requests by status and seconds; a status of 500 and above is an error."""
+        if requests and self._current is not None:
+            bins = [latency_bin(seconds) for _, seconds in requests]
             with self._ring_lock:
                 counts = self._ring.at(self._clock(), self._current.name)
-                counts["requests"] += len(seconds)
-                counts["errors"] += sum([status >= 500 for status in statuses])
-                counts["latency"] += np.bincount([*map(latency_bin, seconds)], minlength=LATENCY_BINS)
+                counts["requests"] += len(requests)
+                counts["errors"] += sum([status >= 500 for status, _ in requests])
+                counts["latency"] += np.bincount(bins, minlength=LATENCY_BINS)
 
     def count(self, name: Literal["shed", "dropped"], amount: int = 1) -> None:
         """Count requests that were refused because the queue was full, or events that could not be kept."""
@@ -321,11 +322,9 @@ def _judge(answered: AnsweredBatch, promises: Promises | None) -> _Judged:
         depths = [ends[query] - start for query, start in zip(queries, starts, strict=True)]
         if promise is not None:
             depths = [min(depth, len(promise.by_k) - 1) for depth in depths]
-        judged_N: slice | Int64 = slice(starts[0], starts[0] + depths[0])
-        if len(queries) > 1:
-            judged_N = np.concatenate(
-                [np.arange(start, start + depth) for start, depth in zip(starts, depths, strict=True)]
-            )
+        judged_N = np.concatenate(
+            [np.arange(start, start + depth) for start, depth in zip(starts, depths, strict=True)]
+        )
         exposures += np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
         if promise is not None:
             deciles_N = np.searchsorted(promise.edges, answered.scores_N[judged_N], side="right")
@@ -384,8 +383,8 @@ class Monitoring:
                 self.metrics.count_requests(route, statuses, seconds)
                 if route in _TRAFFIC_ROUTES:
                     # Refused requests take no time, and would make the latency look better than it is.
-                    answered = [request for request in requests if not 400 <= request[0] < 500]
-                    self.figures.count_requests([of[1] for of in answered], [of[0] for of in answered])
+                    answered = [(status, duration) for status, duration in requests if not 400 <= status < 500]
+                    self.figures.count_requests(answered)
             by_release = defaultdict[str, list[AnsweredSearch]](list)
             for _ in range(len(self._searches)):
                 search = self._searches.popleft()
@@ -397,7 +396,8 @@ class Monitoring:
         """Count searches of one release."""
         waited = [*chain.from_iterable([search.waited for search in searches])]
         timed = [search for search in searches if search.seconds]
-        self.metrics.count_searches([len(of.batch.ends_B) for of in timed], waited, [of.seconds for of in timed])
+        queries = [len(search.batch.ends_B) for search in timed]
+        self.metrics.count_searches(queries, waited, [search.seconds for search in timed])
         unknown = Counter[str]()
         for search in searches:
             unknown.update(search.unknown)

@@ -328,7 +328,7 @@ class Metrics(Collector):
 
 
 def observe_all(histogram: Histogram, values: npt.ArrayLike) -> None:
-    """Observe some values, as `Histogram.observe` does each of them."""
+    """Add values, float [V], to a histogram."""
     values_V = np.asarray(values, np.float64)
     if len(values_V):
         at_V = np.searchsorted(histogram._upper_bounds, values_V)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -38,9 +37,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     with image.open("wb") as file:
         file.truncate(96 << 20)
-    make = shutil.which("mkfs.ext4", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or pytest.skip("no mkfs.ext4")
-    for command in ([make, "-q", "-F", image], ["mount", "-o", "loop", image, disk]):
-        if (done := subprocess.run(command, capture_output=True, check=False)).returncode:
+    tools = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    for command in (["mkfs.ext4", "-q", "-F", image], ["mount", "-o", "loop", image, disk]):
+        if (done := subprocess.run(command, capture_output=True, check=False, env=tools)).returncode:
             pytest.skip(f"no disk may be mounted: {done.stderr.decode()}")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)

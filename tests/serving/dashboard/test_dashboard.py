@@ -79,7 +79,7 @@ def report(tmp_path: Path) -> dict[str, Any]:
     clock = Clock()
     live = a_live(tmp_path, clock)
     live.count_answers(answered([[0, 4, 8, 9]] * 400, score=0.5))
-    live.count_requests([0.004], [200])
+    live.count_requests([(200, 0.004)])
     live.count("shed")
     live.count_choice(chosen([0, 1], [0, 4, 8, 9]))
     clock.pass_(61)

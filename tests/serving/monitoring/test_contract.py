@@ -17,7 +17,7 @@ from tests.serving.monitoring.shop import Clock, answered, chosen
 def busy(live: LiveFigures) -> None:
     live.count_answers(answered([[0, 4, 8]] * 100))
     live.count_choice(chosen([0], [0, 4, 8]))
-    live.count_requests([0.01], [200])
+    live.count_requests([(200, 0.01)])
 
 
 def series_of(live: LiveFigures) -> dict[str, float]:

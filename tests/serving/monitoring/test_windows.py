@@ -29,8 +29,8 @@ def window(live: LiveFigures, name: str, clock: Clock) -> dict[str, Any]:
 def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 1, 4], [0, 8]], bias_removal=0.25, score=1.5))
     live.count_answers(answered([[0]], bias_removal=1.0, popularity=-1.5, score=9.0))
-    live.count_requests([0.004], [200])
-    live.count_requests([0.004], [503])
+    live.count_requests([(200, 0.004)])
+    live.count_requests([(503, 0.004)])
     live.count("shed")
     for name in ("5m", "1h", "24h"):
         figures = window(live, name, clock)
@@ -94,7 +94,7 @@ def test_new_labels_count_with_the_tail_in_the_drift(live: LiveFigures, clock: C
 )
 def test_windows_roll(live: LiveFigures, clock: Clock, name: str, still: float, gone: float) -> None:
     live.count_answers(answered([[0, 4, 8]]))
-    live.count_requests([0.001], [200])
+    live.count_requests([(200, 0.001)])
     clock.now = NOON + still
     figures = window(live, name, clock)
     assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (1, 3 / 12, 1)
@@ -108,7 +108,7 @@ def test_workers_add_up(open_live: Opening, clock: Clock) -> None:
     first, second = open_live(worker=0), open_live(worker=1)
     first.count_answers(answered([[0, 1]]))
     second.count_answers(answered([[0, 8]]))
-    second.count_requests([0.001], [200])
+    second.count_requests([(200, 0.001)])
     for live in (first, second):
         figures = window(live, "1h", clock)
         assert (figures["queries"], figures["requests"]["count"]) == (2, 1)
@@ -119,7 +119,7 @@ def test_workers_add_up(open_live: Opening, clock: Clock) -> None:
 def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
     first = open_live()
     first.count_answers(answered([[0, 4, 8]]))
-    first.count_requests([0.001], [200])
+    first.count_requests([(200, 0.001)])
     since = first.report()["since"]
     first.close()
     clock.pass_(60)
@@ -151,7 +151,7 @@ def test_the_series_by_minute(live: LiveFigures, clock: Clock) -> None:
     clock.pass_(30)
     live.count_answers(answered([[0, 0, 4, 8]] * 50, bias_removal=1.0))
     clock.pass_(120)
-    live.count_requests([0.004], [200])
+    live.count_requests([(200, 0.004)])
     series = live.report()["series"]
     assert series["at"] == ["2023-11-15T12:00:00Z", "2023-11-15T12:02:00Z"]
     assert series["queries"] == [50, 0]
@@ -166,7 +166,7 @@ def test_the_series_by_minute(live: LiveFigures, clock: Clock) -> None:
 
 def test_no_report_before_a_release(open_live: Opening) -> None:
     live = open_live(begin=False)
-    live.count_requests([0.1], [503])
+    live.count_requests([(503, 0.1)])
     live.count("shed")
     with pytest.raises(NotReadyError, match="no release"):
         live.report()
@@ -218,7 +218,7 @@ def test_a_full_disk_refuses_no_release(
         live.begin_release("r2", BUCKETS, Promises(BASELINE))
     assert "kept in memory only" in caplog.text
     live.count_answers(answered([[0, 4]], release="r2"))
-    live.count_requests([0.001], [200])
+    live.count_requests([(200, 0.001)])
     figures = window(live, "5m", clock)
     assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (1, 2 / 12, 1)
 
