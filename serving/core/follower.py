@@ -273,7 +273,7 @@ class ReleaseFollower:
         counted = monotonic()
         while not self._stopping.is_set():
             self._read_changes()
-            if monotonic() - counted >= _COUNT_SECONDS:
+            if monotonic() - counted >= _COUNT_SECONDS:  # here, because this thread wakes anyway
                 self._service.monitoring.flush()
                 counted = monotonic()
             self._stopping.wait(min(_LABELS_SECONDS, self._service.settings.poll_seconds))

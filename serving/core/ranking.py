@@ -105,8 +105,12 @@ class Ranker(Protocol):
         Raises InvalidRequestError like `rank`.
         """
 
+
+class UnboostedRanker(Ranker, Protocol):
+    """A ranker that knows no ω·c, and scores every label of a small catalogue."""
+
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Score every label without ω·c, float32 [B, L]; −inf where not eligible. None: they are too many."""
+        """Score every label, float32 [B, L]; −inf where not eligible. None: they are too many."""
 
 
 class LabelSearcher(Protocol):
@@ -180,7 +184,7 @@ class IndexRanker:
         ]
 
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Score every label; see `Ranker.all_scores`."""
+        """Score every label; see `UnboostedRanker.all_scores`."""
         products_BL = self._searcher.all_scores(self._augmented(batch), batch.filters)
         return None if products_BL is None else products_BL / np.float32(self._augmentation.temperature)
 
@@ -198,7 +202,7 @@ class BoostingRanker:
     scored exactly.
     """
 
-    def __init__(self, dense: Ranker) -> None:
+    def __init__(self, dense: UnboostedRanker) -> None:
         self._dense = dense
         self.proposal = dense.proposal
 
@@ -241,10 +245,6 @@ class BoostingRanker:
     def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
         """Score label rows without ω·c; see `Ranker.scores`."""
         return self._dense.scores(batch, rows_B)
-
-    def all_scores(self, batch: Batch) -> Float32 | None:
-        """Score every label without ω·c; see `Ranker.all_scores`."""
-        return self._dense.all_scores(batch)
 
 
 def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:

@@ -57,6 +57,7 @@ from longtail.serving.core.ranking import (
     IndexRanker,
     LabelSearcher,
     Ranker,
+    UnboostedRanker,
     rank_each,
 )
 from longtail.serving.core.resolved import History, ResolvedQuery
@@ -285,14 +286,13 @@ class Retriever:
 
     def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
         """Rank by a searcher, which does not find hidden rows, int64 [R]."""
-        self._by_label: Ranker = IndexRanker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
-        self._by_query: Ranker = (
-            self._by_label
-            if self.bundle.proposal is None
-            else TreeRanker(searcher, self._by_label, self.bundle, self.bundle.proposal, hidden)
-        )
-        if self.bundle.cooccurrence is not None:
-            self._by_label, self._by_query = BoostingRanker(self._by_label), BoostingRanker(self._by_query)
+        by_label = IndexRanker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
+        by_query: UnboostedRanker = by_label
+        if self.bundle.proposal is not None:
+            by_query = TreeRanker(searcher, by_label, self.bundle, self.bundle.proposal, hidden)
+        boosts = self.bundle.cooccurrence is not None
+        self._by_label: Ranker = BoostingRanker(by_label) if boosts else by_label
+        self._by_query: Ranker = BoostingRanker(by_query) if boosts else by_query
 
     def retrieve(
         self, queries: Sequence[Query], draws: Draws | None = None, *, explain_later: bool = False

@@ -21,7 +21,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
 from longtail.index import ExactRows, Filter
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
-from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, Ranker
+from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, UnboostedRanker
 from longtail.serving.errors import InvalidRequestError
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
@@ -55,7 +55,7 @@ class TreeRanker:
     def __init__(
         self,
         searcher: LabelSearcher,
-        at_zero: Ranker,
+        at_zero: UnboostedRanker,
         bundle: Bundle,
         proposal: Proposal,
         hidden: Int64 = NO_ROWS,
@@ -106,7 +106,7 @@ class TreeRanker:
         ]
 
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Return None, as the tree scores candidates alone, unless λ is 0; see `Ranker.all_scores`."""
+        """Return None, as the tree scores candidates alone, unless λ is 0; see `UnboostedRanker.all_scores`."""
         return None if batch.bias_removal_B.any() else self._at_zero.all_scores(batch)
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:

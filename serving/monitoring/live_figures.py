@@ -395,9 +395,8 @@ class Monitoring:
     def _count_searches(self, searches: Sequence[AnsweredSearch]) -> None:
         """Count searches of one release."""
         waited = [*chain.from_iterable([search.waited for search in searches])]
-        timed = [search for search in searches if search.seconds]
-        queries = [len(search.batch.ends_B) for search in timed]
-        self.metrics.count_searches(queries, waited, [search.seconds for search in timed])
+        queries = [len(search.batch.ends_B) for search in searches]
+        self.metrics.count_searches(queries, waited, [search.seconds for search in searches])
         unknown = Counter[str]()
         for search in searches:
             unknown.update(search.unknown)

@@ -153,8 +153,8 @@ class AnsweredSearch(NamedTuple):
 
     batch: AnsweredBatch
     unknown: Mapping[str, int]
-    waited: Sequence[float] = ()
-    seconds: Mapping[str, float] = {}
+    waited: Sequence[float]
+    seconds: Mapping[str, float]
     features_B: Sequence[Mapping[str, Any] | None] | None = None
 
 

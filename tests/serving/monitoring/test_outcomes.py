@@ -60,7 +60,7 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
 
 
 def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}))
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}, [], {}))
     counted = series(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
@@ -78,7 +78,7 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
 
 
 def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}))
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}, [], {}))
     counted = series(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
@@ -86,8 +86,8 @@ def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
 
 
 def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]] * 5, floored=(4, 1)), {}))
-    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]]), {}))
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]] * 5, floored=(4, 1)), {}, [], {}))
+    monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]]), {}, [], {}))
     counted = series(monitoring)
     assert [counted[f'longtail_floored_queries_total{{met="{met}"}}'] for met in ("yes", "no")] == [3, 1]
     assert monitoring.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
