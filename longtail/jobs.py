@@ -44,7 +44,7 @@ def fit(
     from longtail.model import Model
     from longtail.trainer import Recipe, Reporter, load_recipe
     from longtail.trainer import fit as train
-    from longtail.trainer.drafting.recipe import draft_recipe
+    from longtail.trainer.init.recipe import draft_recipe
 
     out = _out(out)
     if isinstance(clicks, Recipe) or (isinstance(clicks, str | Path) and str(clicks).endswith(".toml")):

@@ -38,11 +38,7 @@ _Since = Annotated[
 def data(
     name: Annotated[
         str,
-        typer.Argument(
-            help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty, amazon-sports, "
-            "amazon-toys, delicious; with --from also ir-benchmark, ir-benchmark-popularity, eurlex-4k, "
-            "amazoncat-13k, wikilshtc-325k or amazon-670k."
-        ),
+        typer.Argument(help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty or delicious."),
     ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
     source: Annotated[
@@ -72,7 +68,7 @@ def init(
     event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
 ) -> None:
     """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
-    from longtail.trainer.drafting.recipe import draft_recipe
+    from longtail.trainer.init.recipe import draft_recipe
 
     roles = draft_recipe(
         clicks, out, queries=queries, labels=labels, query_id=query_id, label_id=label_id, timestamp=timestamp,

@@ -16,7 +16,7 @@ import pytest
 import longtail
 from longtail.bundle import BundleExistsError
 from longtail.tables import DataError
-from longtail.trainer.drafting.recipe import draft_recipe
+from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import tiny
 from tests.trainer.conftest import without_compiler_and_ink
 

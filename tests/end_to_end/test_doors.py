@@ -36,7 +36,7 @@ from longtail.trainer.audit.lists import Columns, read_lists, rows_of
 from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.drafting.recipe import draft_recipe
+from longtail.trainer.init.recipe import draft_recipe
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
 

@@ -22,20 +22,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
     assert SHIPPED == [
-        "amazon-670k.toml",
         "amazon-beauty.toml",
-        "amazon-sports.toml",
-        "amazon-toys.toml",
-        "amazoncat-13k.toml",
         "delicious.toml",
-        "eurlex-4k.toml",
         "gowalla-popularity.toml",
         "gowalla.toml",
-        "ir-benchmark-popularity.toml",
-        "ir-benchmark.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
-        "wikilshtc-325k.toml",
     ]
     assert sorted(f"{name}.toml" for name in DATASETS) == SHIPPED
 

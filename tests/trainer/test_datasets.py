@@ -7,7 +7,6 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +123,13 @@ def test_gowalla_with_a_shift_is_read_as_published_and_from_lists(tmp_path: Path
     listed = write(tmp_path / "lists", {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"})
 
     for folder in (published, listed):
-        tables = lists.read_ir_benchmark(folder)
+        tables = lists.read_gowalla_popularity(folder)
         assert columns(tables["train"]) == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
         assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
 
 
 def test_beauty_from_sequences_keeps_their_order(tmp_path: Path) -> None:
-    tables = lists.read_amazon("Beauty", write(tmp_path, {"sequences.txt": "1 30 10 20\n2 10\n"}))
+    tables = lists.read_beauty(write(tmp_path, {"sequences.txt": "1 30 10 20\n2 10\n"}))
 
     assert columns(tables["interactions"]) == {"user_id": ["1", "1", "1", "2"], "item_id": ["30", "10", "20", "10"]}
 
@@ -141,7 +140,7 @@ def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
         json.dumps({"reviewerID": user, "asin": item, "overall": 5.0, "helpful": [0, 1], "unixReviewTime": time})
         for user, item, time in reviews
     )
-    tables = lists.read_amazon("Beauty", write(tmp_path, {"reviews_Beauty_5.json.gz": gzip.compress(content.encode())}))
+    tables = lists.read_beauty(write(tmp_path, {"reviews_Beauty_5.json.gz": gzip.compress(content.encode())}))
 
     assert columns(tables["interactions"]) == {"user_id": ["A", "A", "B", "B"], "item_id": ["x", "y", "z", "x"]}
 
@@ -152,10 +151,10 @@ def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
         (movielens.read_100k, r"expected u.data \(GroupLens\) or ml-100k.inter \(RecBole\), found other.txt"),
         (movielens.read_1m, r"expected train.txt and test.txt, or ratings.dat, found other.txt"),
         (lists.read_gowalla, r"train.txt: expected a text file, found none"),
-        (lists.read_ir_benchmark, r"train.txt: expected a text file, found none"),
+        (lists.read_gowalla_popularity, r"train.txt: expected a text file, found none"),
         (
-            partial(lists.read_amazon, "Toys_and_Games"),
-            r"expected sequences.txt or reviews_Toys_.*_5.json.gz, found neither",
+            lists.read_beauty,
+            r"expected sequences.txt or reviews_Beauty_5.json.gz, found neither",
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -315,25 +314,21 @@ def test_a_tampered_wheel_is_refused_and_nothing_is_cached(cache: Path, index: d
     assert list(cache.iterdir()) == []
 
 
-def test_a_set_of_the_ir_benchmark_comes_as_a_zip_from_a_path_or_an_address(
-    tmp_path: Path, web: dict[str, bytes | Exception]
-) -> None:
+@pytest.mark.usefixtures("tiny_gowalla")
+def test_raw_files_come_as_a_zip_from_a_path_or_a_url(tmp_path: Path, web: dict[str, bytes | Exception]) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("proc/train.tsv", "user_id\titem_id\n0\t7\n0\t8\n1\t9\n")
-        archive.writestr("proc/test.tsv", "user_id\titem_id\n1\t7\n")
-    (tmp_path / "proc.zip").write_bytes(packed.getvalue())
-    web["https://example.org/data/health/proc.zip"] = packed.getvalue()
-    for at, source in enumerate([tmp_path / "proc.zip", "https://example.org/data/health/proc.zip"]):
-        prepare("ir-benchmark", tmp_path / f"out{at}", source, say=pytest.fail)
-        found = pq.read_table(tmp_path / f"out{at}" / "train.parquet").to_pydict()
-        assert found == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
-        assert load_recipe(tmp_path / f"out{at}" / "recipe.toml").model.temperature == "auto"
+        archive.writestr("gowalla/train.txt", "0 7 8\n1 9\n")
+        archive.writestr("gowalla/test.txt", "1 7\n")
+    (tmp_path / "raw.zip").write_bytes(packed.getvalue())
+    web["https://example.org/data/raw.zip"] = packed.getvalue()
+    for i, source in enumerate([tmp_path / "raw.zip", "https://example.org/data/raw.zip"]):
+        prepare("gowalla", tmp_path / f"out{i}", source, say=pytest.fail)
+        train = pq.read_table(tmp_path / f"out{i}" / "train.parquet").to_pydict()
+        assert train == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
     for source, why in (
         ("https://example.org/none.zip", "expected a zip to download: .*unreachable"),
         (str(tmp_path / "absent"), "expected a directory or a zip, found none"),
     ):
         with pytest.raises(DataError, match=why):
-            prepare("ir-benchmark", tmp_path / "refused", source, say=pytest.fail)
-    with pytest.raises(DataError, match=r"--from https://.*/data/SET/proc.zip"):
-        prepare("ir-benchmark", tmp_path / "refused", None, say=lambda _: None)
+            prepare("gowalla", tmp_path / "refused", source, say=pytest.fail)

@@ -14,8 +14,8 @@ import pytest
 from longtail.trainer.check import check
 from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
-from longtail.trainer.drafting.recipe import draft_recipe
 from longtail.trainer.errors import DataError
+from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import tiny
 from tests.trainer.test_cli import run
 

@@ -20,10 +20,10 @@ from longtail.trainer.check import check
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.ids import lookalikes
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.drafting.columns import look_at
-from longtail.trainer.drafting.events import rejects
-from longtail.trainer.drafting.recipe import draft_recipe
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.init.columns import look_at
+from longtail.trainer.init.events import rejects
+from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import tiny
 from tests.trainer.test_cli import run
 

@@ -1,4 +1,4 @@
-"""Known data sets: fetched from their official sources, checked, and written as Parquet with a recipe."""
+"""Public data sets: fetch from official sources, check, write Parquet and a recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle.store import atomic_directory, refuse_existing
 from longtail.bundle.validation import did_you_mean
-from longtail.trainer.data.sources import extreme, lists, movielens
+from longtail.trainer.data.sources import delicious, lists, movielens
 from longtail.trainer.data.sources.downloads import Source, fetch, unpacked
 from longtail.trainer.errors import DataError
 
@@ -33,14 +32,13 @@ class KnownDataset:
         sources: sources of the files, in the order of attempts.
         convert: function that reads the raw files of a directory; table name → table, one output file each.
         interactions: names of the tables of interactions.
-        expected: published numbers of distinct queries, distinct labels and pairs of these tables; None if `convert`
-            checks the sizes in the files' headers.
+        expected: published numbers of distinct queries, distinct labels and pairs of these tables.
     """
 
     sources: tuple[Source, ...]
     convert: Callable[[Path], Tables]
     interactions: tuple[str, ...]
-    expected: tuple[int, int, int] | None = None
+    expected: tuple[int, int, int]
 
 
 DATASETS: dict[str, KnownDataset] = {
@@ -50,31 +48,12 @@ DATASETS: dict[str, KnownDataset] = {
     "movielens-1m": KnownDataset(movielens.SOURCES_1M, movielens.read_1m, ("train", "test"), (6_040, 3_706, 1_000_209)),
     "gowalla": KnownDataset(lists.SOURCES_GOWALLA, lists.read_gowalla, ("train", "test"), (29_858, 40_981, 1_027_370)),
     "gowalla-popularity": KnownDataset(
-        lists.SOURCES_GOWALLA_POPULARITY, lists.read_ir_benchmark, ("train", "test"), (29_858, 40_988, 1_027_464)
+        lists.SOURCES_GOWALLA_POPULARITY, lists.read_gowalla_popularity, ("train", "test"), (29_858, 40_988, 1_027_464)
     ),
-    "ir-benchmark": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
-    "ir-benchmark-popularity": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "amazon-beauty": KnownDataset(
-        lists.amazon("Beauty"), partial(lists.read_amazon, "Beauty"), ("interactions",), (22_363, 12_101, 198_502)
+        lists.SOURCES_BEAUTY, lists.read_beauty, ("interactions",), (22_363, 12_101, 198_502)
     ),
-    "amazon-sports": KnownDataset(
-        lists.amazon("Sports_and_Outdoors"),
-        partial(lists.read_amazon, "Sports_and_Outdoors"),
-        ("interactions",),
-        (35_598, 18_357, 296_337),
-    ),
-    "amazon-toys": KnownDataset(
-        lists.amazon("Toys_and_Games"),
-        partial(lists.read_amazon, "Toys_and_Games"),
-        ("interactions",),
-        (19_412, 11_924, 167_597),
-    ),
-    "delicious": KnownDataset(
-        (extreme.DELICIOUS.source,), extreme.DELICIOUS.read, ("train", "test"), (16_091, 983, 306_317)
-    ),
-} | {
-    known.name.lower(): KnownDataset((known.source,), known.read, ("train", "test"))
-    for known in (extreme.EURLEX_4K, extreme.AMAZONCAT_13K, extreme.WIKILSHTC_325K, extreme.AMAZON_670K)
+    "delicious": KnownDataset(delicious.SOURCES, delicious.read_delicious, ("train", "test"), (16_091, 983, 306_317)),
 }
 
 
@@ -88,13 +67,12 @@ def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[s
         hint = did_you_mean(name, DATASETS)
         raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}{hint}")
     refuse_existing(out)
-    known = DATASETS[name]
+    dataset = DATASETS[name]
     with tempfile.TemporaryDirectory() as folder:
-        raw = fetch(name, known.sources, say=say) if source is None else unpacked(source, Path(folder))
+        raw = fetch(name, dataset.sources, say=say) if source is None else unpacked(source, Path(folder))
         try:
-            tables = known.convert(raw)
-            if known.expected is not None:
-                _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
+            tables = dataset.convert(raw)
+            _check_counts(name, raw, [tables[table] for table in dataset.interactions], dataset.expected)
         except DataError:
             if source is None:
                 shutil.rmtree(raw)  # so that the next run downloads it again
@@ -113,6 +91,6 @@ def _check_counts(name: str, raw: Path, tables: list[pa.Table], expected: tuple[
     ids = [
         pa.concat_tables([table.select([column]) for table in tables])[column] for column in tables[0].column_names[:2]
     ]
-    found = (pc.count_distinct(ids[0]).as_py(), pc.count_distinct(ids[1]).as_py(), len(ids[0]))
-    if found != expected:
-        raise DataError(f"{raw}: expected {name} to have (queries, labels, pairs) {expected}, found {found}")
+    counts = (pc.count_distinct(ids[0]).as_py(), pc.count_distinct(ids[1]).as_py(), len(ids[0]))
+    if counts != expected:
+        raise DataError(f"{raw}: expected {name} to have (queries, labels, pairs) {expected}, found {counts}")

@@ -47,12 +47,12 @@ class Source:
     """Describe a publisher of a data set: the files to download, and a web page.
 
     Attributes:
-        parts: files to download, or a wheel; empty if the publisher's page needs a click in a browser.
-        by_hand: place of the files in a browser, for the error after a failed download.
+        files: files to download, or a wheel.
+        by_hand: page of the files in a browser, for the error after a failed download.
     """
 
-    label: str
-    parts: tuple[Download, ...] | Wheel
+    name: str
+    files: tuple[Download, ...] | Wheel
     by_hand: str
 
 
@@ -63,17 +63,14 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
         return cached
     problems = []
     for source in sources:
-        if not source.parts:
-            problems.append(f"{source.label}: offers no address that a program can fetch")
-            continue
-        say(f"Fetching {name} from {source.label} …")
+        say(f"Fetching {name} from {source.name} …")
         try:
             with atomic_directory(cached) as working:
-                if isinstance(source.parts, Wheel):
-                    _fetch_wheel(source.parts, working)
+                if isinstance(source.files, Wheel):
+                    _fetch_wheel(source.files, working)
                 else:
-                    for part in source.parts:
-                        _download(part, working)
+                    for download in source.files:
+                        _download(download, working)
             return cached
         except (
             DataError,
@@ -84,11 +81,11 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
             subprocess.SubprocessError,
             zipfile.BadZipFile,
         ) as error:
-            problems.append(f"{source.label}: {error}")
-    places = "; ".join(source.by_hand for source in sources)
+            problems.append(f"{source.name}: {error}")
+    pages = "; ".join(source.by_hand for source in sources)
     raise DataError(
         f"{name}: expected one of {len(sources)} sources to answer, none did ({' | '.join(problems)}). "
-        f"Get it by hand ({places}) and pass its directory with --from"
+        f"Get it by hand ({pages}) and pass its directory with --from"
     )
 
 
@@ -118,12 +115,12 @@ def _cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "longtail"
 
 
-def _download(part: Download, folder: Path) -> None:
-    target = folder / part.name
-    with urllib.request.urlopen(part.url, timeout=_TIMEOUT_SECONDS) as answer, target.open("wb") as file:
+def _download(download: Download, folder: Path) -> None:
+    target = folder / download.name
+    with urllib.request.urlopen(download.url, timeout=_TIMEOUT_SECONDS) as answer, target.open("wb") as file:
         while chunk := answer.read(1 << 20):
             file.write(chunk)
-    _check(target, part.sha256)
+    _check(target, download.sha256)
     if target.suffix == ".zip":
         _unpack(target, folder)
 
@@ -134,17 +131,17 @@ def _fetch_wheel(wheel: Wheel, folder: Path) -> None:
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, wheel.requirement],
             capture_output=True, text=True, check=False, timeout=300,
         )  # fmt: skip
-        found = list(Path(scratch).glob("*.whl"))
-        if child.returncode != 0 or not found:
+        wheels = list(Path(scratch).glob("*.whl"))
+        if child.returncode != 0 or not wheels:
             reason = (child.stderr.strip().splitlines() or ["no wheel"])[-1]
             raise DataError(f"pip download {wheel.requirement}: {reason}")
-        _check(found[0], wheel.sha256)
-        _unpack(found[0], folder)
+        _check(wheels[0], wheel.sha256)
+        _unpack(wheels[0], folder)
 
 
 def _check(path: Path, sha256: str | None) -> None:
-    if sha256 is not None and (found := sha256_of(path)) != sha256:
-        raise DataError(f"{path.name}: expected sha256 {sha256}, found {found}")
+    if sha256 is not None and (digest := sha256_of(path)) != sha256:
+        raise DataError(f"{path.name}: expected sha256 {sha256}, found {digest}")
 
 
 def _unpack(archive: Path, folder: Path) -> None:

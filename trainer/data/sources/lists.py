@@ -1,4 +1,4 @@
-"""Gowalla, the sets of the IR benchmark, and sequences of Amazon, in their published forms."""
+"""Gowalla, with and without a popularity shift, and Amazon Beauty, in their published forms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from longtail.trainer.errors import DataError
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
 _IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main"
-_IR_BENCHMARK_PAGE = "https://github.com/Tiny-Snow/IR-Benchmark-Dataset"
-_AMAZON = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
-_REVIEWS = "reviews_{}_5.json.gz"
+_REVIEWS = "reviews_Beauty_5.json.gz"
 
 SOURCES_GOWALLA = (
     Source(
@@ -30,36 +28,24 @@ SOURCES_GOWALLA_POPULARITY = (
     Source(
         "the IR-Benchmark data repository",
         (Download(f"{_IR_BENCHMARK}/data_ood/gowalla-popularity/proc.zip", "proc.zip"),),
-        f"data_ood/gowalla-popularity in {_IR_BENCHMARK_PAGE}",
+        "data_ood/gowalla-popularity in https://github.com/Tiny-Snow/IR-Benchmark-Dataset",
     ),
 )
-SOURCES_IR_BENCHMARK = (
+SOURCES_BEAUTY = (
     Source(
-        "the IR-Benchmark data repository, of which --from names a set",
-        (),
-        f"--from {_IR_BENCHMARK}/data/SET/proc.zip, or data_ood/SET; {_IR_BENCHMARK_PAGE} lists them",
+        "the Amazon product data of McAuley et al.",
+        (Download(f"https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/{_REVIEWS}", _REVIEWS),),
+        "Beauty 5-core at https://jmcauley.ucsd.edu/data/amazon/",
     ),
 )
-
-
-def amazon(category: str) -> tuple[Source]:
-    """Return the source of the 5-core reviews of a category of Amazon."""
-    name = _REVIEWS.format(category)
-    return (
-        Source(
-            "the Amazon product data of McAuley et al.",
-            (Download(f"{_AMAZON}/{name}", name),),
-            f"{category} 5-core at https://jmcauley.ucsd.edu/data/amazon/",
-        ),
-    )
 
 
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
-    """Return `train` and `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
+    """Read `train` and `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
 
     A user's list keeps its published order, whose meaning is not documented. The order is not random: earlier items of
     a list predict later ones. Test items do not continue the lists (benchmarks/RESULTS.md). Pairs of a separate
-    `valid.txt`, whose original places are unknown, come first.
+    `valid.txt`, whose original positions are unknown, come first.
     """
     train = [
         read_lists(path) for name in ("valid", "train") if (path := folder / f"{name}.txt").is_file() or name == "train"
@@ -67,8 +53,8 @@ def read_gowalla(folder: Path) -> dict[str, pa.Table]:
     return {"train": _pairs(*train), "test": _pairs(read_lists(folder / "test.txt"))}
 
 
-def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
-    """Return `train` and `test` (`user_id`, `item_id`) of a set of the IR benchmark.
+def read_gowalla_popularity(folder: Path) -> dict[str, pa.Table]:
+    """Read `train` and `test` (`user_id`, `item_id`) of Gowalla under a popularity shift.
 
     The files are `train.tsv` and `test.tsv` (a header, then a user and an item per line), or `train.txt` and `test.txt`
     (per-user lists).
@@ -78,14 +64,14 @@ def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
     return {name: _pairs(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
 
 
-def read_amazon(category: str, folder: Path) -> dict[str, pa.Table]:
-    """Return `interactions` (`user_id`, `item_id`), each user's oldest first.
+def read_beauty(folder: Path) -> dict[str, pa.Table]:
+    """Read `interactions` (`user_id`, `item_id`), each user's oldest first.
 
     The file is `sequences.txt` (per-user lists), or the 5-core reviews with their times.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
-    archive = folder / _REVIEWS.format(category)
+    archive = folder / _REVIEWS
     if not archive.is_file():
         raise DataError(f"{folder}: expected sequences.txt or {archive.name}, found neither")
     reviews = _read(archive, "jsonl", ["reviewerID", "asin", "unixReviewTime"])

@@ -1,6 +1,5 @@
-"""Data sets of the extreme classification repository, on tiny files in each of its layouts."""
+"""Delicious, on tiny files in each of its layouts."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,22 @@ import pytest
 
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import load_dataset
-from longtail.trainer.data.sources import DATASETS, KnownDataset, extreme, prepare
+from longtail.trainer.data.sources import DATASETS, KnownDataset, delicious, prepare
+from longtail.trainer.data.sources.delicious import read_delicious
 from longtail.trainer.errors import DataError
 
-KNOWN = [extreme.DELICIOUS, extreme.EURLEX_4K, extreme.AMAZONCAT_13K, extreme.WIKILSHTC_325K, extreme.AMAZON_670K]
-LARGE = KNOWN[1:]
-TINY = replace(extreme.DELICIOUS, train=2, test=1, features=5, labels=4)
-"""Delicious, as if it had three rows."""
+
+@pytest.fixture(autouse=True)
+def tiny_delicious(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make Delicious have three rows."""
+    for name, size in (("TRAIN_ROWS", 2), ("TEST_ROWS", 1), ("FEATURES", 5), ("LABELS", 4)):
+        monkeypatch.setattr(delicious, name, size)
+
 
 LIMITS = "of labels below 4, features below 5 and finite values"
 TRAIN, TEST = "2 5 4\n0,3 1:2\n1 4:0.5\n", "1 5 4\n2 0:3\n"
 LAYOUTS = {
-    "new": {"train.txt": TRAIN, "test.txt": TEST},
-    "old": {"delicious_train.txt": TRAIN, "delicious_test.txt": TEST},
+    "two files": {"train.txt": TRAIN, "test.txt": TEST},
     "one file": {
         "Delicious_data.txt": "3 5 4\n0,3 1:2\n2 0:3\n1 4:0.5\n",
         "delicious_trSplit.txt": "1 3\n3 1\n",
@@ -38,8 +40,8 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("files", LAYOUTS.values(), ids=LAYOUTS)
-def test_every_layout_gives_the_same_tables(tmp_path: Path, files: dict[str, str]) -> None:
-    tables = {name: table.to_pydict() for name, table in TINY.read(write(tmp_path, files)).items()}
+def test_layouts_give_the_same_tables(tmp_path: Path, files: dict[str, str]) -> None:
+    tables = {name: table.to_pydict() for name, table in read_delicious(write(tmp_path, files)).items()}
 
     assert tables == {
         "train": {"row_id": ["train-0", "train-0", "train-1"], "tag": ["0", "3", "1"]},
@@ -51,8 +53,7 @@ def test_every_layout_gives_the_same_tables(tmp_path: Path, files: dict[str, str
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"other.txt": ""}, r"expected train.txt and test.txt, delicious_train.txt and delicious_test.txt, or "
-         r"Delicious_data.txt and its splits, found other.txt. Get Delicious, BoW features, at http://manikvarma.org/"),
+        ({"other.txt": ""}, r"expected train.txt and test.txt, or Delicious_data.txt and its splits, found other.txt"),
         ({"train.txt": TRAIN}, r"test.txt: expected a text file, found none"),
         (LAYOUTS["one file"] | {"delicious_trSplit.txt": "1\nx\n"}, r"trSplit.txt: expected columns of row numbers"),
         (LAYOUTS["one file"] | {"delicious_tstSplit.txt": "4\n"}, r"tstSplit.txt: expected rows from 1 to 3, found 4"),
@@ -61,9 +62,9 @@ def test_every_layout_gives_the_same_tables(tmp_path: Path, files: dict[str, str
     ],
     ids=["nothing", "half", "no numbers", "beyond", "before", "no split"],
 )  # fmt: skip
-def test_files_that_are_not_there_are_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
+def test_missing_files_are_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        TINY.read(write(tmp_path, files))
+        read_delicious(write(tmp_path, files))
 
 
 ROWS: dict[str, tuple[str, list[list[int]], list[list[tuple[int, float]]]]] = {
@@ -77,10 +78,12 @@ ROWS: dict[str, tuple[str, list[list[int]], list[list[tuple[int, float]]]]] = {
 
 
 @pytest.mark.parametrize(("lines", "labels", "features"), ROWS.values(), ids=ROWS)
-def test_rows(tmp_path: Path, lines: str, labels: list[list[int]], features: list[list[tuple[int, float]]]) -> None:
-    tables = TINY.read(write(tmp_path, {"train.txt": f"2 5 4\n{lines}", "test.txt": TEST}))
+def test_rows_are_parsed(
+    tmp_path: Path, lines: str, labels: list[list[int]], features: list[list[tuple[int, float]]]
+) -> None:
+    tables = read_delicious(write(tmp_path, {"train.txt": f"2 5 4\n{lines}", "test.txt": TEST}))
 
-    pairs = [(f"train-{row}", str(label)) for row, of_row in enumerate(labels) for label in of_row]
+    pairs = [(f"train-{row}", str(label)) for row, row_labels in enumerate(labels) for label in row_labels]
     assert list(zip(*tables["train"].to_pydict().values(), strict=True)) == pairs
     assert tables["rows"]["features"].to_pylist()[:2] == features
     assert tables["rows"].schema.field("features").type == pa.map_(pa.int32(), pa.float32())
@@ -101,25 +104,20 @@ BAD = {
 
 
 @pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
+def test_bad_line_is_refused_with_its_number(tmp_path: Path, content: bytes, message: str) -> None:
     folder = write(tmp_path, {"test.txt": TEST})
     (folder / "train.txt").write_bytes(content)
 
     with pytest.raises(DataError, match=f"train.txt: {message}"):
-        TINY.read(folder)
+        read_delicious(folder)
 
 
-@pytest.mark.parametrize("known", LARGE, ids=lambda known: known.name)
-def test_what_is_prepared_is_ready_to_train(
-    tmp_path: Path, known: extreme.ExtremeDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny, name = replace(known, train=2, test=1, features=5, labels=4), known.name.lower()
-    monkeypatch.setitem(DATASETS, name, KnownDataset((tiny.source,), tiny.read, ("train", "test")))
-    raw = write(tmp_path / "raw", {f"{known.stem}_train.txt": TRAIN, f"{known.stem}_test.txt": TEST})
+def test_prepared_data_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = KnownDataset(delicious.SOURCES, read_delicious, ("train", "test"), (3, 4, 4))
+    monkeypatch.setitem(DATASETS, "delicious", tiny)
+    raw = write(tmp_path / "raw", LAYOUTS["two files"])
 
-    prepare(name, tmp_path / "out", raw, say=pytest.fail)
+    prepare("delicious", tmp_path / "out", raw, say=pytest.fail)
 
-    recipe = load_recipe(tmp_path / "out" / "recipe.toml")
-    dataset = load_dataset(recipe.data, seed=0)
-    pairs = {"smallest": 2, "sample": 3}[recipe.data.reduction]  # of rows {0, 3} and {1}
-    assert (len(dataset.train) + len(dataset.valid), len(dataset.test)) == (pairs, 1)
+    dataset = load_dataset(load_recipe(tmp_path / "out" / "recipe.toml").data, seed=0)
+    assert (len(dataset.train) + len(dataset.valid), len(dataset.test)) == (3, 1)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.tables.values import literal, quoted
-from longtail.trainer.drafting.columns import spelled, words_of
 from longtail.trainer.errors import DataError
+from longtail.trainer.init.columns import spelled, words_of
 
 
 def _forms(verbs: str) -> set[str]:

@@ -30,7 +30,8 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.drafting.columns import (
+from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.init.columns import (
     KINDS,
     TIME_WORDS,
     Column,
@@ -43,8 +44,7 @@ from longtail.trainer.drafting.columns import (
     times_in,
     words_of,
 )  # fmt: skip
-from longtail.trainer.drafting.events import draft_events, draft_ratings
-from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.init.events import draft_events, draft_ratings
 from longtail.trainer.prior import fit_forecast
 
 _WIDTH = 64
