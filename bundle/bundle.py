@@ -209,15 +209,17 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path, *, towers: bool = True, verify: bool = True) -> Bundle:
-        """Read and check a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
+        """Read a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
+
+        `write` and `longtail-index publish` check the invariants; the checksums prove that nothing changed since.
 
         Args:
             towers: read the towers. Otherwise the fields are b"" and None, and `query_model` and `label_model` return
                 files.
-            verify: read every byte and check every invariant. Otherwise only sizes are compared.
+            verify: compare every byte with the sha256 of the manifest. Otherwise only sizes are compared.
 
         Raises:
-            BundleError: there is no bundle, a file is missing or damaged, the format is unknown, or an invariant fails.
+            BundleError: there is no bundle, a file is missing or damaged, or the format is unknown.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -227,7 +229,7 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        bundle = cls(
+        return cls(
             manifest=manifest,
             labels=Labels.read(path / LABELS, verify=verify),
             embeddings=read_table(path / EMBEDDINGS),
@@ -248,9 +250,6 @@ class Bundle:
             remembered=Remembered.read(path, verify=verify) if REMEMBERED in manifest.files else None,
             path=path,
         )
-        if verify:
-            bundle.validate()
-        return bundle
 
     @classmethod
     def from_vectors(
@@ -403,6 +402,8 @@ def _check_features(bundle: Bundle) -> None:
     names = {feature.vocabulary for feature in features if feature.vocabulary}
     found = sorted(bundle.vocabularies)
     require("every feature's vocabulary is in vocabularies/", names <= set(found), sorted(names), found)
+    for name, vocabulary in bundle.vocabularies.items():
+        vocabulary.check(f"{name}.arrow")
 
 
 def _check_tables(bundle: Bundle) -> None:

@@ -340,6 +340,7 @@ class Remembered:
     def check(self, labels: int) -> None:
         """Check the rows; raises BundleInvariantError."""
         check_histories(REMEMBERED, self.rows_QR, self.queries.rows, labels, least=NO_ENTRY - labels)
+        self.queries.check(REMEMBERED_IDS)
 
     def take(self, rows_M: Int64) -> Remembered:
         """Number the labels by the rows that stay, int64 [M]; see `Cooccurrence.take`."""

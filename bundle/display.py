@@ -30,8 +30,6 @@ class DisplayColumns:
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
-        for name in table.column_names:
-            json_ready(name, table[name].slice(0, 1))
 
     def shown(self, row: int) -> dict[str, JsonValue]:
         """Return the display columns of one label as JSON values, by name."""

@@ -69,12 +69,13 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
-        """Map a file of `write`; `verify` checks all of it."""
+        """Map a file of `write`; `verify` checks that no text ends beyond the file."""
         table = map_table(path, verify=verify)
-        vocabulary = cls(ids_of(table, "id", path.name), numbers_of(table, ORDER, np.int32, path.name))
-        if verify:
-            vocabulary._row_of().check(path.name)
-        return vocabulary
+        return cls(ids_of(table, "id", path.name), numbers_of(table, ORDER, np.int32, path.name))
+
+    def check(self, name: str) -> None:
+        """Check that the ids are distinct and in order; raises BundleInvariantError."""
+        self._row_of().check(name)
 
 
 _PLANES_WITH_MARKS = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))

@@ -78,7 +78,8 @@ def open_release(
     """Verify every file of a release and load it.
 
     Args:
-        mapped: map the index and share it with other processes, instead of reading it into memory.
+        mapped: map the index and share it with other processes. Otherwise read all of it into memory, and check the
+            bundle's invariants too, as `publish` does.
         state: directory where a service records the files that it verified; only the sizes of unchanged files are
             compared then. None: every byte is read.
 
@@ -136,6 +137,8 @@ def _open(
             verified.result()
         except BundleCorruptError as error:
             raise ReleaseCorruptError(str(error)) from error
+    if not mapped:
+        bundle.validate()
     bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
     searcher: Searcher | CollectionSearcher
     if manifest.collection is not None:

@@ -68,4 +68,4 @@ def test_a_file_that_is_no_vocabulary_is_refused(
     write_table(tmp_path / "other.arrow", table if values is None else table.append_column(column, pa.array(values)))
 
     with pytest.raises(BundleError, match=message):
-        Vocabulary.read(tmp_path / "other.arrow")
+        Vocabulary.read(tmp_path / "other.arrow").check("other.arrow")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from longtail.bundle import BundleCorruptError
+from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError
 from longtail.index import Release, ReleaseCorruptError, Releases, build
 from longtail.index.release import release as release_module
 
@@ -113,3 +114,18 @@ def test_of_several_that_start_together_one_verifies(releases: Releases, whole: 
     for thread in threads:
         thread.join()
     assert sorted(whole) == [False, False, False, True]
+
+
+def test_publish_refuses_a_bundle_that_contradicts_its_contract(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.load(bundle_path)
+    counts = bundle.labels.counts.copy()
+    counts[0] = -1
+    with monkeypatch.context() as patch:
+        patch.setattr(Bundle, "validate", lambda _: None)
+        replace(bundle, labels=replace(bundle.labels, counts=counts)).write(tmp_path / "broken")
+    build(tmp_path / "broken", tmp_path / "releases", spec="flat", name="broken")
+
+    with pytest.raises(BundleInvariantError, match="counts are >= 0: expected >= 0, found -1"):
+        Releases(tmp_path / "releases").publish("broken")
