@@ -1,11 +1,14 @@
-"""The house rules: imports go one way, and serving never meets a training framework."""
+"""The house rules: imports go one way, serving loads no training framework, and names say what they hold."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -34,9 +37,53 @@ CORE = [
 ]
 
 
+VAGUE = {
+    "among", "apart", "asked", "beside", "brought", "each", "found", "given", "held", "kept", "known", "left",
+    "made", "one", "own", "place", "places", "said", "seen", "shown", "stands", "taken", "there", "told",
+    "wanted", "where", "whole",
+}  # fmt: skip
+"""Names that do not say what they hold; the noun does: `hits`, `row`, `label_ids`, `path`."""
+VAGUE_IN_TESTS = {
+    "anew", "apart", "asked", "beside", "brought", "nobody", "place", "places", "said", "stands", "taken",
+    "told", "wanted", "whatever",
+}  # fmt: skip
+VAGUE_NAMES = {
+    "bundle": 159, "client": 14, "commands": 0, "index": 163, "longtail": 1, "serving": 351, "state": 31,
+    "tables": 88, "trainer": 686,
+}  # fmt: skip
+"""The most vague names that each room may bind. These ceilings only fall."""
+VAGUE_TEST_NAMES = 150
+SHARED_CLASS_NAMES = {
+    "Baseline", "Candidates", "Catalogue", "Check", "Choice", "Column", "Columns", "DeviceError", "Engine",
+    "ExportError", "Exposure", "Finding", "Histories", "Judged", "Lists", "Load", "Log", "NamedIds",
+    "NewLabel", "Promise", "Query", "QueryFeatures", "QueryTable", "Ranges", "Selection", "Settings",
+    "StorageError", "Table", "_Log",
+}  # fmt: skip
+"""Class names that more than one file may define. This list only shrinks."""
+WIDE_FUNCTIONS = {
+    "__init__", "_answer", "_write", "audit", "batch", "bias_removal_curve", "build", "epoch_batches",
+    "export_feedback", "export_tfrs", "export_torch", "finish", "fit", "from_vectors", "html_report",
+    "off_policy", "parts_of", "rank", "refresh", "run", "sign_answer", "train",
+}  # fmt: skip
+"""Functions that may have more than 8 parameters. This list only shrinks."""
+MOST_IMPORTS, MEAN_IMPORTS = 47, 12.6
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Parse a file and return all nodes of its tree."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def sources(room: str) -> tuple[Path, ...]:
+    """Return the Python files of a room. The rooms linked in `longtail` are not files of it."""
+    return tuple(sorted((ROOT / room).glob("*.py" if room == "longtail" else "**/*.py")))
+
+
 def imported_by(path: Path) -> Iterator[list[str]]:
     """Yield what a file imports, at its top or inside its functions, as the parts of its name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -44,17 +91,91 @@ def imported_by(path: Path) -> Iterator[list[str]]:
             yield from (f"{node.module}.{alias.name}".split(".") for alias in node.names)
 
 
+def bound_names(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names that a file binds, with their lines: variables, parameters, attributes, functions, classes."""
+    for node in nodes_of(path):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, node.lineno
+            case ast.ClassDef(name=name) | ast.alias(asname=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name, node.lineno
+
+
+def is_vague(name: str) -> bool:
+    words = name.lower().strip("_").split("_")
+    return "_".join(words) in VAGUE or not {"place", "places"}.isdisjoint(words)
+
+
 def modules_of(room: str) -> dict[str, Path]:
     """Return every module of a room by its name below `longtail`; a package's name is that of its `__init__`."""
-    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in (ROOT / room).rglob("*.py")}
+    paths = {path: path.relative_to(ROOT).with_suffix("").parts for path in sources(room)}
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
+
+
+@pytest.mark.parametrize("room", VAGUE_NAMES)
+def test_names_say_what_they_hold(room: str) -> None:
+    vague = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sources(room)
+        for name, line in bound_names(path)
+        if is_vague(name)
+    ]
+    assert len(vague) <= VAGUE_NAMES[room], "\n".join(vague)
+
+
+def test_names_of_tests_are_plain() -> None:
+    names = [name for path in sources("tests") for name in re.findall(r"(?m)^ *def test_(\w+)", path.read_text())]
+    vague = [name for name in names if not VAGUE_IN_TESTS.isdisjoint(name.split("_"))]
+    assert len(vague) <= VAGUE_TEST_NAMES, "\n".join(vague)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    counts = Counter(
+        node.name
+        for room in VAGUE_NAMES
+        for path in sources(room)
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in counts.items() if count > 1} <= SHARED_CLASS_NAMES
+
+
+def test_functions_have_few_parameters() -> None:
+    wide = {
+        node.name
+        for room in VAGUE_NAMES
+        for path in sources(room)
+        for node in nodes_of(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if len({arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} - {"self", "cls"})
+        > 8
+    }
+    assert wide <= WIDE_FUNCTIONS
+
+
+def test_files_import_few_names() -> None:
+    """Count `from` statements as one import each."""
+    counts = {
+        path: sum(
+            len(node.names) if isinstance(node, ast.Import) else 1
+            for node in nodes_of(path)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        )
+        for room in VAGUE_NAMES
+        for path in sources(room)
+    }
+    busiest = max(counts, key=counts.__getitem__)
+    assert counts[busiest] <= MOST_IMPORTS, busiest
+    assert sum(counts.values()) / len(counts) <= MEAN_IMPORTS
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_rooms_import_one_way(room: str) -> None:
     """From room to room, and among the folders of a room, of which none imports the room's own names."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / room).rglob("*.py"):
+    imports: dict[str, set[str]] = {}
+    for path in sources(room):
         part = path.relative_to(ROOT / room).with_suffix("").parts[0]
         for package, *names in imported_by(path):
             if package != "longtail":
@@ -62,15 +183,15 @@ def test_rooms_import_one_way(room: str) -> None:
             allowed = MAY_IMPORT[room] | ({"commands"} if path.stem in ("__main__", "cli") else set())
             assert names[0] in allowed, f"{path} imports {names}"
             if names[0] == room and names[1] != part:
-                found.setdefault(part, set()).add(names[1])
+                imports.setdefault(part, set()).add(names[1])
     # Raises CycleError, which names the circle.
-    assert set(TopologicalSorter(found).static_order()) >= found.keys()
+    assert set(TopologicalSorter(imports).static_order()) >= imports.keys()
 
 
 def test_modules_import_one_way() -> None:
     """Imports inside functions and for type checkers count too."""
     modules = {name: path for room in MAY_IMPORT for name, path in modules_of(room).items()}
-    modules |= {path.stem: path for path in (ROOT / "longtail").glob("*.py") if path.stem != "__init__"}
+    modules |= {path.stem: path for path in sources("longtail") if path.stem != "__init__"}
     imports: dict[str, set[str]] = {}
     for name, path in modules.items():
         for package, *names in imported_by(path):
@@ -92,7 +213,7 @@ def test_modules_import_one_way() -> None:
         (f"import {', '.join(CORE)}", WEB),
     ],
 )
-def test_what_is_not_needed_is_not_loaded(program: str, blocked: tuple[str, ...]) -> None:
+def test_imports_load_no_other_framework(program: str, blocked: tuple[str, ...]) -> None:
     program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); {program}"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
@@ -105,5 +226,5 @@ def test_exported_names_exist(room: str) -> None:
         assert hasattr(module, name), f"{room}.__all__ names {name!r}"
 
 
-def test_the_files_that_begin_first_are_there() -> None:
+def test_long_files_exist() -> None:
     assert [name for name in LONG_FILES if not (HERE / name).is_file()] == []
