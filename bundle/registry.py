@@ -139,7 +139,7 @@ def _asking(place: str) -> Iterator[Any]:
     try:
         import mlflow
     except ImportError as error:
-        raise StorageError(f"{place}: expected the extra `mlflow`, {pip_install('mlflow')}: {error}") from error
+        raise StorageError(f"{place}: expected the extra `track`, {pip_install('track')}: {error}") from error
     try:
         yield mlflow
     except mlflow.exceptions.MlflowException as error:

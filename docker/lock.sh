@@ -24,7 +24,7 @@ python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["b
 echo "jax; python_version < '3'" >"$working/no-jax.txt"
 
 lock build --universal --no-annotate "$working/build.in"
-lock serving --universal pyproject.toml --extra serve --extra index --extra postgres --extra remote --extra milvus --extra kafka --extra otel
-lock serving-gpu --python-platform x86_64-manylinux_2_28 pyproject.toml --extra serve --extra gpu --extra postgres --extra remote --extra milvus --extra kafka --extra otel \
+lock serving --universal pyproject.toml --extra serve --extra index --extra remote --extra milvus --extra kafka
+lock serving-gpu --python-platform x86_64-manylinux_2_28 pyproject.toml --extra serve --extra gpu --extra remote --extra milvus --extra kafka \
     --override "$working/no-jax.txt"
-lock trainer --universal pyproject.toml --extra train --extra index --extra postgres --extra remote --extra milvus
+lock trainer --universal pyproject.toml --extra train --extra index --extra remote --extra milvus

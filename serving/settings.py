@@ -205,7 +205,7 @@ class Settings(BaseSettings):
 
     tracing: float = Field(default=0.0, ge=0, le=1)
     """Share of the requests without a caller's trace that get an OpenTelemetry span, configured by the OTEL_…
-    variables; sampled traces of callers are always continued. Needs the extra `otel`."""
+    variables; sampled traces of callers are always continued."""
     access_log: bool = False
     """Log a line for every request; failures of the service (500) are always logged."""
 

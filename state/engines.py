@@ -77,7 +77,7 @@ def postgres_engine(place: Postgres) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{place}: expected the extra 'postgres', found no module {error.name!r}: {pip_install('postgres')}"
+            f"{place}: expected the extra 'remote', found no module {error.name!r}: {pip_install('remote')}"
         ) from error
 
     @event.listens_for(engine, "do_connect")

@@ -67,7 +67,7 @@ class LabelServer:
 
     def _heard(self) -> bool:
         """Return whether a notification has arrived; the next call reopens a lost connection."""
-        import psycopg  # comes with the extra `postgres`
+        import psycopg  # comes with the extra `remote`
 
         assert self._engine is not None
         try:

@@ -49,7 +49,7 @@ def _reading(file: DataFile) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise DataError(f"{file.name}: expected the extra `{file.kind}`, {pip_install(file.kind)}: {error}") from error
+        raise DataError(f"{file.name}: expected the extra `lake`, {pip_install('lake')}: {error}") from error
     except Exception as error:  # the libraries have no common one
         why = str(error).partition("\n")[0]
         hint = ": write a copy without, or Parquet" if "reader feature" in why else ""

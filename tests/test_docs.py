@@ -156,6 +156,11 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
     }
 
 
+def test_the_page_on_installing_lists_every_extra() -> None:
+    table = re.findall(r"(?m)^\| (`.+?`) \|", (DOCS / "install.md").read_text().partition("## Extras")[2])
+    assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_one_version_stands_everywhere() -> None:
     version = PROJECT["version"]
     newest, date, section = re.findall(

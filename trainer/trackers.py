@@ -15,7 +15,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.errors import RecipeError
 
 TRACKERS = ("mlflow", "wandb")
-"""Experiment trackers by name, and the extras of `longtail` that install them."""
+"""Experiment trackers by name; the extra `track` installs them."""
 
 Record = Callable[[Mapping[str, float], int], None]
 """A function that records figures by name (`train/loss`, `valid/recall@20`) at a number of completed steps."""
@@ -98,7 +98,7 @@ def tracker_module(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise RecipeError(f"track: expected {name} to be installed: {pip_install(name)} ({error})") from error
+        raise RecipeError(f"track: expected {name} to be installed: {pip_install('track')} ({error})") from error
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:

@@ -48,7 +48,7 @@ def create_app(
         workers: board of all workers; None: this process is the only one.
 
     Raises:
-        StateError: the state directory cannot be used, or `tracing` is set and its packages are not installed.
+        StateError: the state directory cannot be used.
     """
     settings = settings or Settings()  # type: ignore[call-arg]  # from the environment
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from random import random
 
-from longtail.extras import pip_install
-from longtail.serving.errors import StateError
 from longtail.serving.monitoring.prometheus import REFUSED_ROUTE, UNKNOWN_ROUTE
 
 _UNTRACED = {"/livez", "/readyz", "/metrics"}
@@ -29,24 +27,17 @@ class Tracing:
 
     Args:
         share: share of the requests without a caller's trace that get a span.
-
-    Raises:
-        StateError: the extra `otel` is not installed.
     """
 
     def __init__(self, share: float) -> None:
-        try:
-            from opentelemetry.context import Context
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace import SpanKind, Status, StatusCode
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-        except ImportError as error:
-            raise StateError(
-                f"tracing: expected the packages of the extra otel ({pip_install('otel')}), found {error}"
-            ) from error
+        from opentelemetry.context import Context
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -16,20 +16,24 @@ from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
 EXTRAS = {
-    "serving": ("serve", "index", "postgres", "remote", "milvus", "kafka", "otel"),
-    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus", "kafka", "otel"),
-    "trainer": ("train", "index", "postgres", "remote", "milvus"),
+    "serving": ("serve", "index", "remote", "milvus", "kafka"),
+    "serving-gpu": ("serve", "gpu", "remote", "milvus", "kafka"),
+    "trainer": ("train", "index", "remote", "milvus"),
 }
 NOT_SERVED = {"serving-gpu": {"jax", "xgboost"}}  # xgboost is for other platforms than that image
 
 
 def declared(image: str) -> dict[str, Requirement]:
     project = PROJECT["project"]
-    lines = list(project["dependencies"])
-    for extra in EXTRAS[image]:
-        lines += project["optional-dependencies"][extra]
-    found = {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
-    return {name: found[name] for name in found.keys() - NOT_SERVED.get(image, set())}
+    requirements, extras = [*map(Requirement, project["dependencies"])], [*EXTRAS[image]]
+    for extra in extras:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            if requirement.name == "longtail":
+                extras += requirement.extras
+            else:
+                requirements.append(requirement)
+    by_name = {canonicalize_name(requirement.name): requirement for requirement in requirements}
+    return {name: by_name[name] for name in by_name.keys() - NOT_SERVED.get(image, set())}
 
 
 def pins(image: str) -> list[tuple[Requirement, list[str], bool]]:

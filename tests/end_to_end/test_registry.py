@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and those of its A
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of the artifacts of an empty registry, where MLflow's variables point."""
-    mlflow = pytest.importorskip("mlflow", reason="expected the extra mlflow")
+    mlflow = pytest.importorskip("mlflow", reason="expected mlflow-skinny")
     root = tmp_path_factory.mktemp("mlflow")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root}/mlflow.db")
@@ -197,5 +197,5 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
 
 def test_without_mlflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(StorageError, match=r"models:/books@champion: expected the extra `mlflow`"):
+    with pytest.raises(StorageError, match=r"models:/books@champion: expected the extra `track`"):
         download_version("models:/books@champion")

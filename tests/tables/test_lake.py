@@ -164,7 +164,7 @@ def test_the_newest_metadata_of_iceberg_goes_by_its_number(tmp_path: Path) -> No
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deltalake.write_deltalake(tmp_path / "log", log(("a", 1, "x")))
     monkeypatch.setitem(__import__("sys").modules, "deltalake", None)
-    with pytest.raises(DataError, match=r"log: expected the extra `delta`, pip install '.*\[delta\]'"):
+    with pytest.raises(DataError, match=r"log: expected the extra `lake`, pip install '.*\[lake\]'"):
         rows_of(tmp_path / "log")
 
 

@@ -191,5 +191,5 @@ def test_a_tracker_that_is_unknown_or_missing_is_refused(monkeypatch: pytest.Mon
     with pytest.raises(RecipeError, match="track: expected one of mlflow, wandb, received 'comet'"):
         tracker_module("comet")
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(RecipeError, match=r"expected mlflow to be installed: pip install '.*\[mlflow\]'"):
+    with pytest.raises(RecipeError, match=r"expected mlflow to be installed: pip install '.*\[track\]'"):
         tracker_module("mlflow")

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import optuna
+from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
 from rich.console import Console
 from rich.markup import escape
 
 from longtail.bundle.one_line import one_line
-from longtail.extras import pip_install
 from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
@@ -34,12 +35,6 @@ from longtail.trainer.trackers import flattened
 from longtail.trainer.train import train
 from longtail.trainer.trained import choose_dial
 from longtail.trainer.tuning.ranges import Ranges
-
-try:
-    import optuna
-    from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
-except ImportError as missing:
-    raise RecipeError(f"tune: expected optuna to be installed: {pip_install('tune')} ({missing})") from missing
 
 FILE = "study.db"
 """File name of the default Optuna storage in the directory of a study."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +12,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from longtail.serving import create_app
-from longtail.serving.errors import StateError
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -107,9 +105,3 @@ def test_what_breaks_the_service_is_an_error_of_the_span(tmp_path: Path, collect
         assert client.get("/v1/labels/a").status_code == 500
     (span,) = collector.spans
     assert span.status.code == Status.STATUS_CODE_ERROR
-
-
-def test_without_the_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(StateError, match=r"longtail\[otel\]"):
-        create_app(plane_settings(tmp_path, tracing=1), retriever=plane_retriever())
