@@ -63,7 +63,7 @@ def longtail_step(
     visits_L = np.full(labels, queries / labels)
     use_devices(recipe)
     model = TwoTower(recipe, Encoding.fit(recipe, dataset), labels)
-    train_step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=len(dataset.train), methods=())
+    train_step = TrainStep(model, visits_L, batch_size=batch, total_steps=1, pairs=len(dataset.train), terms=())
     weight = np.ones(batch, np.float32)
 
     def step(queries: np.ndarray, positives: np.ndarray) -> object:

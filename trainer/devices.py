@@ -22,7 +22,7 @@ from longtail.extras import pip_install
 from longtail.trainer import backend
 from longtail.trainer.backend import keras
 from longtail.trainer.config import Recipe
-from longtail.trainer.errors import DeviceError, RecipeError
+from longtail.trainer.errors import ProcessError, RecipeError
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def take_part(recipe: Recipe, cluster: Cluster) -> None:
         mesh.join(cluster.coordinator, processes, cluster.process)
     except (RuntimeError, ValueError) as error:
         where = cluster.coordinator or "what SLURM or MPI say"
-        raise DeviceError(f"expected {processes} processes by {where}, found: {_first_line(error)}") from error
+        raise ProcessError(f"expected {processes} processes by {where}, found: {_first_line(error)}") from error
 
 
 def use_devices(recipe: Recipe) -> None:
@@ -117,7 +117,7 @@ def check_alike(facts: Mapping[str, str]) -> None:
     for name, found_P in zip(facts, found_PF.T, strict=True):
         if len(others := np.flatnonzero(found_P != found_P[0])):
             first, other = found_P[0].decode(), found_P[others[0]].decode()
-            raise DeviceError(
+            raise ProcessError(
                 f"{name}: expected the same in all {len(found_P)} processes, found {first} in process 0 and {other} in "
                 f"process {others[0]}: start all with the same recipe and data"
             )

@@ -2,7 +2,15 @@
 
 from longtail.tables.errors import DataError
 
-__all__ = ["CheckpointError", "DataError", "DeviceError", "DivergedError", "ExportError", "RecipeError", "TrainerError"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "DivergedError",
+    "ExportError",
+    "ProcessError",
+    "RecipeError",
+    "TrainerError",
+]
 
 
 class TrainerError(Exception):
@@ -17,7 +25,7 @@ class CheckpointError(TrainerError):
     """Report a checkpoint that belongs to another recipe or other data."""
 
 
-class DeviceError(TrainerError):
+class ProcessError(TrainerError):
     """Report missing devices, or missing processes of the job."""
 
 

@@ -14,26 +14,26 @@ from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.trainer.errors import DataError
 
 
-class Lists(NamedTuple):
+class RankedLists(NamedTuple):
     """Hold lists of K labels for N queries, and the labels to find.
 
     Attributes:
         top_NK: label rows, best first, int32; −1 after the last of a short list.
         hits_NK: entries that are held-out labels of the query, bool.
-        wanted_N: held-out labels of every query, float64.
+        held_out_N: held-out labels of every query, float64.
         counts_L: training pairs of every label, int64.
         buckets_L: bucket of every label, as an index of `BUCKET_NAMES`, int8.
     """
 
     top_NK: Int32
     hits_NK: Bools
-    wanted_N: Float64
+    held_out_N: Float64
     counts_L: Int64
     buckets_L: Int8
 
 
 Metric = Callable[..., tuple[Float64, Float64]]
-"""A function of `Lists` and keyword-only parameters to numerators and denominators per query, both float64 [N]."""
+"""A function of `RankedLists` and keyword-only parameters to numerators and denominators, both float64 [N]."""
 
 METRICS: dict[str, Metric] = {}
 """Custom metrics, by their names in a recipe's `[evaluation] metrics`; built-in metrics are in `metrics_of`."""
@@ -55,10 +55,10 @@ def k_of(metric: str) -> str:
     return metric.partition("@")[2].partition("/")[0]
 
 
-def measured(name: str, metric: Metric, lists: Lists) -> tuple[Float64, Float64]:
+def measured(name: str, metric: Metric, lists: RankedLists) -> tuple[Float64, Float64]:
     """Return numerators and denominators of a registered metric, both float64 [N]."""
     made = metric(lists)
-    shape = lists.wanted_N.shape
+    shape = lists.held_out_N.shape
     columns = [np.asarray(column, np.float64) for column in made] if isinstance(made, tuple) else []
     if [column.shape for column in columns] != [shape, shape] or not np.isfinite(columns).all():
         found = [column.shape for column in columns] if columns else type(made).__name__

@@ -114,7 +114,7 @@ def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
 
 
 def metric(name: str) -> Callable[[_Function], _Function]:
-    """Register a metric for `evaluation.metrics`, and `NAME@K`: `Lists` to numerators and denominators, float64 [N].
+    """Register a metric for `evaluation.metrics`, and `NAME@K`: `RankedLists` to numerators and denominators, [N].
 
     The value is `Σ numerator / Σ denominator`. The interval comes from the bootstrap, as for all metrics.
     """

@@ -27,8 +27,8 @@ from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import check_display, check_sizes
-from longtail.trainer.methods import methods_of
-from longtail.trainer.methods.queries import NegativesPerQuery
+from longtail.trainer.loss_terms import build_loss_terms
+from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
@@ -80,7 +80,7 @@ def prepare_run(
         tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
-    methods = methods_of(recipe, dataset, encoding)
+    terms = build_loss_terms(recipe, dataset, encoding)
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
@@ -88,8 +88,8 @@ def prepare_run(
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
-        pairs_per_query=next((each.pairs_per_query for each in methods if isinstance(each, NegativesPerQuery)), 1.0),
-        methods=methods,
+        pairs_per_query=next((each.pairs_per_query for each in terms if isinstance(each, NegativesPerQuery)), 1.0),
+        terms=terms,
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
@@ -199,12 +199,12 @@ def train(
             progress.epoch(epoch, done=first * batch_size)
             if first == 0:
                 train_step.begin_epoch()
-            for method in train_step.methods:
-                method.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=first > 0)
+            for term in train_step.terms:
+                term.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=first > 0)
             batches = epoch_batches(
                 dataset.train,
                 trained.encoding.query,
-                train_step.methods,
+                train_step.terms,
                 batch_size=batch_size,
                 seed=recipe.seed,
                 epoch=epoch,

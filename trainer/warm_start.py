@@ -29,7 +29,7 @@ from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 from longtail.trainer.progress import Reporter
 
@@ -127,7 +127,7 @@ class WarmStart:
                 carried.dense.append(name)
         return carried
 
-    def _carry_table(self, name: str, table: Table, new_ids: pa.Array | None, carried: CarriedOver) -> None:
+    def _carry_table(self, name: str, table: EmbeddingTable, new_ids: pa.Array | None, carried: CarriedOver) -> None:
         key = f"tables/{name}"
         old, old_ids = self.weights.get(f"tables/{name}"), self.ids.get(name)
         if old is None:

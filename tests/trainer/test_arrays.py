@@ -9,7 +9,7 @@ import pytest
 
 from longtail.trainer import arrays
 from longtail.trainer.arrays import read_array, write_array
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 
 SHAPES = {"a table": (11, 4), "a column": (11, 1), "of three axes": (5, 2, 3), "a vector": (11,), "one row": (1, 9)}
 
@@ -50,7 +50,7 @@ def test_a_table_drawn_in_blocks_is_normal_and_its_seed_s(monkeypatch: pytest.Mo
     monkeypatch.setattr(arrays, "_BLOCK_BYTES", 4 * 1200)
 
     def drawn(seed: int) -> np.ndarray:
-        return np.array(keras.ops.convert_to_numpy(Table(1001, 4, scale=0.05, seed=seed, name="table").table))
+        return np.array(keras.ops.convert_to_numpy(EmbeddingTable(1001, 4, scale=0.05, seed=seed, name="table").table))
 
     table = drawn(3)
     assert abs(table.mean()) < 0.003

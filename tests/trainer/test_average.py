@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer import fit
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.optimizers import LazyAverage
 from tests.trainer import tiny
 
@@ -26,7 +26,7 @@ def average_of(values: list[np.ndarray], decay: float) -> np.ndarray:
 @pytest.mark.parametrize("decay", [0.5, 0.97])
 def test_rows_that_wait_are_counted_for_every_step(decay: float) -> None:
     rng = np.random.default_rng(0)
-    table = Table(6, 3, scale=1.0, seed=0, name="rows")
+    table = EmbeddingTable(6, 3, scale=1.0, seed=0, name="rows")
     average = LazyAverage(table, decay)
     values = [ops.convert_to_numpy(table.table).copy()]
     np.testing.assert_allclose(average.mean(np.float32(0)), values[0], rtol=1e-6)

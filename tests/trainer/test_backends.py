@@ -26,7 +26,7 @@ from dataclasses import replace
 import numpy as np
 from tests.trainer import tiny
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.methods.neighbours import Neighbours
+from longtail.trainer.loss_terms.neighbours import Neighbours
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}

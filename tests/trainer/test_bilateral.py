@@ -13,9 +13,9 @@ from longtail.trainer import backend
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.loss_terms.queries import PooledPositives
 from longtail.trainer.losses import LOSSES, MASKED, Objective, SampledLogits
 from longtail.trainer.losses.families import pooled
-from longtail.trainer.methods.queries import PooledPositives
 from tests.trainer import tiny
 
 BSL = {"name": "bilateral_softmax", "power": 1.25}
@@ -55,8 +55,8 @@ def by_hand(of: SampledLogits, power: float, groups_B: np.ndarray | None = None)
 @pytest.mark.parametrize("power", [1.0, 1.25])
 def test_the_loss_by_hand(power: float, groups_B: np.ndarray | None) -> None:
     of = logits()
-    rows, methods = ({}, ()) if groups_B is None else ({"group": groups_B}, (POOLED,))
-    losses_B = Objective("bilateral_softmax", "unit", {"power": power}, methods=methods)(of._replace(rows=rows))
+    rows, terms = ({}, ()) if groups_B is None else ({"group": groups_B}, (POOLED,))
+    losses_B = Objective("bilateral_softmax", "unit", {"power": power}, terms=terms)(of._replace(rows=rows))
 
     np.testing.assert_allclose(losses_B, by_hand(of, power, groups_B), rtol=1e-5)
 
@@ -67,7 +67,7 @@ def test_gradients_are_those_of_central_differences() -> None:
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
         moved = of._replace(positive_B=rows[0], negative_BM=rows[1], rows={"group": groups_B})
-        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25}, methods=(POOLED,))(moved)
+        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25}, terms=(POOLED,))(moved)
         return ops.sum(losses_B), losses_B
 
     places = [ops.convert_to_tensor(of.positive_B), ops.convert_to_tensor(of.negative_BM)]

@@ -6,16 +6,16 @@ from keras import ops
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor
-from longtail.trainer.model.embedding import Table, compact_rows
+from longtail.trainer.model.embedding import EmbeddingTable, compact_rows
 from longtail.trainer.model.pooling import WeightedBag
 
 
 @pytest.fixture
-def table() -> Table:
-    return Table(6, 3, scale=1.0, seed=4, name="table")
+def table() -> EmbeddingTable:
+    return EmbeddingTable(6, 3, scale=1.0, seed=4, name="table")
 
 
-def test_reading_distinct_rows_equals_reading_the_table(table: Table) -> None:
+def test_reading_distinct_rows_equals_reading_the_table(table: EmbeddingTable) -> None:
     ids = np.int32([4, 1, 4, 0])
     distinct, positions = backend.unique(ops.convert_to_tensor(ids), table.rows)
 
@@ -26,7 +26,7 @@ def test_reading_distinct_rows_equals_reading_the_table(table: Table) -> None:
     np.testing.assert_array_equal(compact, table(ids))
 
 
-def test_a_table_is_itself_again_after_reading_even_when_that_failed(table: Table) -> None:
+def test_a_table_is_itself_again_after_reading_even_when_that_failed(table: EmbeddingTable) -> None:
     before = ops.convert_to_numpy(table(np.int32([3])))
 
     with pytest.raises(ZeroDivisionError), compact_rows([table], [ops.zeros((1, 3))]):
@@ -44,7 +44,7 @@ def test_a_table_is_itself_again_after_reading_even_when_that_failed(table: Tabl
     ],
 )
 def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expected: list[list[float]]) -> None:
-    table = Table(4, 2, scale=0.0, seed=0, name="table")
+    table = EmbeddingTable(4, 2, scale=0.0, seed=0, name="table")
     rows = np.float32([[9, 9], [1, 2], [3, 4], [7, 7]])
     ids, weights = np.int32([[1, 2, 0], [3, 3, 3]]), np.float32([[2, -1, 0], [0, 0, 0]])
     table.table.assign(rows)
@@ -57,7 +57,7 @@ def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expect
 
 
 def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling() -> None:
-    table = Table(2, 2, scale=0.0, seed=0, name="table")
+    table = EmbeddingTable(2, 2, scale=0.0, seed=0, name="table")
     table.table.assign([[1, 2], [3, 5]])
     bag, weights = WeightedBag(table, "sum", name="bag"), np.float32([[1, 2, 4]])
 
@@ -83,7 +83,7 @@ def test_sums_of_bags_differentiate_by_every_entry_of_a_row() -> None:
 
 
 def test_a_damped_mean_has_entries_of_zeros_beside_its_own() -> None:
-    table = Table(3, 2, scale=0.0, seed=0, name="table")
+    table = EmbeddingTable(3, 2, scale=0.0, seed=0, name="table")
     table.table.assign([[9, 9], [1, 2], [3, 4]])
     bag = WeightedBag(table, "mean", name="bag", damping=1.5)
     ids, weights = np.int32([[1, 2, 0], [1, 1, 1]]), np.float32([[2, 0.5, 0], [0, 0, 0]])
@@ -92,7 +92,7 @@ def test_a_damped_mean_has_entries_of_zeros_beside_its_own() -> None:
 
 def test_attention_begins_as_the_mean_and_weighs_by_exponentials() -> None:
     """e·a is log 3 of the first row and 0 of the second: weights 2·3 and −1 are 6/7 and −1/7."""
-    table = Table(3, 2, scale=0.0, seed=0, name="table")
+    table = EmbeddingTable(3, 2, scale=0.0, seed=0, name="table")
     table.table.assign([[9, 9], [np.log(3), 2], [0, 4]])
     bag = WeightedBag(table, "attention", name="bag")
     ids, weights = np.int32([[1, 2, 0], [1, 1, 1]]), np.float32([[2, -1, 0], [0, 0, 0]])

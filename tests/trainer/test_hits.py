@@ -14,9 +14,9 @@ from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches, one_per_query
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.loss_terms import KnownPositives, mask_known_positives
 from longtail.trainer.losses import Objective, SampledLogits
-from longtail.trainer.losses.hits import hits_of
-from longtail.trainer.methods import KnownPositives, known_among
+from longtail.trainer.losses.hits import mask_hits
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 from tests.trainer import tiny
 
@@ -29,7 +29,7 @@ def test_hits_by_hand() -> None:
     shared, positive_B = np.int32([5, 7, 5]), np.int32([5, 7])
 
     def masked(hits: Any, *, in_batch: bool) -> list[list[int]]:
-        made = hits_of(hits, shared, positive_B, in_batch=in_batch)
+        made = mask_hits(hits, shared, positive_B, in_batch=in_batch)
         return ops.convert_to_numpy(made).astype(int).tolist()
 
     assert masked("mask", in_batch=True) == [[1, 0, 1], [0, 1, 0]]
@@ -62,7 +62,7 @@ def test_known_candidates_are_those_of_plain_sets(shape: tuple[int, ...]) -> Non
     lists = [np.sort(rng.choice(labels, length, replace=False)).astype(np.int32) for length in lengths_B]
     candidates = rng.choice(np.concatenate([*lists, np.arange(labels)]), shape).astype(np.int32)
     rows_K = np.repeat(np.arange(40), lengths_B).astype(np.int32)
-    found_BM = known_among(candidates, np.concatenate(lists), rows_K, batch=40, labels=labels)
+    found_BM = mask_known_positives(candidates, np.concatenate(lists), rows_K, batch=40, labels=labels)
 
     each = candidates if len(shape) == 2 else np.broadcast_to(candidates, (40, *shape))
     expected_BM = np.array([np.isin(row, known) for row, known in zip(each, lists, strict=True)])

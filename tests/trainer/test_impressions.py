@@ -15,8 +15,8 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
-from longtail.trainer.methods import KnownPositives
-from longtail.trainer.methods.brought import Impressions
+from longtail.trainer.loss_terms import KnownPositives
+from longtail.trainer.loss_terms.extra_negatives import Impressions
 from tests.trainer import tiny
 
 L, B, GAMMA = 7, 4, 0.25

@@ -7,7 +7,7 @@ from keras import ops
 
 from longtail.trainer import backend, optimizers
 from longtail.trainer.losses import LOSSES
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from tests.trainer import tiny
@@ -104,7 +104,7 @@ def parameters(model: TwoTower) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 class Descent:
     """Plain gradient descent as a row of `ROW_OPTIMIZERS`: what a step changes is its gradient."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: EmbeddingTable) -> None:
         self.table, self.slots = table, {}
 
     def apply(self, ids_U: Any, rows_UD: Any, gradients_UD: Any, *, rate: Any, step: Any) -> None:  # noqa: ARG002
@@ -268,12 +268,12 @@ def test_augment_and_reduce_keeps_a_number_for_every_pair() -> None:
     logits_BL = augmented.embed_queries({"user_id": BATCH.queries + 1}) @ augmented.embed_labels().T / 0.5
     loss = float(augmented.train_step(tiny.batch(BATCH, _pair=pairs)))
 
-    log_eta_N = ops.convert_to_numpy(augmented.train_step.methods[-1].variables[0])
+    log_eta_N = ops.convert_to_numpy(augmented.train_step.terms[-1].variables[0])
     bracket_B = np.logaddexp.reduce(logits_BL, axis=1) - logits_BL[np.arange(B), BATCH.labels]
     np.testing.assert_allclose(log_eta_N[pairs], bracket_B, rtol=1e-4)
     np.testing.assert_allclose(np.delete(log_eta_N, pairs), np.log(L), rtol=1e-6)
     assert loss == pytest.approx(softmax, rel=1e-5), "the bound is tight at its own η"
-    assert any(variable is augmented.train_step.methods[-1].variables[0] for variable in augmented.variables), (
+    assert any(variable is augmented.train_step.terms[-1].variables[0] for variable in augmented.variables), (
         "kept in checkpoints"
     )
 

@@ -18,7 +18,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.methods.neighbours import NeighbourLoss, Neighbours, nearest_rows
+from longtail.trainer.loss_terms.neighbours import NeighbourLoss, Neighbours, nearest_rows
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
 

@@ -15,10 +15,10 @@ from longtail.trainer import backend
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.loss_terms import KnownPositives
+from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.objective import balance
-from longtail.trainer.methods import KnownPositives
-from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.train import prepare_run
 from tests.trainer import tiny
 
@@ -108,7 +108,7 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
                     nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic", methods=(NegativesPerQuery(ONE),))(made))
+                total = total + p * ops.sum(Objective("logistic", terms=(NegativesPerQuery(ONE),))(made))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])

@@ -11,7 +11,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.methods.queries import OwnInAudience
+from longtail.trainer.loss_terms.queries import OwnInAudience
 from longtail.trainer.model.audience import DrawnAudience
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny

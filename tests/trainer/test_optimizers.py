@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
     ElementwiseAdagrad,
@@ -21,8 +21,8 @@ from longtail.trainer.optimizers import (
 RATE = 0.5
 
 
-def ones() -> Table:
-    table = Table(4, 2, scale=0.0, seed=0, name="table")
+def ones() -> EmbeddingTable:
+    table = EmbeddingTable(4, 2, scale=0.0, seed=0, name="table")
     table.table.assign(np.ones((4, 2)))
     return table
 

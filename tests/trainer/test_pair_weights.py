@@ -37,7 +37,7 @@ def stepped(rows: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
         batch_size=len(rows),
         total_steps=1,
         pairs=len(rows),
-        methods=(),
+        terms=(),
     )
     mean = float(step(tiny.batch(data.train)))
     return mean * len(rows), model.embed_labels() - before
@@ -81,7 +81,7 @@ def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
         weighted_L = data.label_visits(one_label_per_query=False, weighted=True)
         step = TrainStep(
             model, data.label_visits(one_label_per_query=False), weighted_L=weighted_L, batch_size=2, total_steps=1,
-            pairs=len(rows), methods=(),
+            pairs=len(rows), terms=(),
         )  # fmt: skip
         return Trained(recipe, data, encoding, model, step, TrainingHistory())
 

@@ -216,10 +216,10 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
 
 def test_the_page_s_method_fades_pairs_by_their_age(page: SimpleNamespace) -> None:
     train = tiny.pairs((0, 0), (0, 1), (1, 0))
-    method = page.FadeWithAge(replace(train, times=np.array([0.0, 5.0, 10.0])), half_life=5.0)
-    columns = method.columns(np.array([0, 2]), {}, np.random.default_rng(0))
-    rows = method.of_rows(SimpleNamespace(batch=columns))
-    losses_B = method.target(np.float32([1, 1]), SimpleNamespace(rows=rows))
+    term = page.FadeWithAge(replace(train, times=np.array([0.0, 5.0, 10.0])), half_life=5.0)
+    columns = term.columns(np.array([0, 2]), {}, np.random.default_rng(0))
+    rows = term.row_tensors(SimpleNamespace(batch=columns))
+    losses_B = term.target(np.float32([1, 1]), SimpleNamespace(rows=rows))
     assert ops.convert_to_numpy(losses_B).tolist() == [0.25, 1.0]
 
 

@@ -23,7 +23,7 @@ from longtail.trainer.data.pairs import Requests
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.methods.brought import Retrieved
+from longtail.trainer.loss_terms.extra_negatives import Retrieved
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train

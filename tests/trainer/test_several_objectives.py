@@ -25,8 +25,8 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs, once_each
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.methods import KnownPositives
-from longtail.trainer.methods.queries import ByObjective
+from longtail.trainer.loss_terms import KnownPositives
+from longtail.trainer.loss_terms.queries import ByObjective
 from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart, dense_weights

@@ -22,11 +22,11 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.limits import check_sizes
+from longtail.trainer.loss_terms import build_loss_terms
+from longtail.trainer.loss_terms.top_k import QueryStates, TopK, WeighByTopK
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
-from longtail.trainer.losses.hits import hits_of, stands_for
+from longtail.trainer.losses.hits import mask_hits, multiplicity
 from longtail.trainer.losses.objective import log_terms
-from longtail.trainer.methods import methods_of
-from longtail.trainer.methods.top_k import HeldToTopK, QueryStates, TopK
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny
 
@@ -93,13 +93,13 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
         negative_BM = ops.take(SCORES, candidates) + ops.zeros((ROWS, candidates.shape[-1]))
         log_miss_B = None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B))
         hits = "keep" if log_miss_B is None else "mask"
-        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch)
+        own_BM = mask_hits(hits, candidates, positive_B, in_batch=sampler.in_batch)
         m = candidates.shape[-1] - sampler.in_batch
-        stands_BM = stands_for(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
+        multiplicity_BM = multiplicity(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
         after = []
         for (top_k, group_L), state_BS in zip(asked, batch["states"], strict=True):
             queries = QueryStates(state_BS, ops.take(group_L, positive_B), ops.take(group_L, candidates))
-            after.append(top_k.visited(queries, ops.take(SCORES, positive_B), negative_BM, stands_BM, m=m)[1])
+            after.append(top_k.row_state(queries, ops.take(SCORES, positive_B), negative_BM, multiplicity_BM, m=m)[1])
         return after
 
     compiled = backend.compile_step(visit, [seed.state, *sampler.variables])
@@ -128,7 +128,7 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str, pu
     )  # fmt: skip
     plain = Objective(family, "importance", regularizer=0.1)
     config = TopKConfig(k=1, temperature=0.5, published_gradient=published)
-    held = replace(plain, methods=(HeldToTopK(tiny.recipe(), config, DATA),))
+    held = replace(plain, terms=(WeighByTopK(tiny.recipe(), config, DATA),))
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
@@ -253,8 +253,8 @@ def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
     assert np.abs(states(model)[:, 2] - spread_Q).max() < 0.5
 
 
-def kept_of(data: Dataset) -> HeldToTopK:
-    return HeldToTopK(tiny.recipe(), TopKConfig(k=2), data)
+def kept_of(data: Dataset) -> WeighByTopK:
+    return WeighByTopK(tiny.recipe(), TopKConfig(k=2), data)
 
 
 def test_batches_say_what_is_asked() -> None:
@@ -328,11 +328,9 @@ def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
         optimizer={"embedding_learning_rate": 0.1},
     )  # fmt: skip
     encoding = Encoding.fit(job, data)
-    model, methods = tiny.model(job, data, batch_size=250), methods_of(job, data, encoding)
+    model, terms = tiny.model(job, data, batch_size=250), build_loss_terms(job, data, encoding)
     for epoch in range(25):
-        for _, batch in epoch_batches(
-            data.train, encoding.query, methods, batch_size=250, seed=0, epoch=epoch, first=0
-        ):
+        for _, batch in epoch_batches(data.train, encoding.query, terms, batch_size=250, seed=0, epoch=epoch, first=0):
             model.train_step(batch)
     users = np.arange(40, dtype=np.int32) + 1
     log_pi_L = np.log((np.bincount(PICKED, minlength=300) + 0.5) / 4150)

@@ -16,7 +16,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.methods import methods_of
+from longtail.trainer.loss_terms import build_loss_terms
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 
@@ -68,7 +68,7 @@ def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100
     visits_L = data.label_counts().astype(np.float64)
     step = TrainStep(
         fresh, visits_L, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train),
-        methods=methods_of(job, data, encoding),
+        terms=build_loss_terms(job, data, encoding),
     )  # fmt: skip
     fresh.train_step, fresh.variables = step, step.variables
     fresh.sampler, fresh.begin_epoch = step.sampler, step.begin_epoch

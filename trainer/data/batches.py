@@ -26,7 +26,7 @@ from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.past import Past, Rows
 
 if TYPE_CHECKING:
-    from longtail.trainer.losses.method import Method
+    from longtail.trainer.losses.loss_term import LossTerm
 
 _UNKNOWN_RATE = 0.01
 """Default `unknown_rate` of query features."""
@@ -236,7 +236,7 @@ def take_rows(
 def epoch_batches(
     pairs: Pairs,
     features: QueryFeatures,
-    methods: Sequence[Method] = (),
+    terms: Sequence[LossTerm] = (),
     *,
     batch_size: int,
     seed: int,
@@ -249,7 +249,7 @@ def epoch_batches(
     """Yield numbered, shuffled batches of one epoch, from step `first` on; a last incomplete batch is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int [B] (rows of `pairs`), `_positive` int32 [B] (label
-    rows), `_weight` float32 [B], and the columns of the methods. With sequences, a batch holds all pairs of its
+    rows), `_weight` float32 [B], and the columns of the terms. With sequences, a batch holds all pairs of its
     queries, except for the first and the last query, and sequences are packed. The same arguments give the same
     batches.
 
@@ -269,13 +269,13 @@ def epoch_batches(
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
-        # A generator per step, and per method: a resumed run gets the same batches without the steps before.
+        # A generator per step, and per term: a resumed run gets the same batches without the steps before.
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
-        for method in methods:
-            batch |= method.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, method.stream]))
+        for term in terms:
+            batch |= term.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, term.stream]))
         yield step, batch
 
 

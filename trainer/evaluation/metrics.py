@@ -21,7 +21,7 @@ from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
 from longtail.bundle.sets import distinct
-from longtail.trainer.metric_registry import Lists, Metric, measured
+from longtail.trainer.metric_registry import Metric, RankedLists, measured
 
 _INTERVAL = (2.5, 97.5)
 _FEW = 4
@@ -295,7 +295,7 @@ def ratios_of(
                 np.bincount(wanted_here, minlength=positives.queries).astype(np.float64),
             )
             ratios[f"exposure@{k}/{name}"] = (here_Nk.sum(axis=1).astype(np.float64), entries_N)
-        lists = Lists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
+        lists = RankedLists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
         ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in own.items()}
     return ratios
 

@@ -20,14 +20,14 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.bundle import TABLES
 
 if TYPE_CHECKING:
-    from longtail.trainer.model.embedding import Table
+    from longtail.trainer.model.embedding import EmbeddingTable
     from longtail.trainer.model.towers import Towers
 
 LEAST_BYTES = 1 << 20
 """Smallest size of a table in a file of its own, bytes; smaller tables stay in the model."""
 
 
-def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
+def large_tables(towers: Towers) -> dict[str, tuple[str, EmbeddingTable]]:
     """Return the large tables by file name, each with the name of its vocabulary.
 
     A table is large from `LEAST_BYTES` on. Other tables of the same vocabulary are included, as they share its rows.

@@ -17,7 +17,7 @@ from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.export.onnx import check_parity, exported, onnx_models
-from longtail.trainer.model.embedding import Table, layers_of
+from longtail.trainer.model.embedding import EmbeddingTable, layers_of
 from longtail.trainer.model.towers import build_towers, in_float32
 
 _ROWS = 7
@@ -66,7 +66,7 @@ def try_own_layers(recipe: Recipe) -> None:
 
 def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
     """Refuse layers with untrained weights, losses or random draws in training."""
-    tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, Table) for weight in layer.weights}
+    tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, EmbeddingTable) for weight in layer.weights}
     if kept := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
         raise RecipeError(
             f"{where}: expected only trained weights, as checkpoints hold no others, received {', '.join(kept)}"

@@ -2,15 +2,15 @@
 
 `hits.py` masks candidates that are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest, and
 `families.py` computes the loss. `objective.py` combines these steps over logits, and `batch_loss.py` computes the
-logits from embeddings. `batch.py` holds what they read, and `method.py` defines optional parts of a
+logits from embeddings. `batch.py` holds what they read, and `term.py` defines optional parts of a
 loss.
 """
 
-from longtail.trainer.losses.batch import Candidates, Embedded, SampledLogits
+from longtail.trainer.losses.batch import BatchCandidates, Embedded, SampledLogits
 from longtail.trainer.losses.batch_loss import BatchLoss
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective, balance
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight, pair_weights
@@ -19,14 +19,14 @@ __all__ = [
     "LOSSES",
     "MASKED",
     "WEIGHTS",
+    "BatchCandidates",
     "BatchLoss",
-    "Candidates",
     "Embedded",
     "Family",
     "Hits",
     "LogProbabilities",
     "LogWeight",
-    "Method",
+    "LossTerm",
     "Mining",
     "Objective",
     "SampledLogits",

@@ -1,6 +1,6 @@
 """What a loss reads of one batch: embeddings, candidates, logits, and the rows before their loss is computed.
 
-Legend: `B` rows of a batch, `M` candidates per row, `S` labels that a method adds to a row, `C` embedded labels (B
+Legend: `B` rows of a batch, `M` candidates per row, `S` labels that a term adds to a row, `C` embedded labels (B
 positives, labels drawn, then all S of every row), `D` dimensions.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import keras
 
 _OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates")
-Weighted = tuple[Tensor, Tensor, Tensor]
+FamilyInputs = tuple[Tensor, Tensor, Tensor]
 """Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M]: the arguments of a family."""
 
 
@@ -24,7 +24,7 @@ class Embedded(NamedTuple):
     """Hold embeddings of a batch, float32, with respect to which the loss is differentiated.
 
     Attributes:
-        labels_CD: embeddings of the positives, of the drawn labels, then of labels that methods add.
+        labels_CD: embeddings of the positives, of the drawn labels, then of labels that terms add.
         bias_C: biases of these labels, in logits.
         scale: 1/T.
     """
@@ -43,7 +43,7 @@ class Embedded(NamedTuple):
         return self._replace(labels_CD=labels_CD, bias_C=bias_C)
 
 
-class Candidates(NamedTuple):
+class BatchCandidates(NamedTuple):
     """Hold a batch's candidates and their log-probabilities, which are constant in a step.
 
     Attributes:
@@ -51,9 +51,9 @@ class Candidates(NamedTuple):
         log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
         log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
-        of_candidates: tensors of methods about the candidates, by name, of the shape of `candidates`; `excluded` masks
-            labels that are never negatives.
-        rows: tensors of methods about the rows, by name, first axis B.
+        candidate_tensors: tensors of terms about the candidates, by name, of the shape of `candidates`; `excluded`
+            masks labels that are never negatives.
+        rows: tensors of terms about the rows, by name, first axis B.
         places_B: places of the rows in the batch, int32; None if all B rows are present.
     """
 
@@ -65,7 +65,7 @@ class Candidates(NamedTuple):
     log_q_candidates: Tensor
     weight_B: Tensor
     log_miss_B: Tensor | None = None
-    of_candidates: Tensors = {}  # noqa: RUF012 (never written)
+    candidate_tensors: Tensors = {}  # noqa: RUF012 (never written)
     rows: Tensors = {}  # noqa: RUF012
     places_B: Tensor | None = None
 
@@ -77,22 +77,22 @@ class Candidates(NamedTuple):
             if column is not None and (name.endswith("_B") or (name in _OF_CANDIDATES and len(column.shape) == 2))
         }
         own["places_B"] = ops.arange(self.positive_B.shape[0])
-        of_candidates = {name: column for name, column in self.of_candidates.items() if len(column.shape) == 2}
-        return {"own": own, "of_candidates": of_candidates, "rows": self.rows}
+        candidate_tensors = {name: column for name, column in self.candidate_tensors.items() if len(column.shape) == 2}
+        return {"own": own, "candidate_tensors": candidate_tensors, "rows": self.rows}
 
-    def at(self, part: dict[str, Tensors]) -> Candidates:
+    def at(self, part: dict[str, Tensors]) -> BatchCandidates:
         """Return the candidates with a part of `by_rows`, or with `of_all_rows`, in place of their own columns."""
-        of_candidates = self.of_candidates | part["of_candidates"]
-        return self._replace(**part["own"], rows=self.rows | part["rows"], of_candidates=of_candidates)
+        candidate_tensors = self.candidate_tensors | part["candidate_tensors"]
+        return self._replace(**part["own"], rows=self.rows | part["rows"], candidate_tensors=candidate_tensors)
 
     def of_all_rows(self) -> dict[str, Tensors]:
         """Return what all rows see, as `at` takes it."""
         every = {name: getattr(self, name) for name in _OF_CANDIDATES}
-        own, of_candidates = (
+        own, candidate_tensors = (
             {name: column for name, column in columns.items() if len(column.shape) == 1}
-            for columns in (every, self.of_candidates)
+            for columns in (every, self.candidate_tensors)
         )
-        return {"own": own, "of_candidates": of_candidates, "rows": {}}
+        return {"own": own, "candidate_tensors": candidate_tensors, "rows": {}}
 
 
 class SampledLogits(NamedTuple):
@@ -105,7 +105,7 @@ class SampledLogits(NamedTuple):
         log_q_positive_B, log_q_negative: log-probabilities that one draw is this label, of the same shapes.
         m_B: number of draws among a row's negatives, masked or not, float32; None if all M are draws.
         log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
-        rows: tensors of methods about the rows and their negatives, by name.
+        rows: tensors of terms about the rows and their negatives, by name.
     """
 
     positive_B: Tensor
@@ -125,7 +125,7 @@ class SampledLogits(NamedTuple):
         return self._replace(positive_B=positive_B, negative_BM=negative_BM)
 
 
-class Visit(NamedTuple):
+class StepInputs(NamedTuple):
     """Hold the rows of a step before their loss is computed.
 
     Attributes:

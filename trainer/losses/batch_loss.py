@@ -1,6 +1,6 @@
 """The logits of one batch and their mean loss, compiled as one function.
 
-Legend: `B` batch, `M` candidates per row, `S` labels that a method adds to a row, `C` embedded labels (B positives,
+Legend: `B` batch, `M` candidates per row, `S` labels that a term adds to a row, `C` embedded labels (B positives,
 labels drawn, then all S of every row), `D` dimensions.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
-from longtail.trainer.losses.batch import Candidates, Embedded, SampledLogits
-from longtail.trainer.losses.hits import Hits, hits_of, stands_for
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.batch import BatchCandidates, Embedded, SampledLogits
+from longtail.trainer.losses.hits import Hits, mask_hits, multiplicity
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.objective import Objective
 
 _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
@@ -40,10 +40,10 @@ class BatchLoss:
     hits: Hits = "mask"
     repels: float = 1.0
 
-    def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensors]:
-        """Compute the mean weighted loss, float32 scalar, nats, and the methods' tensors of the rows, by name."""
+    def __call__(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
+        """Compute the mean weighted loss, float32 scalar, nats, and the terms' tensors of the rows, by name."""
         rows, (shared, of_rows) = batch.positive_B.shape[0], self._parts(embedded, batch)
-        if any(method.joins_rows for method in self.objective.methods):
+        if any(term.joins_rows for term in self.objective.terms):
             losses_B, visited = self._of_rows(shared | of_rows, batch)
             return ops.mean(losses_B), visited
 
@@ -54,7 +54,7 @@ class BatchLoss:
         value, visited = backend.sum_of_blocks(losses, shared, of_rows, fixed, seen, blocks=_blocks(batch))
         return value / rows, visited
 
-    def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:
+    def _parts(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:
         """Split embeddings by name into parts shared by all rows, and parts per row."""
         rows, candidates = batch.positive_B.shape[0], batch.candidates
         labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
@@ -73,36 +73,36 @@ class BatchLoss:
         sampled = of_rows if len(candidates.shape) == 2 else shared
         sampled["labels"] = ops.reshape(labels, (*candidates.shape, dim))
         sampled["bias"] = ops.reshape(bias, candidates.shape)
-        for method in self._bringing:
-            shape = batch.rows[method.name].shape
+        for term in self._bringing:
+            shape = batch.rows[term.name].shape
             start, end = end, end + math.prod(shape)
-            of_rows[method.name] = ops.reshape(labels_CD[start:end], (*shape, dim))
-            of_rows[f"{method.name} bias"] = ops.reshape(bias_C[start:end], shape)
+            of_rows[term.name] = ops.reshape(labels_CD[start:end], (*shape, dim))
+            of_rows[f"{term.name} bias"] = ops.reshape(bias_C[start:end], shape)
         return shared, of_rows
 
     @property
-    def _bringing(self) -> list[Method]:
-        return [method for method in self.objective.methods if method.brings_labels]
+    def _bringing(self) -> list[LossTerm]:
+        return [term for term in self.objective.terms if term.adds_negatives]
 
-    def _of_rows(self, parts: Tensors, batch: Candidates) -> tuple[Tensor, Tensors]:
-        """Compute weighted losses of some rows, float32 [B], and the methods' tensors of these rows."""
+    def _of_rows(self, parts: Tensors, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
+        """Compute weighted losses of some rows, float32 [B], and the terms' tensors of these rows."""
         candidates, scaled_BD = batch.candidates, parts["queries"] * parts["scale"]
         positive_logits_B = self._product("bd,bd->b", scaled_BD, parts["positives"]) + parts["positive_bias"]
         equation = "bd,bmd->bm" if len(candidates.shape) == 2 else "bd,md->bm"
         logits_BM = self._product(equation, scaled_BD, parts["labels"]) + parts["bias"]
-        rows = batch.rows | batch.of_candidates
+        rows = batch.rows | batch.candidate_tensors
         masked_BM = self._hits(self.hits, batch)
         for name in ("known", "excluded"):
             if name in rows:
                 masked_BM = ops.logical_or(masked_BM, rows[name])
         draws = logits_BM.shape[1] - self.in_batch  # a row's own place in the batch is no draw
-        if any(method.weighs_draws for method in self.objective.methods):
+        if any(term.reads_multiplicity for term in self.objective.terms):
             # After its redraws, `popularity` may still have drawn the positive, which q/(1 − q_y) excludes.
             own_BM = self._hits("keep" if batch.log_miss_B is None else "mask", batch)
-            rows["stands"] = stands_for(batch.log_q_candidates, own_BM, m=draws, log_miss_B=batch.log_miss_B)
-        for method in self._bringing:
-            logits_BS = self._product("bd,bsd->bs", scaled_BD, parts[method.name]) + parts[f"{method.name} bias"]
-            rows[f"{method.name} logits"] = logits_BS
+            rows["multiplicity"] = multiplicity(batch.log_q_candidates, own_BM, m=draws, log_miss_B=batch.log_miss_B)
+        for term in self._bringing:
+            logits_BS = self._product("bd,bsd->bs", scaled_BD, parts[term.name]) + parts[f"{term.name} bias"]
+            rows[f"{term.name} logits"] = logits_BS
         logits = SampledLogits(
             positive_logits_B,
             logits_BM,
@@ -116,16 +116,16 @@ class BatchLoss:
             rows=rows,
         )
         visited: Tensors = {}
-        for method in self.objective.methods:
-            visited |= method.visited(logits, draws=draws)
+        for term in self.objective.terms:
+            visited |= term.row_state(logits, draws=draws)
         logits = logits._replace(rows=rows | visited)
         if "log_eta" not in rows:
             return batch.weight_B * self.objective(logits), visited
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=rows["log_eta"], rate=rows["eta_rate"])
         return batch.weight_B * losses_B, visited | {"log_eta": log_eta_B}
 
-    def _hits(self, hits: Hits, batch: Candidates) -> Tensor:
-        return hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, places_B=batch.places_B)
+    def _hits(self, hits: Hits, batch: BatchCandidates) -> Tensor:
+        return mask_hits(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, places_B=batch.places_B)
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Compute inner products in the compute precision, and return them as float32."""
@@ -135,7 +135,7 @@ class BatchLoss:
         return ops.cast(ops.einsum(equation, *sides), "float32")
 
 
-def _blocks(batch: Candidates) -> int:
+def _blocks(batch: BatchCandidates) -> int:
     """Return the number of blocks of rows, which bound the part of [B, M] in memory."""
     logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
     rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1]) * backend.devices()

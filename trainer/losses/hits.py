@@ -15,7 +15,7 @@ also masks other training positives of the row's query. `keep` counts every draw
 the batch, which is no draw."""
 
 
-def hits_of(
+def mask_hits(
     hits: Hits, candidates: Tensor, positive_B: Tensor, *, in_batch: bool, places_B: Tensor | None = None
 ) -> Tensor:  # fmt: skip
     """Mask accidental hits, bool [B, M].
@@ -33,7 +33,7 @@ def hits_of(
     return ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
 
 
-def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
+def multiplicity(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
     """Compute the number of labels that every draw represents, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
 
     Args:
@@ -43,7 +43,7 @@ def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor
 
     Example:
         >>> import numpy as np
-        >>> stands_for(np.log(np.float32([0.5, 0.25])), np.array([[False, False], [False, True]]), m=2).numpy()
+        >>> multiplicity(np.log(np.float32([0.5, 0.25])), np.array([[False, False], [False, True]]), m=2).numpy()
         array([[1., 2.],
                [1., 0.]], dtype=float32)
     """

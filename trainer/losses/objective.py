@@ -13,9 +13,9 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.losses.batch import SampledLogits, Weighted
+from longtail.trainer.losses.batch import FamilyInputs, SampledLogits
 from longtail.trainer.losses.families import LOSSES, next_log_eta
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
 
@@ -28,7 +28,7 @@ class Objective:
         regularizer: strength of the penalty `(f + log q)²` on the positive and, on average, on its negatives
             [BM20 eq. 6]. A shifted family, whose f is a log-probability without log q, has f². f excludes the offset.
         offset: a constant added to every logit, except for the penalty, ranking and export.
-        methods: optional parts of the loss, in the order of their changes.
+        terms: optional parts of the loss, in the order of their changes.
     """
 
     family: str = "softmax"
@@ -38,7 +38,7 @@ class Objective:
     mining: Mining | None = None
     regularizer: float = 0.0
     offset: float = 0.0
-    methods: tuple[Method, ...] = ()
+    terms: tuple[LossTerm, ...] = ()
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Compute the loss of every row, float32 [B], nats."""
@@ -57,13 +57,13 @@ class Objective:
         new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
         return self._loss(logits, weighted, log_eta_B=new_B), new_B
 
-    def _loss(self, logits: SampledLogits, weighted: Weighted, **eta: Tensor) -> Tensor:
+    def _loss(self, logits: SampledLogits, weighted: FamilyInputs, **eta: Tensor) -> Tensor:
         losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, **eta)
-        for method in self.methods:
-            losses_B = method.target(losses_B, logits)
+        for term in self.terms:
+            losses_B = term.target(losses_B, logits)
         return losses_B + self._penalty(logits)
 
-    def _weighted(self, logits: SampledLogits) -> Weighted:
+    def _weighted(self, logits: SampledLogits) -> FamilyInputs:
         """Return positives, negatives and log-weights as the family reads them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         nothing_B = ops.zeros_like(positive_B)
@@ -78,9 +78,9 @@ class Objective:
             m=log_m_B,
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
-        for method in self.methods:
-            weight = method.weight(weight, logits.rows)
-        # Masks come after methods have changed the weights, so that no method can weigh a hit again.
+        for term in self.terms:
+            weight = term.weight(weight, logits.rows)
+        # Masks come after terms have changed the weights, so that no term can weigh a hit again.
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if self.offset:
             positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
@@ -91,8 +91,8 @@ class Objective:
         if self.mining is not None:
             negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM, logits.rows.get("ranks"))
         weighted = positive_B, negative_BM, log_weight_BM
-        for method in self.methods:
-            weighted = method.negatives(weighted, logits.rows, offset=self.offset)
+        for term in self.terms:
+            weighted = term.negatives(weighted, logits.rows, offset=self.offset)
         return weighted
 
     def _penalty(self, logits: SampledLogits) -> Tensor | float:

@@ -27,7 +27,7 @@ InputKey = tuple[str, str]
 """Tower and name of an input: `("query", "history")`."""
 
 
-class Table(keras.layers.Layer):
+class EmbeddingTable(keras.layers.Layer):
     """Hold an embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
 
     A table above one gibibyte is initialised in blocks of rows, one seed per block, because an initializer of the whole
@@ -64,7 +64,7 @@ class Table(keras.layers.Layer):
 
 
 def read_distinct(
-    tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str], *,
+    tables: Mapping[str, EmbeddingTable], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str], *,
     shared: bool = False,
 ) -> tuple[dict[InputKey, Tensor], dict[str, Tensor]]:  # fmt: skip
     """Find the distinct ids that a batch reads from every table, once.
@@ -86,7 +86,7 @@ def read_distinct(
 
 
 @contextmanager
-def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
+def compact_rows(tables: Sequence[EmbeddingTable], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
     """Make tables look up rows [U, D] inside the block, where ids are positions 0..U−1.
 
     Args:

@@ -16,7 +16,7 @@ from longtail.trainer.config import FeatureConfig
 from longtail.trainer.config.towers import KindChoice, TowerChoice
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import TOWERS, FeatureSetup, Side, TowerSetup
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.pooling import Recency, Symmetric, WeightedBag
 from longtail.trainer.model.sequences import SequenceEncoder
 
@@ -57,10 +57,10 @@ class FeatureParts:
     """
 
     side: Side
-    tables: Mapping[str, Table]
+    tables: Mapping[str, EmbeddingTable]
     numbers: Mapping[str, tuple[float, float]]
     precision: str
-    pairs: Mapping[str, Table] = field(default_factory=dict)
+    pairs: Mapping[str, EmbeddingTable] = field(default_factory=dict)
     inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
 
     def of(self, feature: FeatureConfig) -> keras.KerasTensor:

@@ -1,6 +1,6 @@
 """The forward pass of a step: inputs of both towers, the distinct rows that they read, and the embeddings.
 
-Legend: `B` batch, `C` labels embedded in a step (B positives, labels drawn, then labels that methods add), `E` these,
+Legend: `B` batch, `C` labels embedded in a step (B positives, labels drawn, then labels that terms add), `E` these,
 then one neighbour per positive if `loss.neighbours` has the side label, `R` distinct labels in the histories of a step,
 `U` distinct rows of a table, `D` dimensions.
 """

@@ -9,7 +9,7 @@ import keras
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 
 
 class WeightedBag(keras.layers.Layer):
@@ -19,7 +19,7 @@ class WeightedBag(keras.layers.Layer):
     weight 0, and an empty bag gives the zero vector.
     """
 
-    def __init__(self, table: Table, combiner: str, *, name: str, damping: float = 0.0) -> None:
+    def __init__(self, table: EmbeddingTable, combiner: str, *, name: str, damping: float = 0.0) -> None:
         super().__init__(name=name, dtype="float32")
         self.table, self.combiner, self.damping = table, combiner, damping
         if combiner == "attention":

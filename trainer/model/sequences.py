@@ -22,7 +22,7 @@ import keras
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS
-from longtail.trainer.model.embedding import Dropout, Table, layers_of
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, layers_of
 
 
 class Packed(NamedTuple):
@@ -42,7 +42,9 @@ class Packed(NamedTuple):
 class SequenceEncoder(keras.layers.Layer):
     """Encode every history by the layers' output at its last entry, [B, D]."""
 
-    def __init__(self, table: Table, config: EncoderConfig, *, max_length: int, feature: str, precision: str) -> None:
+    def __init__(
+        self, table: EmbeddingTable, config: EncoderConfig, *, max_length: int, feature: str, precision: str
+    ) -> None:
         super().__init__(name=f"{feature}_encoder", dtype="float32")
         self.table, self.feature = table, feature
         drawn = keras.initializers.RandomNormal(stddev=0.02)

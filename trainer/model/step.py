@@ -3,7 +3,7 @@
 Any sampler × weight × family takes the same path: draw candidates, embed queries and labels, mask candidates that are
 not negatives, weigh the others, update the touched rows.
 
-Legend: `B` batch, `M` candidates, `C` labels embedded in a step (B positives, labels drawn, then labels that methods
+Legend: `B` batch, `M` candidates, `C` labels embedded in a step (B positives, labels drawn, then labels that terms
 add), `D` dimensions, `L` labels, `N` training pairs.
 """
 
@@ -24,10 +24,10 @@ from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.limits import check_negatives
-from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pair_weights
-from longtail.trainer.losses.batch import Visit
+from longtail.trainer.losses import BatchCandidates, BatchLoss, Embedded, balance, pair_weights
+from longtail.trainer.losses.batch import StepInputs
 from longtail.trainer.losses.families import LOSSES
-from longtail.trainer.losses.method import Method, check_columns
+from longtail.trainer.losses.loss_term import LossTerm, check_columns
 from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.losses.row_methods import Eta, SampledRanks
 from longtail.trainer.model.forward import Forward
@@ -46,7 +46,7 @@ class TrainStep:
         visits_L: float64 [L], expected visits to every label in an epoch, which give the frequencies in batches.
         weighted_L: float64 [L], visits times the weights of the pairs, which give π; None if every pair weighs 1.
         pairs_per_query: average number of pairs that share one set of negatives.
-        methods: optional parts of the loss with columns of their own, from `methods_of`.
+        terms: optional parts of the loss with columns of their own, from `build_loss_terms`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
-        methods: Sequence[Method],
+        terms: Sequence[LossTerm],
         pairs_per_query: float = 1.0,
         weighted_L: Float64 | None = None,
     ) -> None:
@@ -76,12 +76,12 @@ class TrainStep:
         never_L = (visits_L if weighted_L is None else weighted_L) == 0
         # Labels without pairs are never negatives if features describe them: they would only be pushed away.
         never = recipe.describes_labels and bool(never_L.any())
-        # `terms` is for samplers that draw in proportion to the loss terms. They need a margin weight, whose balance
-        # is Σ ρ of a row for every q and m; hence log q = None and m = 1 here.
+        # Samplers that draw in proportion to the terms of the loss need a margin weight, whose balance is Σ ρ of a row
+        # for every q and m; hence log q = None and m = 1 here.
         trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1, pairs_per_query=pairs_per_query))
-        terms = partial(log_terms, trained_by, log_pi_L.astype(np.float32), never_L=never_L if never else None)
+        log_terms_of = partial(log_terms, trained_by, log_pi_L.astype(np.float32), never_L=never_L if never else None)
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
-            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, terms),
+            SamplerSetup(log_pi_L, batch_size, recipe.model.dim, model.proposal, log_share_L, log_terms_of),
             **recipe.loss.sampler.arguments,
         )
         check_sampler(recipe.loss.sampler.name, self.sampler, objective, labels=labels)
@@ -98,14 +98,14 @@ class TrainStep:
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)  # a row's own positive is no negative
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m, pairs_per_query=pairs_per_query)
-        self.methods = list(methods)
+        self.terms = list(terms)
         if LOSSES[objective.family].stateful:
-            self.methods.append(Eta(pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch))
+            self.terms.append(Eta(pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch))
         if recipe.loss.mining is not None and recipe.loss.mining.draw is not None:
-            self.methods.append(SampledRanks(recipe.loss.mining.mining()))
+            self.terms.append(SampledRanks(recipe.loss.mining.mining()))
         self._batch_loss = backend.compile_loss(
             BatchLoss(
-                objective=replace(objective, offset=offset, methods=tuple(self.methods)),
+                objective=replace(objective, offset=offset, terms=tuple(self.terms)),
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
@@ -123,7 +123,7 @@ class TrainStep:
 
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair` int32 [B],
-                rows of the training pairs; and the columns of `methods`.
+                rows of the training pairs; and the columns of `terms`.
         """
         return self._compiled(batch)
 
@@ -136,7 +136,7 @@ class TrainStep:
             *self._model.dense_variables,
             *self.updates.variables,
             *self._frequencies.variables,
-            *(variable for method in self.methods for variable in method.variables),
+            *(variable for term in self.terms for variable in term.variables),
             *([*self.sampler.variables, *self._label_rows] if self.sampler.changes else []),
         ]
 
@@ -152,7 +152,7 @@ class TrainStep:
             *self._frequencies.constants,
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if self._never_L is None else [self._never_L]),
-            *(constant for method in self.methods for constant in method.constants),
+            *(constant for term in self.terms for constant in term.constants),
             *([] if learned else [self._model.log_temperature]),
             *([] if self.sampler.changes else [*self.sampler.variables, *self._label_rows]),
         ]
@@ -172,9 +172,9 @@ class TrainStep:
         """Take one step; `__call__` is this function, compiled."""
         parts, tower, made = self._recipe.training.accumulate, self._model.towers.query, []
         for part in parts_of(batch, parts):
-            check_columns(self.methods, part)
+            check_columns(self.terms, part)
             with ExitStack() as stack:
-                for context in (packed_histories(tower, part), *(m.context(tower, part) for m in self.methods)):
+                for context in (packed_histories(tower, part), *(m.context(tower, part) for m in self.terms)):
                     stack.enter_context(context)
                 made.append(self._gradients(part))
         mean = mean_gradients(self._model.tables, made)
@@ -191,8 +191,8 @@ class TrainStep:
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         self._frequencies.update(positive_B)
         recalled = None if self.sampler.recall is None else self.sampler.recall()
-        # Labels are embedded in this order: positives, draws, labels of methods; `BatchLoss` cuts them apart again.
-        brought = [method.brought(batch) for method in self.methods if method.brings_labels]
+        # Labels are embedded in this order: positives, draws, labels of terms; `BatchLoss` cuts them apart again.
+        brought = [term.extra_negatives(batch) for term in self.terms if term.adds_negatives]
         if drawn is not None and recalled is None:
             brought.insert(0, drawn)
         more = [ops.reshape(labels, (-1,)) for labels in brought]
@@ -206,22 +206,22 @@ class TrainStep:
             if recalled is not None:
                 embedded = embedded.with_recalled(*recalled, after=positive_B.shape[0])
             value, visited = self._batch_loss(embedded, candidates)
-            for method in self.methods:
-                for term in method.added(embedded, neighbours, candidates, batch):
-                    value = value + term
+            for term in self.terms:
+                for extra in term.extra_losses(embedded, neighbours, candidates, batch):
+                    value = value + extra
             return value, (visited, embedded)
 
         rows = [rows_UD for _, rows_UD in reading.distinct]
         dense = self._model.dense_variables
         (value, (visited, embedded)), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
-        for method in self.methods:
-            method.keep(batch, visited)
+        for term in self.terms:
+            term.update_state(batch, visited)
         if self.sampler.remember is not None:
             start = positive_B.shape[0]
             self.sampler.remember(positive_B, embedded.labels_CD[:start], embedded.bias_C[:start])
         return Gradients(value, reading.distinct, row_gradients, gradients)
 
-    def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
+    def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> BatchCandidates:
         """Collect the candidates of a batch, and the inputs of their weights."""
         positive_B = context.positive_B
         if drawn is None:
@@ -234,15 +234,15 @@ class TrainStep:
         weight_B = ops.convert_to_tensor(batch["_weight"])
         if self._pair_weight_L is not None:
             weight_B = weight_B * backend.gather(self._pair_weight_L, positive_B)
-        of_candidates = {} if self._never_L is None else {"excluded": backend.gather(self._never_L, candidates)}
+        candidate_tensors = {} if self._never_L is None else {"excluded": backend.gather(self._never_L, candidates)}
         rows: Tensors = {}
-        visit = Visit(
+        step = StepInputs(
             batch, positive_B, candidates, partial(self._excluded, batch), self._seed, self.updates.steps_done.value
         )
-        for method in self.methods:
-            of_candidates |= method.of_candidates(candidates)
-            rows |= method.of_rows(visit)
-        return Candidates(
+        for term in self.terms:
+            candidate_tensors |= term.candidate_tensors(candidates)
+            rows |= term.row_tensors(step)
+        return BatchCandidates(
             positive_B=positive_B,
             candidates=candidates,
             log_pi_positive_B=log_pi_positive_B,
@@ -251,13 +251,13 @@ class TrainStep:
             log_q_candidates=log_q(context, candidates, log_pi_candidates),
             weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
-            of_candidates=of_candidates,
+            candidate_tensors=candidate_tensors,
             rows=rows,
         )
 
     def _excluded(self, batch: Tensors, labels_BS: Tensor) -> Tensor | None:
         """Mask labels without a pair, and known positives of the row's query, bool [B, S]."""
-        found = [method.among(labels_BS, batch) for method in self.methods]
+        found = [term.exclude_mask(labels_BS, batch) for term in self.terms]
         never = [] if self._never_L is None else [backend.gather(self._never_L, labels_BS)]
         masks = [*never, *(mask for mask in found if mask is not None)]
         return reduce(ops.logical_or, masks) if masks else None

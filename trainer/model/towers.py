@@ -15,7 +15,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
-from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, layers_of
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, layers_of
 from longtail.trainer.model.features import FeatureParts, own_tower
 from longtail.trainer.model.objectives import ObjectiveMaps
 
@@ -36,10 +36,10 @@ class Towers:
 
     query: keras.Model
     label: keras.Model
-    tables: dict[str, Table]
+    tables: dict[str, EmbeddingTable]
     readers: dict[InputKey, str]
-    label_rows: dict[str, Table]
-    pairs: dict[InputKey, Table]
+    label_rows: dict[str, EmbeddingTable]
+    pairs: dict[InputKey, EmbeddingTable]
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
@@ -80,17 +80,19 @@ def build_towers(
             other tables.
         numbers: mean and standard deviation of standardised `number` features, by name.
     """
-    tables: dict[str, Table] = {}
-    label_rows: dict[str, Table] = {}
+    tables: dict[str, EmbeddingTable] = {}
+    label_rows: dict[str, EmbeddingTable] = {}
     readers: dict[InputKey, str] = {}
-    pairs: dict[InputKey, Table] = {}
+    pairs: dict[InputKey, EmbeddingTable] = {}
 
     def read(key: InputKey, name: str, feature: FeatureConfig) -> None:
         readers[key] = name
         if name not in tables:
             rows = vocabulary_rows.get(name, feature.table_rows or 0)
             seed = recipe.seed + len(tables)
-            tables[name] = Table(rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}")
+            tables[name] = EmbeddingTable(
+                rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}"
+            )
 
     for side, tower in (("query", recipe.query), ("label", recipe.label)):
         for feature in tower.features:
@@ -98,13 +100,15 @@ def build_towers(
             if not feature.has_table:
                 continue
             if feature.weights == "symmetric":
-                table = Table(vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}")
+                table = EmbeddingTable(vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}")
                 pairs[side, feature.name] = table
             if not feature.reads_label_tower:
                 read((side, feature.name), name, feature)
                 continue
             readers[side, feature.name] = name
-            label_rows[name] = Table(vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}")
+            label_rows[name] = EmbeddingTable(
+                vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}"
+            )
             if feature.entry_table is not None:
                 read(("entry", name), feature.entry_table, feature)
     keras.utils.set_random_seed(recipe.seed)  # dense layers draw initial weights from Keras' global generator
@@ -113,7 +117,7 @@ def build_towers(
 
 
 def _build(
-    side: Side, recipe: Recipe, tables: dict[str, Table], pairs: Mapping[InputKey, Table],
+    side: Side, recipe: Recipe, tables: dict[str, EmbeddingTable], pairs: Mapping[InputKey, EmbeddingTable],
     numbers: Mapping[str, tuple[float, float]],
 ) -> keras.Model:  # fmt: skip
     tower: TowerConfig = recipe.query if side == "query" else recipe.label

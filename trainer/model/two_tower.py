@@ -18,7 +18,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.audience import DrawnAudience
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.towers import build_towers, in_float32
 
 LABEL_BIAS = "label bias"
@@ -47,7 +47,7 @@ class TwoTower:
         self.towers = build_towers(recipe, encoding.vocabulary_rows, encoding.numbers)
         self.tables = dict(self.towers.tables)
         if recipe.model.label_bias:
-            self.tables[LABEL_BIAS] = Table(labels + 1, 1, scale=0.0, seed=0, name="label_bias")
+            self.tables[LABEL_BIAS] = EmbeddingTable(labels + 1, 1, scale=0.0, seed=0, name="label_bias")
         self.entry_ids = {
             name: untrained_variable(ids_L, f"entries_{name}") for name, ids_L in encoding.entry_ids.items()
         }

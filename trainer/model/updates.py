@@ -14,7 +14,7 @@ import keras
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import OptimizerConfig
-from longtail.trainer.model.embedding import Table
+from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
@@ -48,7 +48,7 @@ def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
     return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
 
 
-def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gradients:
+def mean_gradients(tables: Mapping[str, EmbeddingTable], made: Sequence[Gradients]) -> Gradients:
     """Average gradients over parts, over the distinct rows of all parts."""
     distinct, rows = [], []
     for at, table in enumerate(tables.values()):

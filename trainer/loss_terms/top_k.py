@@ -29,9 +29,9 @@ from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.limits import log_frequencies_of
-from longtail.trainer.losses.batch import SampledLogits, Visit
+from longtail.trainer.losses.batch import SampledLogits, StepInputs
 from longtail.trainer.losses.implied_noise import implied_noise, power_of_q, removes_all
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.loss_term import LossTerm
 
 _NO_BETA = -1e30
 """β of a positive whose bucket has no K; the positive then has weight 1."""
@@ -74,8 +74,8 @@ class TopK:
             beta_B = ops.where(ops.equal(queries.group_B, group), queries.state_BS[:, group], beta_B)
         return beta_B
 
-    def visited(
-        self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, stands_BM: Tensor, *, m: int
+    def row_state(
+        self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, multiplicity_BM: Tensor, *, m: int
     ) -> tuple[QueryStates, Tensor]:
         """Return β in this step and the states after the step, float32 [B, S], both without gradient.
 
@@ -87,20 +87,20 @@ class TopK:
 
         Args:
             positive_B, negative_BM: scores of positives and candidates, float32; accidental hits count as labels.
-            stands_BM: number of labels that each candidate represents, float32, of `stands_for`.
+            multiplicity_BM: number of labels that each candidate represents, float32, of `multiplicity`.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
         if self.never_the_positive:
-            stands_BM = ops.concatenate([stands_BM, ops.ones_like(positive_B[:, None])], axis=1)
+            multiplicity_BM = ops.concatenate([multiplicity_BM, ops.ones_like(positive_B[:, None])], axis=1)
             scores_BM = ops.concatenate([scores_BM, positive_B[:, None]], axis=1)
             group_BM = ops.concatenate([group_BM, queries.group_B[:, None]], axis=1)
-        mean_B, spread_B = _mean_and_spread(scores_BM, stands_BM)
+        mean_B, spread_B = _mean_and_spread(scores_BM, multiplicity_BM)
         before_B, visits_B = queries.state_BS[:, -2], queries.state_BS[:, -1]
         first_B = ops.equal(visits_B, 0.0)
         now, after = [], []
         for group, (k, labels) in enumerate(zip(self.k_G, self.labels_G, strict=True)):
-            of_group_BM = ops.where(ops.equal(group_BM, group), stands_BM, 0.0)
+            of_group_BM = ops.where(ops.equal(group_BM, group), multiplicity_BM, 0.0)
             start_B = mean_B + spread_B * NormalDist().inv_cdf(1 - (k - 0.5) / labels)
             beta_B = ops.where(first_B, start_B, queries.state_BS[:, group])
             above_B = ops.sum(ops.where(scores_BM > beta_B[:, None], of_group_BM, 0.0), axis=1)
@@ -128,20 +128,20 @@ def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor
     return ops.sigmoid((positive_B - beta_B) / temperature)
 
 
-def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of a row's scores, weighted by `stands_BM`; float32 [B] each."""
-    total_B1 = ops.maximum(ops.sum(stands_BM, axis=1, keepdims=True), 1e-30)
-    mean_B1 = ops.sum(stands_BM * scores_BM, axis=1, keepdims=True) / total_B1
-    variance_B1 = ops.sum(stands_BM * ops.square(scores_BM - mean_B1), axis=1, keepdims=True) / total_B1
+def _mean_and_spread(scores_BM: Tensor, multiplicity_BM: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of a row's scores, weighted by `multiplicity_BM`; float32 [B] each."""
+    total_B1 = ops.maximum(ops.sum(multiplicity_BM, axis=1, keepdims=True), 1e-30)
+    mean_B1 = ops.sum(multiplicity_BM * scores_BM, axis=1, keepdims=True) / total_B1
+    variance_B1 = ops.sum(multiplicity_BM * ops.square(scores_BM - mean_B1), axis=1, keepdims=True) / total_B1
     return mean_B1[:, 0], ops.sqrt(variance_B1)[:, 0]
 
 
-class HeldToTopK(Method):
+class WeighByTopK(LossTerm):
     """Weigh positives by the K-th highest scores of their queries, and keep β of every query."""
 
     name = "top_k"
     needs = ("_request",)
-    weighs_draws = True
+    reads_multiplicity = True
 
     def __init__(self, recipe: Recipe, config: TopKConfig, dataset: Dataset) -> None:
         self._request_keys = dataset.train.request_keys
@@ -177,28 +177,30 @@ class HeldToTopK(Method):
         """Build `_request`, int32 [B]: the request of every row (`Pairs.request_keys`)."""
         return {"_request": self._request_keys[rows_B].astype(np.int32)}
 
-    def of_rows(self, visit: Visit) -> Tensors:
+    def row_tensors(self, step: StepInputs) -> Tensors:
         """Return the states of the rows' queries, and the group and fixed noise of every positive."""
         return {
-            "top_k": backend.gather(self._states_AS, visit.batch["_request"]),
-            "top_k group": backend.gather(self._group_L, visit.positive_B),
-            "top_k noise": backend.gather(self._beside_L, visit.positive_B),
+            "top_k": backend.gather(self._states_AS, step.batch["_request"]),
+            "top_k group": backend.gather(self._group_L, step.positive_B),
+            "top_k noise": backend.gather(self._beside_L, step.positive_B),
         }
 
-    def of_candidates(self, candidates: Tensor) -> Tensors:
+    def candidate_tensors(self, candidates: Tensor) -> Tensors:
         """Return the groups of the candidates, and the part of their noise that does not come from q."""
         return {
             "top_k groups": backend.gather(self._group_L, candidates),
             "top_k noises": backend.gather(self._beside_L, candidates),
         }
 
-    def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:
+    def row_state(self, logits: SampledLogits, *, draws: int) -> Tensors:
         """Compute β as a logit of every positive, and the states of queries after this step."""
         rows = logits.rows
         before = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
         noise_B = rows["top_k noise"] + self._times_log_q * logits.log_q_positive_B
         negative_BM = logits.negative_BM + (rows["top_k noises"] + self._times_log_q * logits.log_q_negative)
-        at_B, states_BS = self.top_k.visited(before, logits.positive_B + noise_B, negative_BM, rows["stands"], m=draws)
+        at_B, states_BS = self.top_k.row_state(
+            before, logits.positive_B + noise_B, negative_BM, rows["multiplicity"], m=draws
+        )
         return {"beta": self.top_k.beta(at_B) - noise_B, "top_k visited": states_BS}
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
@@ -206,7 +208,7 @@ class HeldToTopK(Method):
         weight_B = truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
         return losses_B * (weight_B if self._published else ops.stop_gradient(weight_B))
 
-    def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
+    def update_state(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
         """Write the states; rows with the same request write their mean."""
         asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_request"]), self._states_AS.shape[0])
         sums_US = ops.segment_sum(visited["top_k visited"], places_B, num_segments=ops.shape(asked_U)[0])

@@ -17,15 +17,15 @@ from longtail.bundle.sets import distinct
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.batch import Visit
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.batch import StepInputs
+from longtail.trainer.losses.loss_term import LossTerm
 
 KNOWN_LIMIT = 1024
 """Largest number of known positives per query, a power of two. A longer list keeps its most frequent labels."""
 
 
 @dataclass(frozen=True)
-class KnownPositives(Method):
+class KnownPositives(LossTerm):
     """Hold the distinct training labels of every query: `labels[offsets[q]:offsets[q + 1]]`, ascending.
 
     Queries are `Pairs.owner_keys`, one per query and objective: a label that a query clicked is not a known positive
@@ -78,17 +78,17 @@ class KnownPositives(Method):
         more = (0, (1 << (len(rows_K) - 1).bit_length()) - len(rows_K))
         return np.pad(self.labels[at_K], more, mode="edge"), np.pad(rows_K, more, mode="edge")
 
-    def among(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Mask labels that are known positives of the rows' queries, bool [B, M]."""
         known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in self.needs)
-        return known_among(labels, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self.catalogue)
+        return mask_known_positives(labels, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self.catalogue)
 
-    def of_rows(self, visit: Visit) -> Tensors:
+    def row_tensors(self, step: StepInputs) -> Tensors:
         """Mask candidates that are known positives of the rows' queries."""
-        return {"known": self.among(visit.candidates, visit.batch)}
+        return {"known": self.exclude_mask(step.candidates, step.batch)}
 
 
-def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int, labels: int) -> Tensor:
+def mask_known_positives(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int, labels: int) -> Tensor:
     """Mask candidates that are known positives of a row, bool [B, M]; on the device.
 
     Shared candidates cost O(L + K + B·M) memory moves, candidates per row O(B·M·log KNOWN_LIMIT) reads.
@@ -101,7 +101,7 @@ def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: i
     Example:
         >>> import numpy as np
         >>> known, rows = np.int32([4, 7, 2]), np.int32([0, 0, 1])
-        >>> known_among(np.int32([7, 2, 7]), known, rows, batch=2, labels=9).numpy().astype(int)
+        >>> mask_known_positives(np.int32([7, 2, 7]), known, rows, batch=2, labels=9).numpy().astype(int)
         array([[1, 0, 1],
                [0, 1, 0]])
     """

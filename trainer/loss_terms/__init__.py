@@ -1,6 +1,6 @@
 """Optional parts of a loss that need columns of a batch, each an object in a file of its own.
 
-To add one, write a `Method` with its columns and its change of the loss, add its key to `LossConfig`, and list it here.
+To add one, write a `LossTerm`, add its key to `LossConfig`, and list it here.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.losses.method import Method
-from longtail.trainer.methods.brought import Impressions, Retrieved
-from longtail.trainer.methods.known import KnownPositives, known_among
-from longtail.trainer.methods.neighbours import Neighbours
-from longtail.trainer.methods.queries import ByObjective, NegativesPerQuery, OwnInAudience, PooledPositives
-from longtail.trainer.methods.top_k import HeldToTopK
+from longtail.trainer.loss_terms.extra_negatives import Impressions, Retrieved
+from longtail.trainer.loss_terms.known_positives import KnownPositives, mask_known_positives
+from longtail.trainer.loss_terms.neighbours import Neighbours
+from longtail.trainer.loss_terms.queries import ByObjective, NegativesPerQuery, OwnInAudience, PooledPositives
+from longtail.trainer.loss_terms.top_k import WeighByTopK
+from longtail.trainer.losses.loss_term import LossTerm
 
-__all__ = ["KnownPositives", "known_among", "methods_of"]
+__all__ = ["KnownPositives", "build_loss_terms", "mask_known_positives"]
 
 
-def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Method]:
-    """Create the methods of a job, in the order in which they change the loss."""
-    loss, train, made = recipe.loss, dataset.train, list[Method]()
+def build_loss_terms(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[LossTerm]:
+    """Create the terms of a job, in the order in which they change the loss."""
+    loss, train, made = recipe.loss, dataset.train, list[LossTerm]()
     if loss.resolved_hits == "mask_known":
         made.append(KnownPositives.of(train, len(dataset.label_ids)))
     if recipe.objectives:
@@ -30,7 +30,7 @@ def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Met
     if loss.negatives_per == "query":
         made.append(NegativesPerQuery(train))
     if loss.top_k is not None:
-        made.append(HeldToTopK(recipe, loss.top_k, dataset))
+        made.append(WeighByTopK(recipe, loss.top_k, dataset))
     if encoding.audience is not None:
         made.append(OwnInAudience(encoding.audience))
     if loss.impressions:

@@ -17,14 +17,14 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.batch import Visit, Weighted
+from longtail.trainer.losses.batch import FamilyInputs, StepInputs
 from longtail.trainer.losses.families import pooled
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.weights import LogWeight
 from longtail.trainer.model.objectives import by_objective
 
 
-class PooledPositives(Method):
+class PooledPositives(LossTerm):
     """Pool the positives of rows with the same request into one term, per part of a batch."""
 
     joins_rows = True
@@ -38,17 +38,17 @@ class PooledPositives(Method):
         parts = np.split(self._request_keys[rows_B], self._parts)
         return {"_group": np.concatenate([np.unique(part, return_inverse=True)[1] for part in parts]).astype(np.int32)}
 
-    def of_rows(self, visit: Visit) -> Tensors:
+    def row_tensors(self, step: StepInputs) -> Tensors:
         """Return the group of every row."""
-        return {"group": ops.convert_to_tensor(visit.batch["_group"])}
+        return {"group": ops.convert_to_tensor(step.batch["_group"])}
 
-    def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:  # noqa: ARG002
+    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
         """Replace positives by the pooled positive of their group."""
         positive_B, negative_BM, log_weight_BM = weighted
         return pooled(positive_B, rows["group"]), negative_BM, log_weight_BM
 
 
-class NegativesPerQuery(Method):
+class NegativesPerQuery(LossTerm):
     """Count a query's negatives once for all its n training pairs, 1/n per pair [METHODS §2.7]."""
 
     name = "negatives per query"
@@ -63,16 +63,16 @@ class NegativesPerQuery(Method):
         """Build `_pairs`, float32 [B]: the total weight n of the pairs of the row's query."""
         return {"_pairs": self._weight_N[rows_B]}
 
-    def of_rows(self, visit: Visit) -> Tensors:
+    def row_tensors(self, step: StepInputs) -> Tensors:
         """Return log n of every row."""
-        return {"log_pairs": ops.log(ops.convert_to_tensor(visit.batch["_pairs"]))}
+        return {"log_pairs": ops.log(ops.convert_to_tensor(step.batch["_pairs"]))}
 
     def weight(self, weight: LogWeight, rows: Tensors) -> LogWeight:
         """Divide the weights of negatives by n."""
         return weight._replace(row=weight.row - rows["log_pairs"])
 
 
-class ByObjective(Method):
+class ByObjective(LossTerm):
     """Map each row's query by the row's own objective [METHODS §2.4]."""
 
     name = "objectives"
@@ -90,7 +90,7 @@ class ByObjective(Method):
         return by_objective(tower, batch["_objective"])
 
 
-class OwnInAudience(Method):
+class OwnInAudience(LossTerm):
     """Exclude a row's own query from the audience of the row's positive."""
 
     name = "audiences"

@@ -1,9 +1,22 @@
-"""The interface of an optional part of a loss: its columns of a batch, constants of a step, change of the loss.
+"""The interface of an optional part of a loss, and the order in which training calls its hooks.
 
-A part that needs columns of its own is a `Method` in the list of `methods_of`; the rest of the trainer uses only this
-interface.
+    epoch      begin_epoch
+    batch      columns            on the host, one step ahead
+    step       context            around all that follows
+               extra_negatives    labels to embed beside positives and draws
+               candidate_tensors  constants of the candidates
+               row_tensors        constants of the rows; may read `exclude_mask` of all terms
+      loss     row_state          from logits, without gradient; later hooks find it in `rows`
+               weight             log-weights of sampled negatives
+               negatives          arguments of the family
+                 (family)
+               target             losses of the rows
+               extra_losses       terms of the mean loss
+      update   update_state       writes `row_state` to variables
 
-Legend: `B` rows of a batch, `M` candidates, `S` labels that a method adds to a row, `L` labels.
+`build_loss_terms` lists the terms of a job. Each hook is called for all terms in this order before the next hook.
+
+Legend: `B` rows of a batch, `M` candidates, `S` labels that a term adds to a row, `L` labels.
 """
 
 from __future__ import annotations
@@ -13,7 +26,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from longtail.trainer.backend.tensors import Tensor, Tensors
-from longtail.trainer.losses.batch import Candidates, Embedded, SampledLogits, Visit, Weighted
+from longtail.trainer.losses.batch import BatchCandidates, Embedded, FamilyInputs, SampledLogits, StepInputs
 
 if TYPE_CHECKING:
     import keras
@@ -24,16 +37,16 @@ if TYPE_CHECKING:
     from longtail.trainer.losses.weights import LogWeight
 
 
-class Method:
+class LossTerm:
     """Define an optional part of a loss. The default of every hook changes nothing.
 
     Attributes:
         name: name in errors.
         needs: columns that a batch must have.
         stream: number of the random stream of `columns`.
-        brings_labels: the method adds labels to rows, by `brought`. They are embedded and scored; hooks find their
-            logits under `NAME logits`.
-        weighs_draws: hooks read `stands`, the number of labels that every candidate represents, float32 [B, M].
+        adds_negatives: the term has `extra_negatives`. They are embedded and scored; hooks find their logits under
+            `NAME logits`.
+        reads_multiplicity: hooks read `multiplicity`, the number of labels that a candidate represents, float32 [B, M].
         joins_rows: rows depend on each other, so the loss of a batch is not computed in blocks.
         variables, constants: variables that steps change, and variables that steps only read.
     """
@@ -41,8 +54,8 @@ class Method:
     name: str = ""
     needs: tuple[str, ...] = ()
     stream: ClassVar[int] = 1
-    brings_labels: ClassVar[bool] = False
-    weighs_draws: ClassVar[bool] = False
+    adds_negatives: ClassVar[bool] = False
+    reads_multiplicity: ClassVar[bool] = False
     joins_rows: ClassVar[bool] = False
     variables: Sequence[keras.Variable] = ()
     constants: Sequence[keras.Variable] = ()
@@ -69,23 +82,23 @@ class Method:
         """Change the query tower inside the block."""
         return nullcontext()
 
-    def brought(self, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
-        """Return the labels that the method adds to rows, int32 [B, S]."""
-        raise TypeError(f"{type(self).__name__} sets `brings_labels` without a `brought`: define it")
+    def extra_negatives(self, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Return the labels that the term adds to rows, int32 [B, S]."""
+        raise TypeError(f"{type(self).__name__} sets `adds_negatives` without a `brought`: define it")
 
-    def among(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
+    def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
         """Mask labels [M] or [B, M] that must not be negatives of a row, bool [B, M]; None if all may be."""
         return None
 
-    def of_rows(self, visit: Visit) -> Tensors:  # noqa: ARG002
+    def row_tensors(self, step: StepInputs) -> Tensors:  # noqa: ARG002
         """Compute constants of the rows, first axis B."""
         return {}
 
-    def of_candidates(self, candidates: Tensor) -> Tensors:  # noqa: ARG002
+    def candidate_tensors(self, candidates: Tensor) -> Tensors:  # noqa: ARG002
         """Compute constants of the candidates, of their shape, [M] or [B, M]."""
         return {}
 
-    def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:  # noqa: ARG002
+    def row_state(self, logits: SampledLogits, *, draws: int) -> Tensors:  # noqa: ARG002
         """Compute tensors of some rows for later hooks and `keep`, first axis B, without gradient.
 
         `draws` is the number of draws of a row.
@@ -96,7 +109,7 @@ class Method:
         """Change the weights of the sampled negatives."""
         return weight
 
-    def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:  # noqa: ARG002
+    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
         """Change the arguments of the family; all logits include `offset`."""
         return weighted
 
@@ -104,22 +117,22 @@ class Method:
         """Change the losses of the rows, float32 [B]."""
         return losses_B
 
-    def added(
+    def extra_losses(
         self,
         embedded: Embedded,  # noqa: ARG002
         neighbours: Mapping[str, Tensor],  # noqa: ARG002
-        candidates: Candidates,  # noqa: ARG002
+        candidates: BatchCandidates,  # noqa: ARG002
         batch: Mapping[str, Tensor],  # noqa: ARG002
     ) -> list[Tensor]:
         """Compute further terms of the mean loss, float32 scalars; `neighbours` are embeddings [B, D] by side."""
         return []
 
-    def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
+    def update_state(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
         """Write the tensors that `visited` has computed in a step."""
 
 
-def check_columns(methods: Sequence[Method], batch: Mapping[str, Tensor]) -> None:
-    """Refuse a batch that lacks the columns of a method."""
-    for method in methods:
-        if missing := [name for name in method.needs if name not in batch]:
-            raise ValueError(f"a step with {method.name}: expected {' and '.join(missing)} in its batch, received none")
+def check_columns(terms: Sequence[LossTerm], batch: Mapping[str, Tensor]) -> None:
+    """Refuse a batch that lacks the columns of a term."""
+    for term in terms:
+        if missing := [name for name in term.needs if name not in batch]:
+            raise ValueError(f"a step with {term.name}: expected {' and '.join(missing)} in its batch, received none")

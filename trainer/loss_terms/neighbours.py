@@ -17,8 +17,8 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.losses import Candidates, Embedded
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses import BatchCandidates, Embedded
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.weights import MASKED
 from longtail.trainer.model.forward import OF_NEIGHBOUR
 
@@ -55,7 +55,7 @@ class NeighbourLoss:
         return self.weight * ops.mean(ops.where(near_BK[:, 0] >= 0, losses_B, 0.0))
 
 
-class Neighbours(Method):
+class Neighbours(LossTerm):
     """Pull a row's query and label towards one of their neighbours each.
 
     `nearest` has the neighbours by side (`query`, `label`), nearest first, int32 [R, K]; −1 after the last.
@@ -95,8 +95,12 @@ class Neighbours(Method):
             columns |= {OF_NEIGHBOUR + name: column for name, column in inputs.items()}
         return columns
 
-    def added(
-        self, embedded: Embedded, neighbours: Mapping[str, Tensor], candidates: Candidates, batch: Mapping[str, Tensor]
+    def extra_losses(
+        self,
+        embedded: Embedded,
+        neighbours: Mapping[str, Tensor],
+        candidates: BatchCandidates,
+        batch: Mapping[str, Tensor],
     ) -> list[Tensor]:
         """Compute the term of each side."""
         positive_B, terms = candidates.positive_B, []

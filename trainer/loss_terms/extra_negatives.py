@@ -29,35 +29,35 @@ from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import EmbedQueries, rank
-from longtail.trainer.losses.batch import Visit, Weighted
-from longtail.trainer.losses.hits import hits_of
-from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.batch import FamilyInputs, StepInputs
+from longtail.trainer.losses.hits import mask_hits
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.weights import MASKED
 
 
-class Brought(Method):
+class Brought(LossTerm):
     """Add negatives from a column, all with the same weight; empty places hold the row's positive."""
 
-    brings_labels = True
+    adds_negatives = True
 
     def __init__(self, name: str, weight: float) -> None:
         self.name, self.needs, self._weight = name, (f"_{name}",), weight
 
-    def brought(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def extra_negatives(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the negatives of every row, int32 [B, S]."""
         return ops.convert_to_tensor(batch[self.needs[0]])
 
-    def of_rows(self, visit: Visit) -> Tensors:
+    def row_tensors(self, step: StepInputs) -> Tensors:
         """Return the negatives of every row, and mask labels that must not be negatives."""
-        labels_BS = self.brought(visit.batch)
+        labels_BS = self.extra_negatives(step.batch)
         # This also masks the places that hold the row's positive because the list was short.
-        masked_BS = hits_of("mask", labels_BS, visit.positive_B, in_batch=False)
-        excluded_BS = visit.excluded(labels_BS)
+        masked_BS = mask_hits("mask", labels_BS, step.positive_B, in_batch=False)
+        excluded_BS = step.excluded(labels_BS)
         if excluded_BS is not None:
             masked_BS = ops.logical_or(masked_BS, excluded_BS)
         return {self.name: labels_BS, f"{self.name} masked": masked_BS}
 
-    def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:
+    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:
         """Append the negatives to the sampled ones."""
         positive_B, negative_BM, log_weight_BM = weighted
         logits_BS = ops.cast(rows[f"{self.name} logits"], "float32") + offset
