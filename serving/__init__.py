@@ -4,7 +4,7 @@
 framework; `monitoring` counts answers; `dashboard` is the operator's page. Imports go one way: process → http → core →
 monitoring, and http → dashboard.
 
-The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (requests, schemas),
+The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (bridge, schemas),
 core.service queues it (queue), core.retriever resolves it (resolved), embeds it, ranks labels (ranking or tree_ranking
 over overlay and index) and adds their columns (catalogue), and monitoring.live_figures counts the answer.
 

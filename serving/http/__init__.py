@@ -1,5 +1,5 @@
 """The service over HTTP.
 
-In the order a request meets them: middleware, auth, routes, requests, schemas, and responses on the way out. app
-puts them together; openapi documents them; tracing is optional.
+In the order a request meets them: middleware, auth, bridge, routes and schemas, and responses of errors. app puts them
+together; openapi documents them; tracing is optional.
 """

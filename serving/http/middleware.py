@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
 from longtail.serving.http.auth import Keys
-from longtail.serving.http.requests import RequestRoute
+from longtail.serving.http.bridge import ServiceRoute
 from longtail.serving.http.responses import error_response, serving_error
 from longtail.serving.http.tracing import Tracing
 from longtail.serving.logs import current
@@ -137,8 +137,8 @@ class RequestMiddleware:
             await failed(scope, receive, send_with_headers)
         finally:
             status, seconds = status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started
-            found = scope.get("route")
-            route = found.path if isinstance(found, RequestRoute) else unrouted
+            matched = scope.get("route")
+            route = matched.path if isinstance(matched, ServiceRoute) else unrouted
             self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
             if self._tracing is not None:
                 self._tracing.record(method, route, status, seconds, headers, id_)

@@ -1,4 +1,4 @@
-"""Create the OpenAPI document of the routes, with the bodies that they parse themselves, and the page /docs."""
+"""Create the OpenAPI document of the routes, and the page /docs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from typing import Any
 
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from longtail import __version__
-from longtail.serving.http.requests import REFERENCE
 from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.routes import routes
-from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest, PatchesRequest, PatchRequest
-from longtail.serving.http.schemas.monitoring import FeedbackRequest
-from longtail.serving.http.schemas.retrieval import EmbedRequest, QueriesRequest, RetrieveRequest, SimilarRequest
 
 _TITLE = "Longtail"
 _DESCRIPTION = (
@@ -34,37 +29,27 @@ _DESCRIPTION = (
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""
-_BODIES = (RetrieveRequest, SimilarRequest, QueriesRequest, EmbedRequest, LabelsRequest, PatchRequest, PatchesRequest,
-           LabelIdsRequest, FeedbackRequest)  # fmt: skip
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 @cache
 def openapi_document() -> dict[str, Any]:
-    """Create the OpenAPI document of the routes with the schemas of their bodies."""
-    schema = get_openapi(title=_TITLE, version=__version__, description=_DESCRIPTION, routes=routes)
-    _, bodies = models_json_schema([(body, "validation") for body in _BODIES], ref_template=REFERENCE)
-    schemas = schema["components"]["schemas"]
-    schemas.update(bodies["$defs"])
-    # FastAPI documents its own 422 for every route with a parameter, but no route here returns it.
-    theirs = {"$ref": REFERENCE.format(model="HTTPValidationError")}
+    """Create the OpenAPI document of the routes."""
+    schema = get_openapi(
+        title=_TITLE, version=__version__, description=_DESCRIPTION, routes=routes, separate_input_output_schemas=False
+    )
     for operation in (operation for path in schema["paths"].values() for operation in path.values()):
-        # The name of a function says less than the first line of its docstring.
-        first, _, rest = operation.pop("description").partition("\n")
-        operation["summary"] = first.removesuffix(".")
-        if rest := rest.strip():
-            operation["description"] = rest
         responses = operation["responses"]
         for status, answer in list(responses.items()):
             answer["description"] = _PHRASES.get(status, answer["description"])
             content = answer.get("content", {})
-            if content.get("application/json", {}).get("schema") == theirs:
+            if "HTTPValidationError" in str(content):  # FastAPI's own, for routes with a parameter
                 del responses[status]
             elif int(status) >= HTTPStatus.BAD_REQUEST and content:
                 answer["content"] = {PROBLEM: content["application/json"]}
     for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
+        schema["components"]["schemas"].pop(name, None)
     schema["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -1,10 +1,9 @@
-"""Turn answers and errors into HTTP responses; the only mapping of errors to statuses."""
+"""Map errors to HTTP responses."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from math import ceil
-from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -12,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.service import Service
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -57,18 +55,6 @@ _LONGEST_WAIT = 3600
 """Largest Retry-After, in seconds."""
 PROBLEM = "application/problem+json"
 """Media type of errors [RFC 9457]."""
-
-
-def service_of(request: Request) -> Service:
-    """Get the service of the application that a request came to."""
-    service: Service = request.app.state.service
-    return service
-
-
-def json_response(request: Request, answer: dict[str, Any]) -> Response:
-    """Create the response of an answer, and add the request's id to it."""
-    content = {**answer, "request_id": request.scope["state"]["request_id"]}
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
 def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:

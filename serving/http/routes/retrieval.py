@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 
-from longtail.serving.core.service import Search
+from longtail.serving.core.service import Search, Service
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.requests import RequestRoute, errors, json_body, read_body
-from longtail.serving.http.responses import json_response, service_of
+from longtail.serving.http.bridge import BODY_ERRORS, ServiceRoute, errors
 from longtail.serving.http.schemas.retrieval import (
     EmbedAnswer,
     EmbedRequest,
@@ -25,8 +23,7 @@ from longtail.serving.http.schemas.retrieval import (
     SimilarRequest,
 )
 
-router = APIRouter(tags=["retrieval"], route_class=RequestRoute)
-_ERRORS = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
+router = APIRouter(tags=["retrieval"], route_class=ServiceRoute, responses=errors(*BODY_ERRORS, 404))
 _FLOAT32_BYTES = 4
 Result = TypeVar("Result")
 _WATCHED_FROM_SECONDS = 0.05
@@ -63,66 +60,51 @@ async def _while_connected(request: Request, search: Awaitable[Result]) -> Resul
             watcher.cancel()
 
 
-@router.post(
-    "/v1/retrieve",
-    openapi_extra=json_body(RetrieveRequest, {"queries": [{"features": {"user_id": "42"}, "k": 10}]}),
-    responses={200: {"model": RetrieveAnswer}, **_ERRORS},
-)
-async def retrieve(request: Request) -> Response:
+@router.post("/v1/retrieve", response_model=RetrieveAnswer)
+async def retrieve(request: Request, body: RetrieveRequest) -> dict[str, Any]:
     """Find the best labels for each query."""
-    service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
+    service: Service = request.app.state.service
+    state = request.scope["state"]
     state["preview"] = body.preview
     search = service.retrieve(
         body.queries, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids,
         unit=body.unit, arm=body.arm,
     )  # fmt: skip
     results, release = await _while_connected(request, search)
-    return json_response(request, {"results": results, "release": release})
+    return {"results": results, "release": release}
 
 
-@router.post(
-    "/v1/similar",
-    openapi_extra=json_body(SimilarRequest, {"id": "50", "k": 10}),
-    responses={200: {"model": SimilarAnswer}, **_ERRORS},
-)
-async def similar(request: Request) -> Response:
+@router.post("/v1/similar", response_model=SimilarAnswer)
+async def similar(request: Request, body: SimilarRequest) -> dict[str, Any]:
     """Find the labels nearest to each given label."""
-    service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
+    service: Service = request.app.state.service
+    state = request.scope["state"]
     state["preview"], options = body.preview, [body] * len(body.labels)
     retriever = service.retriever(body.release)
     search = service.search(Search(retriever, options, None, state["name"], body.preview, body.answer_ids))
-    results = await _while_connected(request, search)
-    return json_response(request, {"results": results, "release": retriever.name})
+    return {"results": await _while_connected(request, search), "release": retriever.name}
 
 
-@router.post(
-    "/v1/queries",
-    openapi_extra=json_body(QueriesRequest, {"id": "50", "k": 100, "filter": {"country": "AT"}}),
-    responses={200: {"model": QueriesAnswer}, **_ERRORS},
-)
-async def queries(request: Request) -> Response:
+@router.post("/v1/queries", response_model=QueriesAnswer)
+async def queries(request: Request, body: QueriesRequest) -> dict[str, Any]:
     """Find the known queries that are likeliest to choose each given label.
 
     The request waits in the queue of searches. No figures of answers include it.
     """
-    service, body = service_of(request), await read_body(request, QueriesRequest)
+    service: Service = request.app.state.service
     retriever = service.retriever(body.release)
     search = Search(retriever, [body] * max(1, len(body.labels)), name=request.scope["state"]["name"], preview=True)
     results = await _while_connected(request, service.search(search))
-    return json_response(request, {"results": results, "release": retriever.name})
+    return {"results": results, "release": retriever.name}
 
 
-@router.post(
-    "/v1/embed",
-    openapi_extra=json_body(EmbedRequest, {"queries": [{"features": {"user_id": "42"}}]}),
-    responses={200: {"model": EmbedAnswer}, **_ERRORS},
-)
-async def embed(request: Request) -> Response:
+@router.post("/v1/embed", response_model=EmbedAnswer)
+async def embed(request: Request, body: EmbedRequest) -> dict[str, Any]:
     """Compute the vectors of queries (u, by the query tower) or of labels (v).
 
     The request waits in the queue of searches, where a vector counts as a query. No figures of answers include it.
     """
-    service, body = service_of(request), await read_body(request, EmbedRequest)
+    service: Service = request.app.state.service
     retriever, limit = service.retriever(body.release), service.settings.max_embed_bytes
     manifest = retriever.manifest
     if body.count * manifest.dim * _FLOAT32_BYTES > limit:
@@ -133,4 +115,4 @@ async def embed(request: Request) -> Response:
         )
     vectors = await _while_connected(request, service.search(Search(retriever, embed=body, preview=True)))
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
-    return json_response(request, {"vectors": vectors, **described, "release": retriever.name})
+    return {"vectors": vectors, **described, "release": retriever.name}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import LabelPatch, LabelPatchById, NewLabel
 from longtail.serving.core.listing import LabelState
 from longtail.serving.core.queries import MAX_IDS, BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.requests import LONGEST_ID, Body, at_most
+from longtail.serving.http.bridge import LONGEST_ID, Body, at_most
 from longtail.serving.settings import MOST_QUERIES, Settings
 
 
 class LabelsRequest(Body):
     """Body of POST /v1/labels."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"labels": [{"id": "50", "features": {"title": "Alpha"}}]}]}
+    )
 
     labels: list[NewLabel] = Field(min_length=1, max_length=MOST_QUERIES)
 
@@ -32,9 +36,13 @@ class LabelsRequest(Body):
 class PatchRequest(LabelPatch, Body):
     """Body of PATCH /v1/labels/{id}."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"display": {"price": 9.5, "in_stock": False}}]})
+
 
 class PatchesRequest(Body):
     """Body of PATCH /v1/labels."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"labels": [{"id": "50", "display": {"price": 9.5}}]}]})
 
     labels: list[LabelPatchById] = Field(min_length=1, max_length=MOST_QUERIES)
 
@@ -45,6 +53,8 @@ class PatchesRequest(Body):
 
 class LabelIdsRequest(Body):
     """Body of POST /v1/labels/delete and POST /v1/labels/restore."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["50"]}]})
 
     ids: list[LabelId] = Field(
         min_length=1, max_length=MAX_IDS, description="All of them change, in one write to disk, or none."

@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from longtail.serving.core.feedback import Event
-from longtail.serving.core.queries import BucketName
-from longtail.serving.http.requests import Body, at_most, check_lengths, check_recorded
+from longtail.serving.core.queries import BucketName, features_json
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.bridge import Body, at_most, check_lengths
 from longtail.serving.monitoring.records import IdKind, Restriction, Source
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import MOST_QUERIES, Settings
@@ -18,14 +19,24 @@ from longtail.serving.settings import MOST_QUERIES, Settings
 class FeedbackRequest(Body):
     """Body of POST /v1/feedback."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"events": [{"features": {"user_id": "42"}, "labels": ["50"]}]}]}
+    )
+
     events: list[Event] = Field(min_length=1, max_length=MOST_QUERIES)
 
     def check_limits(self, settings: Settings) -> None:
         """Check the number of events, and features that are recorded."""
         at_most(len(self.events), settings.max_queries, "events", "events")
         check_lengths([event.features for event in self.events], "events.{}.features")
-        for index, event in enumerate(self.events):
-            check_recorded(event.features, settings, f"events.{index}.features")
+        for index, event in enumerate(self.events if settings.record_features else ()):
+            length = 0 if event.features is None else len(features_json(event.features))
+            if length > settings.max_features_bytes:
+                raise InvalidRequestError(
+                    f"expected features of at most {settings.max_features_bytes} bytes as JSON, as they are recorded "
+                    f"(LONGTAIL_RECORD_FEATURES), received {length}",
+                    field=f"events.{index}.features",
+                )
 
 
 class FeedbackAnswer(BaseModel):

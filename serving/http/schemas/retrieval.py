@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import (
@@ -20,7 +20,7 @@ from longtail.serving.core.queries import (
     ToEmbed,
 )
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.requests import Body, at_most, check_lengths
+from longtail.serving.http.bridge import Body, at_most, check_lengths
 from longtail.serving.settings import MOST_QUERIES, Settings
 
 _RELEASE = Field(
@@ -35,6 +35,8 @@ _ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`,
 
 class RetrieveRequest(Body):
     """Body of POST /v1/retrieve."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"features": {"user_id": "42"}, "k": 10}]}]})
 
     queries: list[Query] = Field(min_length=1, max_length=MOST_QUERIES)
     release: str | None = _RELEASE
@@ -74,6 +76,8 @@ class RetrieveRequest(Body):
 class SimilarRequest(SimilarQuery, Body):
     """Body of POST /v1/similar: one label's id, or several in `ids`."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 10}]})
+
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
     answer_ids: bool = _ANSWER_IDS
@@ -86,6 +90,8 @@ class SimilarRequest(SimilarQuery, Body):
 
 class QueriesRequest(QueriesFor, Body):
     """Body of POST /v1/queries: a label's id, several in `ids`, or the features of a new label."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 100, "filter": {"country": "AT"}}]})
 
     release: str | None = _RELEASE
 
@@ -127,6 +133,8 @@ def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Sett
 
 class EmbedRequest(ToEmbed, Body):
     """Body of POST /v1/embed: queries, or labels by their ids."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"features": {"user_id": "42"}}]}]})
 
     release: str | None = _RELEASE
 

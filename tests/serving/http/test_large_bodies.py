@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.serving import create_app
-from longtail.serving.http.requests import Body
+from longtail.serving.http.bridge import Body
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import EmbedRequest, QueriesRequest, RetrieveRequest, SimilarRequest

@@ -1,4 +1,9 @@
-"""Read requests: declare bodies and errors of routes, read bodies within limits, and parse query strings."""
+"""Connect FastAPI's routes with the service: read bodies within limits, and encode answers.
+
+FastAPI documents the routes from the types of their functions. Its own handler takes 44 µs of CPU for a request, and
+this one 12 µs, so the routes replace it by `get_route_handler`, FastAPI's hook for that. FastAPI's would also read a
+body of any size before it checks the first byte.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, JsonValue, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.bundle.validation import did_you_mean, keys_at
-from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, Query, RequestModel, features_json
+from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, Query, RequestModel
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -25,13 +29,13 @@ from longtail.serving.errors import (
     MalformedBodyError,
     SlowBodyError,
 )
-from longtail.serving.http.responses import service_of
 from longtail.serving.http.schemas.operations import ErrorAnswer
 from longtail.serving.settings import Settings
 
 LONGEST_ID = 512
 """Most characters of a label id that the release does not know."""
-REFERENCE = "#/components/schemas/{model}"
+BODY_ERRORS = (400, 401, 408, 413, 415, 422, 429, 503)
+"""Statuses of errors that every route with a body may answer."""
 _LONGEST_NAME = 100
 _MOST_VALUES = 1 << 17
 """Most values and keys of a body: 512 in each of 256 queries."""
@@ -49,52 +53,61 @@ class Body(RequestModel):
 
 
 BodyT = TypeVar("BodyT", bound=Body)
-Model = TypeVar("Model", bound=BaseModel)
+Parameters = TypeVar("Parameters", bound=BaseModel)
 
 
-class RequestRoute(APIRoute):
-    """A route whose endpoint takes the Request and returns the Response: FastAPI only documents it."""
+class ServiceRoute(APIRoute):
+    """A route of FastAPI whose function takes the Request, and a body, a path's `id` or a model of the query string.
 
-    def __init__(self, path: str, endpoint: Callable[[Request], Coroutine[Any, Any, Response]], **options: Any) -> None:
+    The function returns a Response, or the fields of a JSON answer, which gets the request's id. Dependencies of the
+    route are called with the Request before its body is read.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         # A label's id may contain line breaks, where Starlette's `path` would end and name another label.
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+        summary, _, description = self.description.partition("\n")
+        self.summary, self.description = summary.removesuffix("."), description.strip()
 
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await endpoint(Request(scope, receive))
-            await response(scope, receive, send)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Create the function that answers a request."""
+        endpoint: Callable[..., Coroutine[Any, Any, Any]] = self.endpoint
+        checks = [dependency.dependency for dependency in self.dependencies if dependency.dependency is not None]
+        body, query = self.body_field, next(iter(self.dependant.query_params), None)
+        body_model: Any = body and body.field_info.annotation
+        query_model: Any = query and query.field_info.annotation
 
-        self.app = app
+        async def answer(request: Request) -> Response:
+            for check in checks:
+                check(request)
+            arguments = dict(request.path_params)
+            if body is not None:
+                arguments[body.name] = await _read_body(request, body_model)
+            elif query is not None:
+                arguments[query.name] = _read_parameters(request, query_model)
+            result = await endpoint(request, **arguments)
+            if isinstance(result, Response):
+                return result
+            content = {**result, "request_id": request.scope["state"]["request_id"]}
+            return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
-
-def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Create the part of a route's OpenAPI entry that describes a JSON body."""
-    schema = {"$ref": REFERENCE.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
-
-
-def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
-    """Create the part of a route's OpenAPI entry that describes its query string."""
-    parameters = [
-        {"name": name, "in": "query", "required": False, "description": schema.pop("description", ""), "schema": schema}
-        for name, schema in model.model_json_schema()["properties"].items()
-    ]
-    return {"parameters": parameters}
+        return answer
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Create the part of a route's OpenAPI entry that describes its errors."""
-    return {status: {"model": ErrorAnswer} for status in statuses}
+    return {status: {"model": ErrorAnswer} for status in sorted(statuses)}
 
 
-async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+async def _read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Read the request's JSON body as `model`, within the service's limits.
 
     Raises:
         ContentTypeError, BodyTooLargeError, SlowBodyError, MalformedBodyError: the body cannot be read.
         InvalidRequestError: `model` or its limits refuse the body; the error names the first wrong field.
     """
-    settings, headers = service_of(request).settings, request.headers
+    settings, headers = request.app.state.service.settings, request.headers
     content_type = headers.get("content-type", "none")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
@@ -133,14 +146,14 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     return parsed
 
 
-def read_parameters(request: Request, model: type[Model]) -> Model:
+def _read_parameters(request: Request, model: type[Parameters]) -> Parameters:
     """Read the request's query string as `model`; raises InvalidRequestError."""
-    given = request.query_params.multi_items()
-    ((name, count),) = Counter(name for name, _ in given).most_common(1) or [("", 0)]
+    parameters = request.query_params.multi_items()
+    ((name, count),) = Counter(name for name, _ in parameters).most_common(1) or [("", 0)]
     if count > 1:
         raise InvalidRequestError(f"expected every parameter once, received one {count} times", field=name[:100])
     try:
-        return model.model_validate_json(orjson.dumps(dict(given)))
+        return model.model_validate_json(orjson.dumps(dict(parameters)))
     except ValidationError as error:
         raise _refusal(error, model) from None
 
@@ -163,34 +176,23 @@ def check_lengths(features_B: Iterable[Mapping[str, JsonValue] | None], field: s
                 at_most(len(value), MAX_IDS, "entries", f"{field.format(position)}.{name[:_LONGEST_NAME]}")
 
 
-def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, field: str) -> None:
-    """Raise InvalidRequestError if features to be recorded on disk are too long."""
-    length = 0 if features is None or not settings.record_features else len(features_json(features))
-    if length > settings.max_features_bytes:
-        raise InvalidRequestError(
-            f"expected features of at most {settings.max_features_bytes} bytes as JSON, as they are recorded "
-            f"(LONGTAIL_RECORD_FEATURES), received {length}",
-            field=field,
-        )
-
-
 def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
     """Translate the first of pydantic's errors into a message with expected and received."""
     if (count := error.error_count()) > _MOST_ERRORS:
         return InvalidRequestError(f"expected an object of known keys, received one of {count} that are not")
     first = error.errors(include_url=False)[0]
-    kind, context, said = first["type"], first.get("ctx", {}), str(first["msg"])
+    kind, context, reason = first["type"], first.get("ctx", {}), str(first["msg"])
     if kind == "json_invalid":
         return MalformedBodyError(f"expected a JSON object in UTF-8, received a body that is not: {context['error']}")
     path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
     if kind == "missing":
         message = f"expected a value for {path[-1]}, received none; /docs has examples"
     elif kind == "extra_forbidden":
-        known = keys_at(first["loc"], model)
-        hint = did_you_mean(path[-1], known, ELSEWHERE) or did_you_mean(path[-1].lower(), known)
-        if not hint and "features" in known and path[-1].lower() not in Query.model_fields:
+        keys = keys_at(first["loc"], model)
+        hint = did_you_mean(path[-1], keys, ELSEWHERE) or did_you_mean(path[-1].lower(), keys)
+        if not hint and "features" in keys and path[-1].lower() not in Query.model_fields:
             hint = f': features go into "features", did you mean {{"features": {{{describe(path[-1])}: …}}}}?'
-        message = f"expected one of the keys {known}, received {describe(path[-1])}{hint}"
+        message = f"expected one of the keys {keys}, received {describe(path[-1])}{hint}"
     elif kind == "too_short":
         kind_name = "an object" if isinstance(first["input"], dict) else "a list"
         message = f"expected {kind_name} of at least {context['min_length']}, received an empty one"
@@ -200,9 +202,9 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         value = first["input"]
         example = f", such as [{describe(value)}]" if isinstance(value, str | int | float) else ""
         message = f"expected a list{example}, received {describe(value)}"
-    elif said.startswith("expected "):  # a message of our own validators, which is complete
-        message = said
+    elif reason.startswith("expected "):  # a message of our own validators, which is complete
+        message = reason
     else:
-        expected = said.removeprefix("Input should be ").removeprefix("String should have ")
+        expected = reason.removeprefix("Input should be ").removeprefix("String should have ")
         message = f"expected {expected}, received {describe(first['input'])}"
     return InvalidRequestError(message, field=".".join(path) or None)
