@@ -31,6 +31,7 @@ from longtail.state import LabelStore
 from longtail.tables.features import as_known
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail, served
+from tests.rounding import within_rounding
 
 USERS, ITEMS = 60, 30
 RECIPE = """
@@ -311,7 +312,7 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
             asked = {"queries": [{"k": 5, "features": given}]}
             expected = client.post("/v1/retrieve", json=asked).json()["results"][0]["labels"]
             assert found[user]["labels"] == [label["id"] for label in expected]
-            assert found[user]["scores"] == pytest.approx([label["score"] for label in expected], rel=1e-6)
+            assert found[user]["scores"] == within_rounding([label["score"] for label in expected])
     rows = pa.table(users | {"paid": users["rate"]}).to_pylist()
     for row in rows:
         row["premium"] = None if row["premium"] is None else str(row["premium"])
@@ -373,7 +374,7 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
         found = answers(out)
         assert found.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), place
         scores = [pc.list_flatten(each["scores"]).to_numpy() for each in (found, expected)]
-        np.testing.assert_allclose(*scores, rtol=1e-6)  # other batches round otherwise
+        np.testing.assert_allclose(*scores, rtol=1e-5, atol=2e-6)  # other batches round otherwise
         assert answers(out)["segment"].to_pylist() == [place // 20 for place in range(USERS)]
 
 
