@@ -23,8 +23,8 @@ import typer
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Bundle, Priors, Tower
 from longtail.index import IndexSpec
-from longtail.index.construct.priors import DerivedPriors
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.priors import DerivedPriors
+from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query
 

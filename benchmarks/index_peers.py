@@ -35,7 +35,7 @@ from benchmarks.index_recall import plain_index, synthetic_bundle
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import ExactRows, IndexSpec
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 from longtail.index.search.faiss_index import pad
 
 LAMBDAS, KS, BATCHES = (-0.5, 0.0, 0.5, 1.0, 1.5), (10, 100), (1, 32)

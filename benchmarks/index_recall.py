@@ -29,10 +29,10 @@ from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
-from longtail.index.construct.recall import Calibration
-from longtail.index.construct.training import bytes_per_label
-from longtail.index.construct.tuning import tune_index
-from longtail.index.manifests import Effort, Kind
+from longtail.index.building.training import bytes_per_label
+from longtail.index.building.tuning import tune_index
+from longtail.index.manifests import Kind, SearchParams
+from longtail.index.recall import Calibration
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
@@ -127,12 +127,12 @@ def print_recall_table(bundle: Bundle) -> None:
         index = plain_index(factory, rows)
         seconds = time.perf_counter() - started
         made = FaissIndex(kind, factory, index)
-        searcher = Searcher(bundle, made, Effort(probes=probes))
+        searcher = Searcher(bundle, made, SearchParams(nprobe=probes))
         _print_row(name, f"probes {probes}", bytes_per_label(made), seconds, calibration, searcher)
     for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
-        effort = built.chosen.effort
-        setting = f"probes {effort.probes}, refine {effort.refine}"
+        params = built.chosen.params
+        setting = f"probes {params.nprobe}, refine {params.k_factor}"
         searcher = built.searcher(bundle)
         _print_row(f"tuned {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
         if text == "ivf_flat":
@@ -189,11 +189,11 @@ def print_release_times(bundle: Bundle) -> None:
         print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
-        effort = release.manifest.effort
+        params = release.manifest.params
         head = "".join(f" {dial_words(*point[:2])} |" for point in calibration.dial_points)
         print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
         print("|---|---|---:|---:|" + "---:|" * (len(calibration.dial_points) + 2))
-        setting = f"probes {effort.probes}, refine {effort.refine}"
+        setting = f"probes {params.nprobe}, refine {params.k_factor}"
         size = release.manifest.bytes_per_label or 0
         _print_row(f"tuned {manifest.kind}", setting, size, built, calibration, release.searcher)
         for trial in release.manifest.kinds:

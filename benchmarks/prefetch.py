@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import IndexSpec
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 
 _K, _QUERIES, _TIMED = 20, 500, 200
 _LAMBDAS = (-0.5, 0.0, 0.5, 1.0, 1.5)

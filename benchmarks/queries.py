@@ -24,8 +24,8 @@ import typer
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.index import IndexSpec, QueryTable, Release, Releases, build
-from longtail.index.construct.queries import query_bundle
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.queries import query_bundle
+from longtail.index.building.tuning import tune_index
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor

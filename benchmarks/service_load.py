@@ -157,9 +157,9 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     inputs = [encoder.read([_query(rng, labels, k)["features"]]) for _ in range(_BODIES)]
     onnx = _seconds(lambda turn: encoder.embed(inputs[turn]))
     queries = [bundle.augmentation.queries(encoder.embed(each), 0.5) for each in inputs]
-    effort = faiss.SearchParametersIVF(nprobe=searcher.effort.probes)
+    params = faiss.SearchParametersIVF(nprobe=searcher.params.nprobe)
     index = searcher.index
-    params = effort if index.kind == "ivf_flat" else None
+    params = params if index.kind == "ivf_flat" else None
     search = _seconds(lambda turn: index.index.search(queries[turn], k, params=params))
     return onnx, search
 

@@ -8,9 +8,10 @@ Releases(releases).open(name).searcher.search(queries, k)  answers
 from __future__ import annotations
 
 from longtail.bundle.conditions import Condition
-from longtail.index.construct.priors import Limits, PriorTable
-from longtail.index.construct.queries import QueryTable
-from longtail.index.construct.spec import IndexSpec
+from longtail.index.building.build import build, refresh, refresh_priors
+from longtail.index.building.merge import MergeReport, merge_labels
+from longtail.index.building.priors import Limits, PriorTable
+from longtail.index.building.queries import QueryTable
 from longtail.index.errors import (
     DeviceError,
     EngineUnavailableError,
@@ -30,14 +31,13 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, Report
-from longtail.index.release.building import build, refresh, refresh_priors
-from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.release import Release
 from longtail.index.release.releases import Releases, publish
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection
-from longtail.index.search.milvus import MilvusServer
+from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.search.searcher import Searcher
+from longtail.index.spec import IndexSpec
 
 __all__ = [
     "BucketFloors",

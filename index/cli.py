@@ -19,18 +19,18 @@ from longtail.bundle.dates import span_seconds
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
-from longtail.index.construct.priors import Limits, PriorTable
-from longtail.index.construct.queries import QueryTable
-from longtail.index.construct.recall import Progress
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.vectors import VectorFiles
+from longtail.index.building import build as building
+from longtail.index.building.build import source_of
+from longtail.index.building.merge import merge_labels
+from longtail.index.building.priors import Limits, PriorTable
+from longtail.index.building.queries import QueryTable
+from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
-from longtail.index.release import building
+from longtail.index.recall import Progress
 from longtail.index.release.bucket_floors import BucketFloors
-from longtail.index.release.building import source_of
-from longtail.index.release.merge import merge_labels
 from longtail.index.release.releases import Releases
+from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
 from longtail.tables import as_place
 

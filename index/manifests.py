@@ -18,31 +18,35 @@ Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "milvus_flat", "mil
 Device = Literal["cpu", "gpu"]
 
 
-class Effort(Record):
-    """Search effort: the settings that trade speed for recall."""
+class SearchParams(Record):
+    """Settings that trade speed for recall, in FAISS's words."""
 
-    probes: int = Field(default=1, ge=1)
-    """Inverted lists that a query visits (nprobe); 1 for an index without lists."""
-    refine: int = Field(default=1, ge=1)
+    nprobe: int = Field(default=1, ge=1)
+    """Inverted lists that a query visits; 1 for an index without lists."""
+    k_factor: int = Field(default=1, ge=1)
     """Candidates fetched per result and rescored exactly, for kinds that compress rows. `ivf_sq` and `ivf_fastscan`
     fetch candidates for at least a hundred results."""
     head: bool = False
-    """Whether a query visits the lists of the head, the labels of largest reach, too."""
+    """Whether a query also visits the lists of the head, the labels that may score highest."""
 
     @property
     def words(self) -> str:
-        """Describe the effort, such as `4 probes, 2 candidates a result`."""
-        probes = "1 probe" if self.probes == 1 else f"{self.probes} probes"
+        """Describe the settings, such as `4 lists, 2 candidates a result`."""
+        lists = "1 list" if self.nprobe == 1 else f"{self.nprobe} lists"
         head = " and the head" if self.head else ""
-        return probes + head + (f", {self.refine} candidates a result" if self.refine > 1 else "")
+        return lists + head + (f", {self.k_factor} candidates a result" if self.k_factor > 1 else "")
 
-    def harder(self, other: Effort) -> Effort:
-        """Return the effort that finds at least what either effort finds."""
-        return Effort(
-            probes=max(self.probes, other.probes),
-            refine=max(self.refine, other.refine),
+    def maximum(self, other: SearchParams) -> SearchParams:
+        """Return settings that find at least what either of two finds."""
+        return SearchParams(
+            nprobe=max(self.nprobe, other.nprobe),
+            k_factor=max(self.k_factor, other.k_factor),
             head=self.head or other.head,
         )
+
+    def increase_nprobe(self, factor: int) -> SearchParams:
+        """Multiply the number of visited lists."""
+        return self.model_copy(update={"nprobe": factor * self.nprobe})
 
 
 class RecallAt(Record):
@@ -61,18 +65,18 @@ class RecallAt(Record):
         return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
 
 
-class EffortAt(RecallAt):
-    """The least sufficient effort at one λ, μ and weights of the priors for k results, and its recall."""
+class SearchParamsAt(RecallAt):
+    """Least sufficient search parameters at one λ, μ and weights of the priors for k results, and their recall."""
 
     k: int = Field(ge=1)
-    effort: Effort
+    params: SearchParams
 
 
 class Trial(Record):
     """Measurement of one kind of index at one setting: recall, speed and size."""
 
     kind: Kind
-    effort: Effort
+    params: SearchParams
     recall: list[RecallAt]
     queries_per_second: float | None
     """Speed. In `trials`: one batch of all calibration queries on every thread of the building machine. In `kinds`: per
@@ -86,8 +90,8 @@ class Trial(Record):
         return min(self.recall, key=lambda at: at.recall)
 
 
-class FilteredEffort(Record):
-    """Search effort where a filter leaves only a share of the labels eligible."""
+class FilteredParams(Record):
+    """Search settings where a filter leaves only a share of the labels eligible."""
 
     selectivity: float = Field(gt=0, le=1)
     """Share of the labels that are eligible."""
@@ -116,18 +120,18 @@ class FilteredRecall(Record):
 
 
 class FilteredSearch(Record):
-    """Measured recall of search under filters, and the efforts that it takes."""
+    """Measured recall of search under filters, and the settings it takes."""
 
     queries: int = Field(ge=1)
-    efforts: list[FilteredEffort]
+    params: list[FilteredParams]
     recall: list[FilteredRecall]
-    """Recall measured with `efforts`."""
+    """Recall measured with `params`."""
 
     def lowest(self) -> dict[float, float]:
         """Return the lowest recall at each selectivity, over all labels and every bucket."""
         return {
-            effort.selectivity: min(at.lowest for at in self.recall if at.selectivity == effort.selectivity)
-            for effort in self.efforts
+            params.selectivity: min(at.lowest for at in self.recall if at.selectivity == params.selectivity)
+            for params in self.params
         }
 
 
@@ -184,10 +188,10 @@ class ReleaseManifest(Record):
     """Number of inverted lists of the head, the last ones."""
     collection: CollectionRecord | None = None
     """The Milvus collection with the rows; None if FAISS holds them."""
-    effort: Effort
-    """Effort that suffices at every place on the dials."""
-    efforts: list[EffortAt] = Field(default=[])
-    """Least effort that suffices at each place and depth; empty for an exact index and for a Milvus collection."""
+    params: SearchParams
+    """Parameters that suffice at every setting of the dials."""
+    params_at: list[SearchParamsAt] = Field(default=[])
+    """Least sufficient parameters at each dial point and depth; empty for an exact index and a Milvus collection."""
     recall_k: int = Field(ge=1)
     recall_queries: int = Field(ge=1)
     recall_floor: float
@@ -196,7 +200,7 @@ class ReleaseManifest(Record):
     kinds: list[Trial] = Field(default=[])
     """The kinds that `auto` compared, at settings that suffice everywhere; empty where `auto` had no choice."""
     recall: list[RecallAt]
-    """Recall against exact search on the bundle's calibration queries, with the effort of each place."""
+    """Recall against exact search on the bundle's calibration queries, with the settings of each dial point."""
     trials: list[Trial]
     device: Device
     build_seconds: float

@@ -123,7 +123,7 @@ def from_vectors(
     Raises:
         LongtailIndexError, BundleError: a table is wrong; no files are left.
     """
-    from longtail.index.construct.vectors import VectorFiles
+    from longtail.index.building.vectors import VectorFiles
     from longtail.model import Model
 
     with as_places(labels=labels, queries=queries, pairs=pairs) as paths:

@@ -24,8 +24,8 @@ from longtail.bundle import BundleError
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.store import replace_file
 from longtail.index import LongtailIndexError
+from longtail.index.building import build as building
 from longtail.index.errors import NothingNewError
-from longtail.index.release import building
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError

@@ -16,7 +16,6 @@ from pathlib import Path
 from longtail.bundle import Bundle, BundleCorruptError, FileRecord
 from longtail.bundle.integrity import read_manifest, read_versioned_json, verify_files
 from longtail.bundle.store import replace_file, sha256_of
-from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     ReleaseCorruptError,
     ReleaseMismatchError,
@@ -28,10 +27,11 @@ from longtail.index.release.index_files import (
     read_index,
     read_priors,
 )
-from longtail.index.search.collection import Collection, CollectionSearcher
 from longtail.index.search.gpu import check_device
-from longtail.index.search.milvus import MilvusServer
+from longtail.index.search.milvus_searcher import Collection, MilvusSearcher
+from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.search.searcher import Searcher
+from longtail.index.spec import IndexSpec
 
 RELEASE_MANIFEST = "release.json"
 BUNDLE = "bundle"
@@ -52,7 +52,7 @@ class Release:
     name: str
     path: Path
     bundle: Bundle
-    searcher: Searcher | CollectionSearcher
+    searcher: Searcher | MilvusSearcher
     manifest: ReleaseManifest
     queries: Release | None = None
     """The index of known queries, whose rows are queries; None without one."""
@@ -140,15 +140,15 @@ def _open(
     if not mapped:
         bundle.validate()
     bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
-    searcher: Searcher | CollectionSearcher
+    searcher: Searcher | MilvusSearcher
     if manifest.collection is not None:
         collection = Collection(milvus(), manifest.collection)
         collection.open(manifest.labels, manifest.dim)
-        searcher = CollectionSearcher(bundle, collection, manifest.effort)
+        searcher = MilvusSearcher(bundle, collection, manifest.params)
     else:
         opened = read_index(path, manifest, bundle, device=device, mapped=mapped)
-        filtered = manifest.filtered.efforts if manifest.filtered else ()
-        searcher = Searcher(bundle, opened, manifest.effort, filtered, manifest.efforts)
+        filtered = manifest.filtered.params if manifest.filtered else ()
+        searcher = Searcher(bundle, opened, manifest.params, filtered, manifest.params_at)
     queries = (
         _open(path / QUERIES, "cpu", milvus, mapped=mapped, towers=True, verify=verify) if manifest.queries else None
     )

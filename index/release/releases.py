@@ -24,9 +24,9 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, Report
-from longtail.index.release.collections import HeldCollections
 from longtail.index.release.compatibility import refused_features, refused_priors, refused_queries
 from longtail.index.release.local import LocalReleases
+from longtail.index.release.milvus import HeldCollections
 from longtail.index.release.pointers import Pointers
 from longtail.index.release.release import (
     BUNDLE,
@@ -37,7 +37,7 @@ from longtail.index.release.release import (
     read_release_manifest,
 )
 from longtail.index.release.remote import RemoteReleases
-from longtail.index.search.milvus import MilvusServer
+from longtail.index.search.milvus_server import MilvusServer
 
 EXPERIMENTS_FILE = "experiments.toml"
 """File in the directory of the releases from which the service reads its experiments."""

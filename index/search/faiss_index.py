@@ -15,13 +15,13 @@ import faiss
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.index.manifests import Effort, Kind
+from longtail.index.manifests import Kind, SearchParams
 from longtail.index.search.candidates import NO_ROW, has_blank, top_k
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100
-"""Results per query at which recall is measured; deeper searches use more than the measured effort."""
+"""Results per query at which recall is measured; deeper searches use more than the measured params."""
 _PROBES_PER_DEPTH = 1.5
 """Exponent by which the visited lists grow with depth. The k best of a share of the labels lie among about the
 k / share best of all, and results further out spread over ever more lists: the second table of
@@ -112,7 +112,7 @@ class FaissIndex:
         return np.bincount(self.lists, minlength=self.index.nlist)
 
     def search(
-        self, queries_BE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0
+        self, queries_BE: Float32, k: int, params: SearchParams, eligible: Eligible, boost: float = 1.0
     ) -> tuple[Float32, Int64]:
         """Find the index's best candidates: scores float32 [B, C] and label rows int64 [B, C].
 
@@ -121,29 +121,29 @@ class FaissIndex:
         filtered = eligible.share < NEARLY_WHOLE
         fetch = k
         if self.lossy:
-            fetch = max(k, MEASURED_DEPTH) * (math.ceil(effort.refine * boost) if filtered else effort.refine)
+            fetch = max(k, MEASURED_DEPTH) * (math.ceil(params.k_factor * boost) if filtered else params.k_factor)
         fetch = min(fetch, self.labels)
-        # The few best of a selection take as much effort to find as its hundred best.
-        probes = probes_for(effort, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
+        # The few best of a selection take as much params to find as its hundred best.
+        nprobe = nprobe_for(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)
-        if self.gpu is not None and not effort.head and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
-            scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
+        if self.gpu is not None and not params.head and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
+            scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, nprobe, eligible)
         elif self.has_lists and filtered:
-            lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
+            lists_BP, products_BP = self.nearest_lists(queries_BE, k, params.nprobe, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
         elif eligible.whole or filtered:
-            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible, head=effort.head)
+            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, nprobe, eligible, head=params.head)
         else:
             more = min(fetch + _SPARE + fetch // _SPARE, self.labels)
-            scores_BC, rows_BC = self._search_cpu(queries_BE, more, probes, None, head=effort.head)
-            scores_BC, rows_BC = self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
+            scores_BC, rows_BC = self._search_cpu(queries_BE, more, nprobe, None, head=params.head)
+            scores_BC, rows_BC = self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, nprobe, eligible)
         if has_blank(rows_BC):  # FAISS writes what is missing last
             scores_BC[rows_BC < 0] = -np.inf
         return scores_BC, rows_BC
 
     def nearest_lists(
-        self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float
+        self, queries_BE: Float32, k: int, nprobe: int, eligible: Eligible, boost: float
     ) -> tuple[Int64, Float32]:
         """Choose the lists that each query visits under a filter, nearest first.
 
@@ -158,8 +158,8 @@ class FaissIndex:
         counts_BC = counts_C[order_BC]
         eligible_BC = np.cumsum(counts_BC, axis=1)
         labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
-        # Labels that an unfiltered search of `probes` lists sees.
-        seen_B = labels_BC[:, min(probes, self.list_count) - 1]
+        # Labels that an unfiltered search of `nprobe` lists sees.
+        seen_B = labels_BC[:, min(nprobe, self.list_count) - 1]
         share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         wanted_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
@@ -186,20 +186,20 @@ class FaissIndex:
         )  # fmt: skip
         return scores, rows
 
-    def _parameters(self, probes: int, eligible: Eligible | None) -> Any:
+    def _parameters(self, nprobe: int, eligible: Eligible | None) -> Any:
         if eligible is None or eligible.whole:
-            return _visiting(probes)
-        return eligible.parameters(faiss.SearchParametersIVF, nprobe=probes)
+            return _visiting(nprobe)
+        return eligible.parameters(faiss.SearchParametersIVF, nprobe=nprobe)
 
     def _search_cpu(
-        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None, *, head: bool = False
+        self, queries_BE: Float32, fetch: int, nprobe: int, eligible: Eligible | None, *, head: bool = False
     ) -> tuple[Float32, Int64]:
         """Search the CPU's index for eligible labels; None: for all."""
-        if head and probes + self.head_lists < self.list_count:
-            return self._search_with_head(queries_BE, fetch, probes, eligible)
-        probes += self.head_lists * head  # all lists
+        if head and nprobe + self.head_lists < self.list_count:
+            return self._search_with_head(queries_BE, fetch, nprobe, eligible)
+        nprobe += self.head_lists * head  # all lists
         if self.has_lists:
-            parameters = self._parameters(min(probes, self.list_count), eligible)
+            parameters = self._parameters(min(nprobe, self.list_count), eligible)
         else:
             parameters = None if eligible is None or eligible.whole else eligible.parameters(faiss.SearchParameters)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
@@ -211,15 +211,15 @@ class FaissIndex:
         return scores, rows
 
     def _search_with_head(
-        self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible | None
+        self, queries_BE: Float32, fetch: int, nprobe: int, eligible: Eligible | None
     ) -> tuple[Float32, Int64]:
         """Search the nearest lists and those of the head."""
         first = self.list_count - self.head_lists
-        lists_BP = np.empty((len(queries_BE), probes), np.int64)
+        lists_BP = np.empty((len(queries_BE), nprobe), np.int64)
         products_BP = np.empty(lists_BP.shape, np.float32)
         queries_BE = np.ascontiguousarray(queries_BE)
         self._quantizer.search_c(
-            len(queries_BE), faiss.swig_ptr(queries_BE), probes, faiss.swig_ptr(products_BP), faiss.swig_ptr(lists_BP),
+            len(queries_BE), faiss.swig_ptr(queries_BE), nprobe, faiss.swig_ptr(products_BP), faiss.swig_ptr(lists_BP),
             None,
         )  # fmt: skip
         lists_BP[lists_BP >= first] = -1  # else a label would be found twice
@@ -237,18 +237,18 @@ class FaissIndex:
         return self.centroids[self.list_count - self.head_lists :]
 
     def _search_gpu(
-        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible
+        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, nprobe: int, eligible: Eligible
     ) -> tuple[Float32, Int64]:
         """Fetch extra results from the GPU and drop ineligible ones; the CPU answers queries left short."""
         # GPU indexes ignore `IDSelector`, so the filter is applied afterwards.
         overfetch = self._overfetch(fetch, eligible)
-        scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, self.list_count, GPU_MAX_RESULTS))
+        scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(nprobe, self.list_count, GPU_MAX_RESULTS))
         if eligible.whole:
             return scores_BC, rows_BC
-        return self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, probes, eligible)
+        return self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, nprobe, eligible)
 
     def _without_ineligible(
-        self, queries_BE: Float32, scores_BC: Float32, rows_BC: Int64, fetch: int, probes: int, eligible: Eligible
+        self, queries_BE: Float32, scores_BC: Float32, rows_BC: Int64, fetch: int, nprobe: int, eligible: Eligible
     ) -> tuple[Float32, Int64]:
         """Drop ineligible candidates; queries left with fewer than `fetch` are searched once more by the CPU."""
         kept_BC = eligible.contains(rows_BC)
@@ -259,7 +259,7 @@ class FaissIndex:
         if short.size:
             scores_BC[short], rows_BC[short] = -np.inf, NO_ROW
             scores_BC[short, :fetch], rows_BC[short, :fetch] = self._search_cpu(
-                queries_BE[short], fetch, probes, eligible
+                queries_BE[short], fetch, nprobe, eligible
             )
         return top_k([scores_BC], [rows_BC], fetch)
 
@@ -271,16 +271,16 @@ class FaissIndex:
         return min(math.ceil(fetch / eligible.share) + min(ruled_out, _MARGIN), self.labels)
 
 
-def probes_for(effort: Effort, k: int, share: float) -> int:
+def nprobe_for(params: SearchParams, k: int, share: float) -> int:
     """Compute the number of lists to visit for k results where a share of labels is eligible."""
     depth = k / (MEASURED_DEPTH * share)
-    return effort.probes if depth <= 1 else math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
+    return params.nprobe if depth <= 1 else math.ceil(params.nprobe * depth**_PROBES_PER_DEPTH)
 
 
 @lru_cache(1_024)
-def _visiting(probes: int) -> Any:
+def _visiting(nprobe: int) -> Any:
     """Create FAISS's parameters of searches among all labels, which cost as much as scoring 500; threads share them."""
-    return faiss.SearchParametersIVF(nprobe=probes)
+    return faiss.SearchParametersIVF(nprobe=nprobe)
 
 
 def pad(rows_LE: Float32, width: int) -> Float32:

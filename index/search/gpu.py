@@ -52,11 +52,11 @@ class GpuIndex:
             ) from error
         self._has_lists = hasattr(index, "nprobe")
 
-    def search(self, queries_BE: Float32, fetch: int, probes: int) -> tuple[Float32, Int64]:
+    def search(self, queries_BE: Float32, fetch: int, nprobe: int) -> tuple[Float32, Int64]:
         """Get scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 where there are fewer."""
         with _searching:
             if self._has_lists:
-                self._index.nprobe = probes
+                self._index.nprobe = nprobe
             scores_BF, ids_BF = self._index.search(queries_BE, fetch)
         return scores_BF, ids_BF
 

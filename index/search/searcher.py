@@ -25,9 +25,9 @@ from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.sets import is_among
 from longtail.index.errors import QueryError
-from longtail.index.manifests import Effort, EffortAt, FilteredEffort
+from longtail.index.manifests import FilteredParams, SearchParams, SearchParamsAt
 from longtail.index.search.candidates import best_columns, has_blank, no_results, top_k
-from longtail.index.search.efforts import DialEfforts
+from longtail.index.search.dial_params import DialParams
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH, NEARLY_WHOLE, FaissIndex
@@ -39,7 +39,7 @@ in a hundred."""
 _EXCLUDE_BY_OVERFETCH_UP_TO = 256
 """Longest list of excluded labels that is handled by fetching extra results and dropping the excluded ones, in one
 search for many queries. For a longer list an `Eligible` of its own costs less than the extra results."""
-_HARDER = 8
+_MORE_LISTS = 8
 """Factor on the visited lists when a query's lists hold too few labels."""
 _SCORED_UP_TO = 1 << 17
 """Most labels of a flat index of which every one is scored by one product, twice to three times as fast as by FAISS."""
@@ -58,9 +58,9 @@ class Searcher:
     A batch of one runs on the calling thread, except for threads of NumPy's BLAS; larger batches use OpenMP's threads.
 
     Args:
-        effort: effort for an approximate index that suffices at every setting of the dials.
-        filtered: extra effort where only a share of the labels is eligible.
-        efforts: lesser efforts that suffice at single places on the dials.
+        params: parameters that suffice at every setting of the dials.
+        filtered: further settings where only a share of the labels is eligible.
+        params_at: cheaper parameters that suffice at single dial points.
 
     Example:
         An opened release has a searcher; every query may have its own λ and filter.
@@ -85,15 +85,15 @@ class Searcher:
         self,
         bundle: Bundle,
         index: FaissIndex,
-        effort: Effort,
-        filtered: Sequence[FilteredEffort] = (),
-        efforts: Sequence[EffortAt] = (),
+        params: SearchParams,
+        filtered: Sequence[FilteredParams] = (),
+        params_at: Sequence[SearchParamsAt] = (),
     ) -> None:
         self._prepare(bundle)
         self.index = index
-        self.effort = effort
-        self.efforts = DialEfforts(bundle, effort, efforts)
-        self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
+        self.params = params
+        self.dial_params = DialParams(bundle, params, params_at)
+        self.filtered = sorted(filtered, key=lambda params: params.selectivity)
         self._scores_all = index.kind == "flat" and index.gpu is None and self.labels <= _SCORED_UP_TO
 
     def _prepare(self, bundle: Bundle) -> None:
@@ -107,10 +107,10 @@ class Searcher:
         self._latest_of: _Sets = WeakKeyDictionary()
         """The same sets without hidden labels, each by the last searcher of one index that made it."""
 
-    def at(self, effort: Effort) -> Self:
-        """Create a searcher over the same index with one effort for all unfiltered queries."""
+    def with_params(self, params: SearchParams) -> Self:
+        """Create a searcher over the same index with the same parameters for all unfiltered queries."""
         searcher = copy.copy(self)
-        searcher.efforts = self.efforts.all_at(effort)
+        searcher.dial_params = self.dial_params.fix(params)
         return searcher
 
     def without(self, rows_R: Int64) -> Self:
@@ -238,7 +238,7 @@ class Searcher:
             and len(filter_.allow) <= self.labels * _SCORE_EXACTLY_SHARE
         )
 
-    def found(self, queries_BE: Float32, k: int) -> Found:
+    def search_index(self, queries_BE: Float32, k: int) -> Found:
         """Search the index without filling up queries left short, to measure the index alone."""
         return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
 
@@ -276,29 +276,29 @@ class Searcher:
         return scores_bK, rows_bK
 
     def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
-        """Find the best k eligible labels, descending, with the measured effort; −inf and −1 beyond."""
+        """Find the best k eligible labels, descending, with the measured parameters; −inf and −1 beyond."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
         depth, boost = k, 1.0
         if eligible.share < NEARLY_WHOLE:
             # The selectivities were measured at a few shares: take the neighbours above and below this one.
-            above = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
+            above = bisect_left(self.filtered, eligible.share, key=lambda params: params.selectivity)
             measured = self.filtered[max(0, above - 1) : above + 1]
-            exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
+            exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(params.exact for params in measured)
             if exactly and self.index.kind != "flat":
                 return self._exact.top(queries_bE, eligible.rows, k)
-            depth, boost = max(k, MEASURED_DEPTH), max((effort.boost for effort in measured), default=1.0)
-        groups = self.efforts.groups(queries_bE, depth)
+            depth, boost = max(k, MEASURED_DEPTH), max((params.boost for params in measured), default=1.0)
+        groups = self.dial_params.group(queries_bE, depth)
         if len(groups) == 1:
             return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
         scores_bK, rows_bK = no_results(len(queries_bE), k)
-        for effort, queries in groups:
-            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible, boost)
+        for params, queries in groups:
+            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, params, eligible, boost)
         return scores_bK, rows_bK
 
-    def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float) -> Found:
+    def _candidates(self, queries_bE: Float32, k: int, params: SearchParams, eligible: Eligible, boost: float) -> Found:
         """Find the best k of the index with exact scores; −inf and −1 beyond."""
-        scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
+        scores_bC, rows_bC = self.index.search(queries_bE, k, params, eligible, boost)
         if self.index.lossy:
             scores_bC = self._exact.rescore(queries_bE, rows_bC)
         elif rows_bC.shape[1] == k and self.index.gpu is None:
@@ -308,10 +308,10 @@ class Searcher:
     def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
         """Answer a query whose lists hold fewer than k labels: visit more lists, finally score every label."""
         if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
-            effort = self.effort
-            while effort.probes < self.index.list_count:
-                effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine, head=effort.head)
-                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
+            params = self.params
+            while params.nprobe < self.index.list_count:
+                params = params.increase_nprobe(_MORE_LISTS)
+                scores_1K, rows_1K = self._candidates(query_1E, k, params, eligible, 1.0)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
                     return scores_1K, rows_1K
         return self._exact.top(query_1E, eligible.rows, k)

@@ -23,7 +23,7 @@ _ROUNDING = 1e-6
 def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
     """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
 
-    The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.construct.queries`.
+    The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.building.queries`.
     Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
     """
     index, bundle = retriever.queries, retriever.bundle

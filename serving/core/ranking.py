@@ -142,7 +142,7 @@ class HidingSearcher(LabelSearcher, Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """A searcher that depends on an external server; `index.CollectionSearcher` depends on Milvus."""
+    """A searcher that depends on an external server; `index.MilvusSearcher` depends on Milvus."""
 
     @property
     def problem(self) -> str | None:

@@ -22,9 +22,9 @@ import pytest
 from longtail.bundle import Vocabulary
 from longtail.bundle.manifest import LogColumns
 from longtail.index import Releases, build
-from longtail.index.construct.pairs import read_pairs
-from longtail.index.construct.priors import Limits, PriorTable
-from longtail.index.construct.vectors import VectorFiles
+from longtail.index.building.pairs import read_pairs
+from longtail.index.building.priors import Limits, PriorTable
+from longtail.index.building.vectors import VectorFiles
 from longtail.serving.batch import TableOptions, answers_to
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query

@@ -23,8 +23,8 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.index import LongtailIndexError, Releases, build
+from longtail.index.building.build import refresh as refresh_release
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
-from longtail.index.release.building import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving import refresh as module
 from longtail.serving.events.schema import event_json

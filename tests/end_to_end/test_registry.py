@@ -18,8 +18,8 @@ from longtail.bundle import Bundle, BundleCorruptError
 from longtail.bundle.errors import StorageError
 from longtail.bundle.registry import RegisteredVersion, download_version, upload_version
 from longtail.index import Releases, build
+from longtail.index.building.build import refresh_priors
 from longtail.index.cli import main as index_main
-from longtail.index.release.building import refresh_priors
 from longtail.trainer import fit
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.trackers import trackers

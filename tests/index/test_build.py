@@ -10,11 +10,11 @@ import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
 from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, SpecError, build
-from longtail.index.construct import settings
-from longtail.index.construct.recall import Calibration
-from longtail.index.construct.training import train_index
-from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.manifests import Effort
+from longtail.index.building import tuning
+from longtail.index.building.training import train_index
+from longtail.index.building.tuning import TunedIndex, tune_index
+from longtail.index.manifests import SearchParams
+from longtail.index.recall import Calibration
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
@@ -32,7 +32,7 @@ def tuned(bundle: Bundle) -> TunedIndex:
 def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(tuned: TunedIndex) -> None:
     assert tuned.index is not None
     of_head = tuned.index.head_lists * 100 * tuned.index.list_count / tuned.index.labels
-    costs = [trial.effort.probes + of_head * trial.effort.head for trial in tuned.trials]
+    costs = [trial.params.nprobe + of_head * trial.params.head for trial in tuned.trials]
     assert costs == sorted(costs)
     assert costs[0] == 2
     assert tuned.chosen == tuned.trials[-1]
@@ -69,7 +69,7 @@ def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
     calibration = Calibration(bundle, bundle.rows())
     rows = bundle.rows()
     index = FaissIndex("flat", "Flat", train_index("Flat", rows.shape[1], rows, "cpu"))
-    recall, _ = calibration.measure(Searcher(bundle, index, Effort()).without(np.arange(1, 6000, 2)))
+    recall, _ = calibration.measure(Searcher(bundle, index, SearchParams()).without(np.arange(1, 6000, 2)))
     exact = [bundle.rows() @ query for query in calibration.queries_QE]
     expected = np.mean([(np.argsort(-scores)[:100] % 2 == 0).mean() for scores in exact])
     assert np.mean([at.recall for at in recall]) == pytest.approx(expected, abs=1e-3)
@@ -109,7 +109,7 @@ def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_CLOSER", [1])
+    monkeypatch.setattr(tuning, "_FINER_NPROBE", [1])
     make_bundle(labels=6000, dim=16, queries=20).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:
         build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("ivf_flat", recall_floor=0.999))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Searcher
-from longtail.index.construct import settings, spec, tuning
-from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.manifests import Effort, RecallAt, Trial
+from longtail.index import IndexSpec, Searcher, spec
+from longtail.index.building import tuning
+from longtail.index.building.tuning import TunedIndex, tune_index
+from longtail.index.manifests import RecallAt, SearchParams, Trial
+from longtail.index.recall import Calibration
 from tests.bundles import make_bundle
 
 KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan")
@@ -33,10 +33,10 @@ LABELS = 3_000
 )
 def test_another_kind_is_taken_where_it_is_quicker_by_a_quarter(rates: list[float | None], expected: int) -> None:
     trials = [
-        Trial(kind=kind, effort=Effort(), recall=[], queries_per_second=rate, bytes_per_label=1)
+        Trial(kind=kind, params=SearchParams(), recall=[], queries_per_second=rate, bytes_per_label=1)
         for kind, rate in zip(KINDS, rates, strict=True)
     ]
-    assert tuning.choose(trials) == expected
+    assert tuning.choose_kind(trials) == expected
 
 
 def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None:
@@ -55,7 +55,7 @@ def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None
     quick = searcher("quick", {0: [9, 0.1, 0.1, 0.1, 0.1], 1: [0.3, 0.3, 0.3, 0.3, 9]})
     slow = searcher("slow", {0: [0.5] * 5, 1: [0.5] * 5})
     calibration = SimpleNamespace(queries_QE=np.array([[0.0], [1.0]]), k=7)
-    found = settings.rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
+    found = tuning.measure_rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
     assert found == pytest.approx([2 / 0.4, 2 / 1.0])
     assert turns[:4] == [("quick", 0, 7), ("quick", 1, 7), ("slow", 0, 7), ("slow", 1, 7)]
 
@@ -75,7 +75,7 @@ def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.Monkey
     def told(searchers: Sequence[Searcher], _: Calibration) -> list[float]:
         return [rates[searcher.index.kind] for searcher in searchers]
 
-    monkeypatch.setattr(tuning, "rates", told)
+    monkeypatch.setattr(tuning, "measure_rates", told)
     return tune_index(bundle, IndexSpec(), "cpu", lambda _: None)
 
 
@@ -100,7 +100,7 @@ def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     assert 5 + 8 < fastscan < sq
     assert built.bytes_per_label == built.kinds[KINDS.index(expected)].bytes_per_label
     found, _ = Calibration(bundle, bundle.rows()).measure(built.searcher(bundle))
-    assert found == built.recall  # of this kind, not of another at the same effort
+    assert found == built.recall  # of this kind, not of another at the same params
     assert built.chosen.lowest.recall >= 0.99
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from longtail.index.search.milvus import Circuit
+from longtail.index.search.milvus_server import Circuit
 
 
 class Clock:

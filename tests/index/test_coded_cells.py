@@ -10,9 +10,9 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.index import Filter, IndexSpec, Releases, build
-from longtail.index.construct import spec as specs
-from longtail.index.construct.recall import Calibration, all_dial_points
-from longtail.index.construct.training import train_index
+from longtail.index import spec as specs
+from longtail.index.building.training import train_index
+from longtail.index.recall import Calibration, all_dial_points
 from longtail.index.search.gpu import GpuIndex
 from tests.bundles import make_bundle
 from tests.index.conftest import brute_force

@@ -37,5 +37,5 @@ def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
         exact = np.stack([brute_force(bundle, query_D, bias_removal) for query_D in bundle.calibration_queries])
         scores, rows = release.searcher.search(queries, 30, [filter_] * len(queries))
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
-        of_codes, found = index.search(queries, 30, release.manifest.effort, every)
+        of_codes, found = index.search(queries, 30, release.manifest.params, every)
         assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
+from longtail.index.building.exposure import DialExposure, exposure_lines
 from longtail.index.cli import app
-from longtail.index.construct.exposure import DialExposure, exposure_lines
 
 LABELS, DIM = 400, 8
 COUNTS_L = np.arange(LABELS)[::-1] ** 2 + 1

@@ -1,4 +1,4 @@
-"""Recall under filters: what a build measures is what brute force finds, and where that is little it looks harder."""
+"""Recall under filters: what a build measures is what brute force finds, and where that is little it looks maximum."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, IndexSpec, Releases, Searcher, Selection, build
-from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.manifests import Effort, FilteredEffort
+from longtail.index.building.tuning import TunedIndex, tune_index
+from longtail.index.manifests import FilteredParams, SearchParams
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
@@ -61,7 +61,7 @@ def recall_of(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_remov
 def test_recall_holds_at_every_selectivity(tuned: TunedIndex, clustered: Bundle) -> None:
     """Selections that the build has not seen: other random ones, of clusters near and far, of the most popular."""
     assert tuned.filtered is not None
-    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort, tuned.filtered.efforts)
+    searcher = Searcher(clustered, tuned.index, tuned.chosen.params, tuned.filtered.params)
     rng = np.random.default_rng(9)
     by_likeness = np.argsort(clustered.embeddings @ clustered.calibration_queries[7])
     by_popularity = np.argsort(-clustered.labels.log_pn, kind="stable")
@@ -82,13 +82,13 @@ def test_what_was_measured_is_in_the_manifest(clustered: Bundle, tmp_path: Path)
     release = Releases(tmp_path / "releases").open("one")
     filtered = release.manifest.filtered
     assert filtered is not None
-    assert [effort.selectivity for effort in filtered.efforts] == [0.5, 0.1, 0.01, 0.001]
+    assert [params.selectivity for params in filtered.params] == [0.5, 0.1, 0.01, 0.001]
     assert [(at.selectivity, at.selection, at.k) for at in filtered.recall[:4]] == [
         (0.5, "random", 10), (0.5, "random", 100), (0.5, "near", 10), (0.5, "near", 100)
     ]  # fmt: skip
     assert min(at.lowest for at in filtered.recall) >= 0.95
     assert {"head", "torso", "tail"} <= filtered.recall[1].buckets.keys()
-    assert [effort.selectivity for effort in release.searcher.filtered] == [0.001, 0.01, 0.1, 0.5]
+    assert [params.selectivity for params in release.searcher.filtered] == [0.001, 0.01, 0.1, 0.5]
     assert sum(line.startswith("50.0% of the labels, boost 1: lowest recall ") for line in lines) == 1
 
 
@@ -96,15 +96,17 @@ def test_a_build_below_the_floor_looks_harder() -> None:
     """Vectors without structure: the nearest cells tell little of where the best of a tenth of the labels are."""
     bundle = make_bundle(labels=4_000, dim=24)
     built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.0), "cpu", lambda _: None)
-    lazy = Searcher(bundle, built.index, Effort(probes=1))
+    lazy = Searcher(bundle, built.index, SearchParams(nprobe=1))
     hard = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.95), "cpu", lambda _: None)
     assert built.filtered is not None
     assert hard.filtered is not None
     mask = np.arange(4_000) % 8 == 0
     assert recall_of(lazy, bundle, mask, 0.5, 50) < 0.98
-    exact = Searcher(bundle, built.index, Effort(probes=1), [FilteredEffort(selectivity=0.1, boost=1, exact=True)])
+    exact = Searcher(
+        bundle, built.index, SearchParams(nprobe=1), [FilteredParams(selectivity=0.1, boost=1, exact=True)]
+    )
     assert recall_of(exact, bundle, mask, 0.5, 50) == 1
-    boosted = Searcher(bundle, built.index, Effort(probes=1), [FilteredEffort(selectivity=0.5, boost=32)])
+    boosted = Searcher(bundle, built.index, SearchParams(nprobe=1), [FilteredParams(selectivity=0.5, boost=32)])
     assert recall_of(boosted, bundle, mask, 0.5, 50) > 0.99
     assert min(at.lowest for at in hard.filtered.recall) >= 0.95
 
@@ -139,7 +141,7 @@ def test_lists_by_hand() -> None:
 
 
 def test_a_selection_of_other_labels_is_refused(clustered: Bundle, tuned: TunedIndex) -> None:
-    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort)
+    searcher = Searcher(clustered, tuned.index, tuned.chosen.params)
     queries = clustered.augmentation.queries(clustered.calibration_queries[:1], 0.5)
     with pytest.raises(ValueError, match="query 0, filter selection: expected one of 6000 labels, received one of 3"):
         searcher.search(queries, 3, [Filter(selection=Selection(np.ones(3, np.bool_)))])

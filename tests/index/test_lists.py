@@ -8,9 +8,9 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import ExactRows, IndexSpec, Searcher
-from longtail.index.construct.recall import Calibration
-from longtail.index.construct.training import by_reach, make_index
-from longtail.index.manifests import Effort
+from longtail.index.building.training import make_index, order_by_max_score
+from longtail.index.manifests import SearchParams
+from longtail.index.recall import Calibration
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
@@ -25,7 +25,7 @@ def bundle() -> Bundle:
 
 @pytest.fixture(scope="module")
 def order(bundle: Bundle) -> Int64:
-    return by_reach(bundle, bundle.rows(), Calibration(bundle, bundle.rows()))
+    return order_by_max_score(bundle, bundle.rows(), Calibration(bundle, bundle.rows()))
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +41,21 @@ def queries(bundle: Bundle) -> Float32:
 
 @pytest.mark.parametrize("hidden", [np.empty(0, np.int64), np.arange(0, LABELS, 60)])
 @pytest.mark.parametrize(
-    ("probes", "head"), [(1, False), (4, False), (1, True), (4, True), (200, True), (10_000, True)]
+    ("nprobe", "head"), [(1, False), (4, False), (1, True), (4, True), (200, True), (10_000, True)]
 )
 def test_the_best_of_what_the_visited_lists_hold(
-    bundle: Bundle, index: FaissIndex, queries: Float32, probes: int, head: bool, hidden: Int64
+    bundle: Bundle, index: FaissIndex, queries: Float32, nprobe: int, head: bool, hidden: Int64
 ) -> None:
     """A list holds the rows that are nearest to its centroid; a query visits those of the largest product."""
-    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=probes, head=head)).without(hidden)
-    scores_BK, rows_BK = searcher.found(queries, 50)
+    searcher = (
+        Searcher(bundle, index, SearchParams()).with_params(SearchParams(nprobe=nprobe, head=head)).without(hidden)
+    )
+    scores_BK, rows_BK = searcher.search_index(queries, 50)
     rows_LE, centroids_CE = bundle.rows(), index.centroids
     expected_BL = queries @ rows_LE.T
     lists_L = ((rows_LE[:, None] - centroids_CE) ** 2).sum(axis=2).argmin(axis=1)
     assert np.array_equal(lists_L, index.lists)
-    visited_BP = np.argsort(-(queries @ centroids_CE.T), axis=1)[:, :probes]
+    visited_BP = np.argsort(-(queries @ centroids_CE.T), axis=1)[:, :nprobe]
     of_head = np.arange(len(centroids_CE) - index.head_lists, len(centroids_CE)) if head else []
     for query, visited in enumerate(visited_BP):
         expected_BL[query, ~np.isin(lists_L, [*visited, *of_head])] = -np.inf
@@ -64,7 +66,7 @@ def test_the_best_of_what_the_visited_lists_hold(
     np.testing.assert_allclose(scores_BK, expected_BK, rtol=1e-5, atol=1e-6)
     assert (rows_BK == expected_rows).mean() > 0.999  # of equal scores either comes first
     for query in range(0, len(queries), 7):
-        alone = searcher.found(queries[query : query + 1], 50)
+        alone = searcher.search_index(queries[query : query + 1], 50)
         np.testing.assert_allclose(alone[0][0], scores_BK[query], rtol=1e-5, atol=1e-6)
 
 
@@ -84,13 +86,13 @@ def test_labels_of_largest_reach_have_lists_of_their_own(index: FaissIndex, orde
 def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
     bundle: Bundle, index: FaissIndex, queries: Float32, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searcher = Searcher(bundle, index, Effort(probes=1))
-    short = (searcher.found(queries, 100)[1] < 0).any(axis=1)
+    searcher = Searcher(bundle, index, SearchParams(nprobe=1))
+    short = (searcher.search_index(queries, 100)[1] < 0).any(axis=1)
     assert short.any()
     monkeypatch.setattr(ExactRows, "top", lambda *_: pytest.fail("scored every label"))
     scores, rows = searcher.search(queries, 100)
     assert (rows >= 0).all()
-    harder = searcher.at(Effort(probes=8)).found(queries, 100)
-    enough = short & (harder[1] >= 0).all(axis=1)
-    np.testing.assert_allclose(scores[enough], harder[0][enough], rtol=1e-5, atol=1e-6)
-    assert (rows[enough] == harder[1][enough]).mean() > 0.99
+    maximum = searcher.with_params(SearchParams(nprobe=8)).search_index(queries, 100)
+    enough = short & (maximum[1] >= 0).all(axis=1)
+    np.testing.assert_allclose(scores[enough], maximum[0][enough], rtol=1e-5, atol=1e-6)
+    assert (rows[enough] == maximum[1][enough]).mean() > 0.99

@@ -99,7 +99,7 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
 def test_where_many_are_hidden_as_many_are_answered(
     spec: str, share: float, in_expression: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtail.index.search.collection._MOST_IN_EXPRESSION", in_expression)
+    monkeypatch.setattr("longtail.index.search.milvus_searcher._MOST_IN_EXPRESSION", in_expression)
     release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:4], 0.5)
     best = np.argsort(-(queries[0] @ release.bundle.rows().T))
@@ -164,7 +164,7 @@ def test_a_collection_that_is_not_what_it_was_is_not_published(
 def test_labels_of_long_texts_are_written_in_parts(
     opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtail.index.construct.collection._BATCH_BYTES", 100_000)
+    monkeypatch.setattr("longtail.index.building.milvus._BATCH_BYTES", 100_000)
     bundle = make_bundle(labels=1_100, dim=4)
     long = replace(bundle.labels, display=pa.table({"text": [f"{row} {'é' * 900}" for row in range(1_100)]}))
     manifest = bundle.manifest.model_copy(update={"display": ["text"]})
@@ -195,7 +195,7 @@ def test_a_build_that_fails_leaves_no_collection_behind(
     )
     with pytest.raises(SpecError, match="label 'item-0': expected display columns of at most 65,536 bytes as JSON"):
         build(tmp_path / "long", tmp_path / "releases", spec="milvus")
-    monkeypatch.setattr("longtail.index.construct.collection.MOST_FIELDS", 6)
+    monkeypatch.setattr("longtail.index.building.milvus.MOST_FIELDS", 6)
     with pytest.raises(SpecError, match=r"expected at most 0 display columns to filter by, .* --filterable says which"):
         build(tmp_path / "long", tmp_path / "releases", spec="milvus")
     make_bundle(labels=60).write(tmp_path / "small")

@@ -31,12 +31,12 @@ from longtail.index import (
     build,
     refresh_priors,
 )
-from longtail.index.construct.priors import DerivedPriors
-from longtail.index.construct.recall import Calibration
-from longtail.index.construct.training import by_reach
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.merge import with_changes
+from longtail.index.building.priors import DerivedPriors
+from longtail.index.building.training import order_by_max_score
+from longtail.index.building.tuning import tune_index
+from longtail.index.recall import Calibration
 from longtail.index.release.index_files import read_priors
-from longtail.index.release.merge import with_changes
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 from tests.serving.core.shop import shop_bundle
@@ -255,7 +255,7 @@ def test_the_first_by_reach_hold_what_a_prior_lifts_not_only_the_most_frequent()
     values = np.random.default_rng(2).lognormal(1, 1, (6000, 1)).astype(np.float32)
     from_table = PriorTable(Path("-"))._setting("margin", values[:, 0], 0.0, bundle, None)
     with_priors = replace(bundle, priors=Priors((from_table,), values))
-    first = by_reach(with_priors, None, Calibration(with_priors, None))[:10]
+    first = order_by_max_score(with_priors, None, Calibration(with_priors, None))[:10]
     assert {values.argmax(), bundle.labels.log_pi.argmax()} <= set(first)
     chosen = tune_index(with_priors, IndexSpec("ivf_flat", 0), "cpu", quiet)
     assert chosen.chosen.lowest.recall >= 0.99

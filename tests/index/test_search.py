@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, QueryError, Release, Searcher
-from longtail.index.construct.training import train_index
-from longtail.index.manifests import Effort
+from longtail.index.building.training import train_index
+from longtail.index.manifests import SearchParams
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 from tests.index.conftest import KINDS, brute_force, masked
@@ -22,7 +22,7 @@ from tests.index.conftest import KINDS, brute_force, masked
 def flat_searcher(bundle: Bundle) -> Searcher:
     rows = bundle.rows()
     index = train_index("Flat", rows.shape[1], rows, "cpu")
-    return Searcher(bundle, FaissIndex("flat", "Flat", index), Effort())
+    return Searcher(bundle, FaissIndex("flat", "Flat", index), SearchParams())
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 from longtail.bundle import Bundle, BundleInvariantError, Feature, Tower, TowerError, Vocabulary
 from longtail.bundle.vectors import GivenTower
 from longtail.index import Releases
+from longtail.index.building.build import build_from_vectors
+from longtail.index.building.vectors import VectorFiles
 from longtail.index.cli import app
-from longtail.index.construct.vectors import VectorFiles
 from longtail.index.errors import VectorsError
-from longtail.index.release.building import build_from_vectors
 from tests.bundles import make_bundle
 
 LABELS, DIM = 300, 8

@@ -27,8 +27,8 @@ from longtail.index import (
     refresh,
     refresh_priors,
 )
-from longtail.index.construct.priors import Limits
-from longtail.index.construct.queries import log_normalisers
+from longtail.index.building.priors import Limits
+from longtail.index.building.queries import log_normalisers
 from longtail.model import Model
 from longtail.serving import create_app
 from longtail.serving.campaign import campaign, invert

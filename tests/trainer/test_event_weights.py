@@ -19,7 +19,7 @@ from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
 from longtail.bundle.forecast import Forecast, ForecastSettings
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.index import Releases, build
-from longtail.index.release.building import refresh as refresh_release
+from longtail.index.building.build import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query

@@ -12,7 +12,7 @@ import pytest
 
 from longtail.bundle import Patch, Priors
 from longtail.index import Limits
-from longtail.index.construct.priors import DerivedPriors
+from longtail.index.building.priors import DerivedPriors
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query
 from tests.serving.core.shop import DATED, dated, shop_bundle

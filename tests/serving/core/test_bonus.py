@@ -16,7 +16,7 @@ import pytest
 from longtail import Model
 from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
 from longtail.index import Limits
-from longtail.index.construct.priors import DerivedPriors
+from longtail.index.building.priors import DerivedPriors
 from longtail.serving import Retriever
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore

@@ -13,7 +13,7 @@ import pytest
 
 from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
@@ -36,13 +36,13 @@ RECENT = Prior(name="recent", minimum=-1, default=0.25, maximum=2, missing=-3, k
 def retriever_of(bundle: Bundle, spec: str = "flat", *records: LabelRecord) -> Retriever:
     built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), "cpu", lambda _: None)
     manifest = bundle.manifest
-    # An effort of all lists makes the search of an inverted file exact.
-    effort = built.chosen.effort.model_copy(update={} if spec == "flat" else {"probes": 10_000})
+    # Parameters of all lists makes the search of an inverted file exact.
+    params = built.chosen.params.model_copy(update={} if spec == "flat" else {"nprobe": 10_000})
     retriever = Retriever(
         name="r",
         created_at=AT,
         bundle=bundle,
-        searcher=Searcher(bundle, built.index, effort),
+        searcher=Searcher(bundle, built.index, params),
         encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
         max_new_labels=100,
     )

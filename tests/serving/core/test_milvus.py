@@ -14,7 +14,7 @@ import pytest
 from longtail.bundle import Hide, Restore, Upsert
 from longtail.bundle.arrays import Float32
 from longtail.index import Filter, Releases, build
-from longtail.index.search.collection import WHOLE, CollectionSearcher
+from longtail.index.search.milvus_searcher import WHOLE, MilvusSearcher
 from longtail.serving import Retriever
 from longtail.serving.core import lifetimes
 from longtail.serving.core.attributes import LabelAttributes
@@ -47,7 +47,7 @@ def _build(releases: Releases, spec: str) -> None:
     )  # fmt: skip
 
 
-def rows_that_meet(searcher: CollectionSearcher, queries: Float32, expression: str) -> set[int]:
+def rows_that_meet(searcher: MilvusSearcher, queries: Float32, expression: str) -> set[int]:
     """Get the rows for which the server itself finds an expression true."""
     _, rows = searcher.collection.search(queries, searcher.labels, WHOLE, expression)
     return set(rows[rows >= 0].tolist())
@@ -57,7 +57,7 @@ def filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
     """Compare what the server finds by an expression with the mask of the same filter."""
     release = releases.open("milvus_flat")
     searcher, display = release.searcher, release.bundle.labels.display
-    assert isinstance(searcher, CollectionSearcher)
+    assert isinstance(searcher, MilvusSearcher)
     attributes = LabelAttributes(display)
     rng = np.random.default_rng(1)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
@@ -101,7 +101,7 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
     build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a")
     release = Releases(tmp_path / "releases", milvus=releases.milvus()).open("a")
     attributes, searcher = LabelAttributes(release.bundle.labels.display), release.searcher
-    assert isinstance(searcher, CollectionSearcher)
+    assert isinstance(searcher, MilvusSearcher)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
     values = [least - 1, least, least + 1, -1.5, 0, 0.1, 6.5, 7, 255, 256, most, most + 1, 1e300, -1e300, 10**400]
     seen = set[int]()
@@ -135,7 +135,7 @@ def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: 
 def test_what_is_shown_is_what_the_server_holds(releases: Releases) -> None:
     release = releases.open("milvus_flat")
     searcher = release.searcher
-    assert isinstance(searcher, CollectionSearcher)
+    assert isinstance(searcher, MilvusSearcher)
     record = searcher.collection.record
     held = searcher.collection.server.ask(
         lambda client, seconds: client.query(

@@ -15,7 +15,7 @@ import pytest
 from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Upsert
 from longtail.bundle.label_changes import replay
 from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 from longtail.index.search.eligible import Eligible
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
@@ -458,7 +458,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
 def test_an_overlay_over_a_real_index() -> None:
     bundle = make_bundle(labels=400, label_tower=True)
     built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
-    searcher = Searcher(bundle, built.index, built.chosen.effort)
+    searcher = Searcher(bundle, built.index, built.chosen.params)
     rows = rows_of(bundle)
     records = some_records(np.random.default_rng(4), 80)
     overlay = Overlay.as_built(bundle, searcher, rows, max_new_labels=1000).with_changes(records)

@@ -14,7 +14,7 @@ import pytest
 
 from longtail.bundle import Bundle, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.queries import Query
 from longtail.serving.errors import UnservableReleaseError
@@ -137,7 +137,7 @@ def retriever_of(bundle: Bundle) -> Retriever:
         name="r",
         created_at=AT,
         bundle=bundle,
-        searcher=Searcher(bundle, built.index, built.chosen.effort),
+        searcher=Searcher(bundle, built.index, built.chosen.params),
         encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
         max_new_labels=100,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES, Bundle, Proposal, Tower
 from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.construct.tuning import tune_index
+from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
@@ -233,7 +233,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     queries_BD = encoder.embed(inputs)
     f_BL = queries_BD @ bundle.embeddings.T / manifest.temperature
     batch = Batch(queries_BD, inputs, np.zeros(200, np.float32), np.zeros(200, np.float32), [None] * 200, 20)
-    searcher = Searcher(bundle, built.index, built.chosen.effort)
+    searcher = Searcher(bundle, built.index, built.chosen.params)
     return bundle, searcher, batch, f_BL, tree.all_log_probabilities(tree.project(inputs))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,16 +24,15 @@ from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.filterable import filter_kind
-from longtail.index.construct.recall import Calibration, Progress, all_dial_points
-from longtail.index.construct.settings import TARGET
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.training import by_reach
-from longtail.index.construct.tuning import TunedIndex, check_floor
+from longtail.index.building.training import order_by_max_score
+from longtail.index.building.tuning import TARGET, TunedIndex
 from longtail.index.errors import LongtailIndexError, SpecError
-from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort, Kind, Trial
-from longtail.index.search.collection import BUCKET, HEAD, ROW, TAIL, VECTOR, Collection, CollectionSearcher, drop
+from longtail.index.manifests import CollectionColumn, CollectionRecord, Kind, SearchParams, Trial
+from longtail.index.recall import Calibration, Progress, all_dial_points, check_floor
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.milvus import MilvusServer
+from longtail.index.search.milvus_searcher import BUCKET, HEAD, ROW, TAIL, VECTOR, Collection, MilvusSearcher, drop
+from longtail.index.search.milvus_server import MilvusServer
+from longtail.index.spec import IndexSpec
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -217,8 +215,6 @@ def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
     return values
 
 
-_NAME = re.compile(r"longtail_(\d+)_[0-9a-f]{8}")
-_ABANDONED_SECONDS = 86_400.0
 _LEAST_ROWS = 1_024
 """Fewest rows of a segment that Milvus indexes; Milvus searches a smaller segment approximately at every `nprobe`."""
 _HEAD_SHARE, _MOST_HEAD = 0.01, 65_536
@@ -227,15 +223,13 @@ _SEGMENT_ROWS = 250_000
 """Approximate rows of a segment when Milvus seals it. Every segment has its own lists; merged segments keep the same
 number of lists."""
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_QUERIES_AGAIN = 50
-"""Calibration queries for measuring a collection again before its release is published."""
 _REMEDY = "Use --spec milvus_flat"
 
 
 def tune_collection(
     bundle: Bundle, spec: IndexSpec, server: MilvusServer, filterable: Sequence[str] | None, progress: Progress
 ) -> TunedIndex:
-    """Write a bundle's rows to a collection, and find the least effort with sufficient recall.
+    """Write a bundle's rows to a collection, and find the least `nprobe` with sufficient recall.
 
     Only a part of the rows is in memory at a time.
     """
@@ -249,7 +243,7 @@ def tune_collection(
     dim = ExactRows(bundle).dim
     record = _record(bundle, kind, filterable, server)
     try:
-        head_N = by_reach(bundle, None, calibration)[: record.head] if record.head else np.empty(0, np.int64)
+        head_N = order_by_max_score(bundle, None, calibration)[: record.head] if record.head else np.empty(0, np.int64)
         write_rows(bundle, record, dim, np.sort(head_N), server, progress)
         trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
     except BaseException:
@@ -261,28 +255,12 @@ def tune_collection(
         dim=dim,
         index=None,
         chosen=max(trials, key=lambda trial: trial.lowest.recall),
-        efforts=[],
         trials=trials,
         recall_k=calibration.k,
         recall_queries=calibration.queries,
         seconds=time.perf_counter() - started,
-        bytes_per_label=None,
         collection=record,
     )
-
-
-def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
-    """Measure a collection's present recall with some calibration queries; raises RecallFloorError."""
-    calibration = Calibration(bundle, None, _QUERIES_AGAIN, all_dial_points(bundle))
-    recall, _ = calibration.measure(searcher)
-    check_floor(min(recall, key=lambda at: at.recall), spec, calibration, 1, _REMEDY)
-
-
-def abandoned(server: MilvusServer) -> list[str]:
-    """List collections whose builds began more than a day ago; releases may hold some of them."""
-    names = server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
-    old = time.time() - _ABANDONED_SECONDS
-    return [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]
 
 
 def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server: MilvusServer) -> CollectionRecord:
@@ -329,24 +307,24 @@ def _type_of(type_: pa.DataType) -> Any:
 def _trials(
     bundle: Bundle, collection: Collection, calibration: Calibration, progress: Progress, spec: IndexSpec
 ) -> list[Trial]:
-    """Measure efforts, least first, until one has sufficient recall."""
+    """Try numbers of lists, least first, until recall suffices."""
     record = collection.record
     collection.open(len(bundle.embeddings), ExactRows(bundle).dim)
-    searcher, target = CollectionSearcher(bundle, collection, Effort()), max(TARGET, spec.recall_floor)
-    efforts = [probes for probes in _PROBES if probes < record.lists] if record.lists else []
+    searcher, target = MilvusSearcher(bundle, collection, SearchParams()), max(TARGET, spec.recall_floor)
+    tried = [nprobe for nprobe in _PROBES if nprobe < record.lists] if record.lists else []
     trials = []
-    for probes in [*efforts, max(1, record.lists)]:
-        effort = Effort(probes=probes)
-        recall, rate = calibration.measure(searcher.at(effort))
+    for nprobe in [*tried, max(1, record.lists)]:
+        params = SearchParams(nprobe=nprobe)
+        recall, rate = calibration.measure(searcher.with_params(params))
         trials.append(
             Trial(
                 kind=spec.kind(len(bundle.embeddings)),
-                effort=effort,
+                params=params,
                 recall=recall,
                 queries_per_second=round(rate, 1),
             )
         )
-        progress(f"probes {probes}: lowest recall {trials[-1].lowest.recall:.4f}")
+        progress(f"{params.words}: lowest recall {trials[-1].lowest.recall:.4f}")
         if trials[-1].lowest.recall >= target:
             break
     best = max(trials, key=lambda trial: trial.lowest.recall)

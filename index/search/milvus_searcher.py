@@ -26,12 +26,12 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.conditions import Condition
 from longtail.bundle.sets import is_among
 from longtail.index.errors import EngineUnavailableError, LongtailIndexError
-from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort
+from longtail.index.manifests import CollectionColumn, CollectionRecord, SearchParams
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import Eligible
-from longtail.index.search.faiss_index import probes_for
+from longtail.index.search.faiss_index import nprobe_for
 from longtail.index.search.filters import Filter, Selection
-from longtail.index.search.milvus import Answer, MilvusServer
+from longtail.index.search.milvus_server import Answer, MilvusServer
 from longtail.index.search.searcher import Found, Searcher
 
 if TYPE_CHECKING:
@@ -186,14 +186,14 @@ class Collection:
                 f"{found}; drop it and build the release again"
             )
 
-    def search(self, queries_bE: Float32, k: int, probes: int, expression: str) -> tuple[Float32, Int64]:
+    def search(self, queries_bE: Float32, k: int, nprobe: int, expression: str) -> tuple[Float32, Int64]:
         """Find the k best rows that meet an expression.
 
         Returns scores float32 [b, k], descending, and rows int64 [b, k]; −inf and −1 where fewer are found. Raises
         EngineUnavailableError.
         """
         found = [
-            self._ask(lambda client, seconds: self._asked(client, seconds, part_bE, k, probes, expression))  # noqa: B023
+            self._ask(lambda client, seconds: self._asked(client, seconds, part_bE, k, nprobe, expression))  # noqa: B023
             for part_bE in np.split(queries_bE, range(AT_ONCE, len(queries_bE), AT_ONCE))
         ]
         scores, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -240,13 +240,13 @@ class Collection:
         return bool(state == LoadState.Loaded)
 
     def _asked(
-        self, client: MilvusClient, seconds: float, queries_bE: Float32, k: int, probes: int, expression: str
+        self, client: MilvusClient, seconds: float, queries_bE: Float32, k: int, nprobe: int, expression: str
     ) -> tuple[Float32, Int64]:
-        """Search both partitions at once, the head exactly and the tail with `probes`."""
+        """Search both partitions at once, the head exactly and the tail with `nprobe`."""
         lists = self.record.lists
-        asked: list[tuple[list[str] | None, int]] = [(None, min(probes, WHOLE))]
-        if self.record.head and probes < lists:
-            asked = [([HEAD], WHOLE), ([TAIL], probes)]
+        asked: list[tuple[list[str] | None, int]] = [(None, min(nprobe, WHOLE))]
+        if self.record.head and nprobe < lists:
+            asked = [([HEAD], WHOLE), ([TAIL], nprobe)]
         futures = [
             client.search(
                 self.record.name,
@@ -311,17 +311,17 @@ _MOST_IN_EXPRESSION = 10_000
 """Most label rows that an expression lists to exclude: each costs some five microseconds."""
 
 
-class CollectionSearcher(Searcher):
+class MilvusSearcher(Searcher):
     """Find the top k labels for augmented queries [METHODS §6] through a Milvus server.
 
     Short lists of allowed labels, and queries for more results than Milvus's 16,384, are scored here exactly from the
     bundle's own rows. For all other queries the server searches, by its index and by expressions over its fields.
     """
 
-    def __init__(self, bundle: Bundle, collection: Collection, effort: Effort) -> None:
+    def __init__(self, bundle: Bundle, collection: Collection, params: SearchParams) -> None:
         self._prepare(bundle)
         self.collection = collection
-        self.effort = effort
+        self.params = params
 
     @property
     def problem(self) -> str | None:
@@ -345,10 +345,10 @@ class CollectionSearcher(Searcher):
         with self.collection.server.within(seconds):
             return super().search(queries_BE, k, filters)
 
-    def at(self, effort: Effort) -> Self:
-        """Create a searcher over the same collection with another effort."""
+    def with_params(self, params: SearchParams) -> Self:
+        """Create a searcher over the same collection with other parameters."""
         searcher = copy.copy(self)
-        searcher.effort = effort
+        searcher.params = params
         return searcher
 
     def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
@@ -379,7 +379,7 @@ class CollectionSearcher(Searcher):
         fetch = math.ceil(k / visible) + min(len(eligible.rows_to_drop), _MARGIN)
         if fetch > MOST_RESULTS:
             return self._exact.top(queries_bE, eligible.rows, k)
-        return self._but(queries_bE, k, fetch, probes_for(self.effort, k, share), eligible)
+        return self._but(queries_bE, k, fetch, nprobe_for(self.params, k, share), eligible)
 
     def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
         enough, fetch = min(k, eligible.count), k
@@ -395,9 +395,9 @@ class CollectionSearcher(Searcher):
                     return found
         return self._exact.top(query_1E, eligible.rows, k)
 
-    def _but(self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: Eligible) -> Found:
+    def _but(self, queries_bE: Float32, k: int, fetch: int, nprobe: int, eligible: Eligible) -> Found:
         """Fetch results that meet the expression, and return the best k without the rows `rows_to_drop`."""
-        scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
+        scores_bC, rows_bC = self.collection.search(queries_bE, fetch, nprobe, eligible.expression)
         if not eligible.rows_to_drop.size:
             return scores_bC, rows_bC
         scores_bC[is_among(rows_bC, eligible.rows_to_drop)] = -np.inf

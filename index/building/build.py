@@ -35,28 +35,28 @@ from longtail.bundle.manifest import LogColumns
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, sha256_of, working_directory
-from longtail.index.construct.collection import tune_collection
-from longtail.index.construct.exposure import exposure_lines
-from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs, weighed
-from longtail.index.construct.priors import DerivedPriors, Limits, PriorTable
-from longtail.index.construct.queries import QueryTable, query_bundle
-from longtail.index.construct.recall import Progress
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.construct.vectors import VectorFiles
+from longtail.index.building.exposure import exposure_lines
+from longtail.index.building.merge import with_changes
+from longtail.index.building.milvus import tune_collection
+from longtail.index.building.pairs import NewPairs, known_pairs, read_pairs, weighed
+from longtail.index.building.priors import DerivedPriors, Limits, PriorTable
+from longtail.index.building.queries import QueryTable, query_bundle
+from longtail.index.building.tuning import TunedIndex, tune_index
+from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
+from longtail.index.recall import Progress
 from longtail.index.release.index_files import write_index
-from longtail.index.release.merge import with_changes
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, QUERIES, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
-from longtail.index.search.collection import CollectionSearcher
 from longtail.index.search.faiss_index import FaissIndex
+from longtail.index.search.milvus_searcher import MilvusSearcher
 from longtail.index.search.searcher import Searcher
+from longtail.index.spec import IndexSpec
 from longtail.tables import as_place
 
 _MEASURED = (
-    *("kind", "dim", "collection", "efforts", "recall_k", "recall_queries", "bytes_per_label", "kinds"),
+    *("kind", "dim", "collection", "params_at", "recall_k", "recall_queries", "bytes_per_label", "kinds"),
     *("recall", "trials", "filtered"),
 )
 """Fields of `ReleaseManifest` that are copied from `TunedIndex`."""
@@ -371,7 +371,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
 def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, progress: Progress) -> ReleaseManifest:
     """Write a release of a bundle with spec, lists and device of the release `before`."""
     name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
-    like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
+    like = None if isinstance(before.searcher, MilvusSearcher) else before.searcher.index
     queries_bundle, lists = None, None
     if before.queries is not None and isinstance(before.queries.searcher, Searcher):
         # Embeddings of queries stay; log Z follows the new priors of labels.
@@ -410,7 +410,7 @@ def _table(priors: PriorTable | str | Path) -> PriorTable:
 def _index_of(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIndex:
     """Get a release's index, if another bundle can take over its kind and lists."""
     name, kind, dim = before.name, before.manifest.kind, before.manifest.dim
-    if isinstance(before.searcher, CollectionSearcher):
+    if isinstance(before.searcher, MilvusSearcher):
         raise SpecError(
             f"lists of {name}: expected a release of FAISS, found one of Milvus, which trains its own lists"
         )
@@ -479,7 +479,7 @@ def _write(
             priors=list(bundle.priors.settings),
             factory=None if tuned.index is None else tuned.index.factory,
             head_lists=0 if tuned.index is None else tuned.index.head_lists,
-            effort=tuned.chosen.effort,
+            params=tuned.chosen.params,
             recall_floor=spec.recall_floor,
             device=device,
             build_seconds=round(tuned.seconds, 2),

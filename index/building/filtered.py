@@ -1,17 +1,17 @@
-"""Measure recall under filters on typical selections of labels, and find the effort that the filters need.
+"""Measure recall under filters on typical selections of labels, and find the settings that the filters need.
 
 At every selectivity, from a half to a thousandth of the labels, three selections are measured: random labels, like a
 column unrelated to taste; the labels nearest to one query, like a category that one query matches and the others are
 far from; and the least popular labels. The goal is half way between the recall floor and 1, because filters in
 production select other labels than the measured ones. Where recall of all labels, or of one bucket, misses the goal,
-the effort at this selectivity is raised; the last effort scores every eligible label.
+the search at this selectivity visits more lists, and finally scores every eligible label.
 
 Legend: `L` labels, `Q` queries, `R` selected labels, `K` results, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import faiss
@@ -19,13 +19,13 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.recall import TOLERANCE, Progress
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.manifests import Effort, EffortAt, FilteredEffort, FilteredRecall, FilteredSearch
+from longtail.index.manifests import FilteredParams, FilteredRecall, FilteredSearch
+from longtail.index.recall import TOLERANCE, Progress
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.faiss_index import MEASURED_DEPTH, FaissIndex
+from longtail.index.search.faiss_index import MEASURED_DEPTH
 from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.searcher import Searcher
+from longtail.index.spec import IndexSpec
 
 SELECTIVITIES = (0.5, 0.1, 0.01, 0.001)
 """Shares of eligible labels at which recall is measured."""
@@ -41,34 +41,28 @@ _Name = Literal["random", "near", "rare"]
 
 
 def tune_filtered(
-    bundle: Bundle,
-    rows_LE: Float32,
-    index: FaissIndex,
-    effort: Effort,
-    efforts_at: Sequence[EffortAt],
-    spec: IndexSpec,
-    progress: Progress,
+    bundle: Bundle, rows_LE: Float32, searcher: Searcher, spec: IndexSpec, progress: Progress
 ) -> FilteredSearch:
-    """Measure recall under filters over augmented rows, float32 [L, E], and choose the efforts."""
+    """Measure recall of a searcher under filters, and choose the settings; rows are augmented, float32 [L, E]."""
     trial = FilteredTrial(bundle, rows_LE)
-    efforts: list[FilteredEffort] = []
-    recalls: list[FilteredRecall] = []
+    chosen: list[FilteredParams] = []
+    recall: list[FilteredRecall] = []
     for selectivity in SELECTIVITIES:
         selections = list(trial.selections(selectivity))
-        for chosen in _efforts(selectivity):
-            searcher = Searcher(bundle, index, effort, [chosen], efforts_at)
-            measured = [at for selection in selections for at in trial.measure(searcher, selectivity, *selection)]
-            lowest = min(recall.lowest for recall in measured)
-            progress(f"{selectivity:.1%} of the labels, boost {chosen.boost:g}: lowest recall {lowest:.4f}")
+        for params in _list_params(selectivity):
+            searcher.filtered = [params]
+            measured = [point for rows in selections for point in trial.measure(searcher, selectivity, *rows)]
+            lowest = min(point.lowest for point in measured)
+            progress(f"{selectivity:.1%} of the labels, boost {params.boost:g}: lowest recall {lowest:.4f}")
             if lowest >= (1 + spec.recall_floor) / 2:
                 break
-        efforts.append(chosen)
-        recalls += measured
-    return FilteredSearch(queries=len(trial.queries_QE), efforts=efforts, recall=recalls)
+        chosen.append(params)
+        recall += measured
+    return FilteredSearch(queries=len(trial.queries_QE), params=chosen, recall=recall)
 
 
 class FilteredTrial:
-    """Queries and selections of augmented rows, float32 [L, E], shared by the measurements of all efforts."""
+    """Queries and selections of augmented rows, float32 [L, E], with which all settings are measured."""
 
     def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
         self.bundle = bundle
@@ -121,8 +115,8 @@ class FilteredTrial:
         return recalls
 
 
-def _efforts(selectivity: float) -> Iterator[FilteredEffort]:
-    """Yield the efforts to try, cheapest first; the last effort scores every eligible label."""
+def _list_params(selectivity: float) -> Iterator[FilteredParams]:
+    """Yield the settings to try, cheapest first; the last settings score every eligible label."""
     for boost in _BOOSTS:
-        yield FilteredEffort(selectivity=selectivity, boost=boost)
-    yield FilteredEffort(selectivity=selectivity, boost=_BOOSTS[-1], exact=True)
+        yield FilteredParams(selectivity=selectivity, boost=boost)
+    yield FilteredParams(selectivity=selectivity, boost=_BOOSTS[-1], exact=True)

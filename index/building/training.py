@@ -13,11 +13,11 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.augment import SPREAD
-from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration, derived_dial_points
-from longtail.index.construct.spec import IndexSpec, lists_for, quantizer_for
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
+from longtail.index.recall import ROWS_AT_ONCE, Calibration, derived_dial_points
 from longtail.index.search.faiss_index import FaissIndex, pad
+from longtail.index.spec import IndexSpec, lists_for, quantizer_for
 
 _TRAINING_ROWS_PER_LIST = 64
 """k-means rows per list: enough for stable lists, and a million labels train in seconds."""
@@ -30,7 +30,7 @@ _COMPARED_EXACTLY = 4
 all of 50,000 rows, and of the nearest two 997 in a thousand were found."""
 
 
-def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
+def order_by_max_score(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
     """Sort label rows, int64 [L], by reach: labels that many queries may get come first.
 
     These are the most frequent labels; with priors, a label's rank is its best one among the order by frequency and the
@@ -76,7 +76,7 @@ def make_index(
     lists with all kinds of labels, and with a large λ a query would not visit those.
 
     Args:
-        order_L: label rows by reach, from `by_reach`.
+        order_L: label rows by reach, from `order_by_max_score`.
         added: number of coordinates that the dials decide, the last ones.
         like: an index whose centroids the new one takes over; None: centroids are trained.
     """

@@ -14,17 +14,19 @@ import numpy as np
 
 from longtail.bundle import Bundle, Prior
 from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.index.errors import RecallFloorError
 from longtail.index.manifests import RecallAt
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH
 from longtail.index.search.searcher import Searcher
+from longtail.index.spec import IndexSpec
 
 Progress = Callable[[str], None]
 """Callback that gets progress reports, one line at a time."""
 _QUERIES = 200
 _FEW = 10
-"""Results of a short answer, which takes less effort to find."""
+"""Results of a short answer, which takes less params to find."""
 _ENOUGH = 0.01
 """Least share of a dial point's exact answers that labels must have for their recall to be measured."""
 ROWS_AT_ONCE = 1 << 20
@@ -89,13 +91,13 @@ class Calibration:
         exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
         """
         started = time.perf_counter()
-        _, hits_QK = self.found(searcher, self.k if k is None else k)
+        _, hits_QK = self.search(searcher, self.k if k is None else k)
         rate = len(self.queries_QE) / (time.perf_counter() - started)
         return self.recall(hits_QK), rate
 
-    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+    def search(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
         """Search every query: label rows int64 [Q, k], and which of the rows are hits, bool [Q, k]."""
-        _, rows_QK = searcher.found(self.queries_QE, k)
+        _, rows_QK = searcher.search_index(self.queries_QE, k)
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         return rows_QK, hits_QK
 
@@ -109,7 +111,7 @@ class Calibration:
         return np.where(expected < enough, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
 
     def recall(self, hits_QK: Bools) -> list[RecallAt]:
-        """Compute recall at every dial point from the hits, bool [Q, k], of `found`."""
+        """Compute recall at every dial point from the hits, bool [Q, k], of `search`."""
         recalls = hits_QK.reshape(len(self.dial_points), -1).mean(axis=1)
         return [
             RecallAt(
@@ -203,3 +205,13 @@ def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
         pairs |= {(dial.default, prior.default)}
         pairs |= {(value, end) for value in (dial.minimum, dial.default, dial.maximum) for end in ends}
     return sorted(pairs, key=lambda pair: (pair[1] != 0, pair))
+
+
+def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
+    """Raise RecallFloorError if the lowest recall of the best setting is below the spec's floor."""
+    if lowest.recall < spec.recall_floor:
+        raise RecallFloorError(
+            f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
+            f"every place on the dials, measured {lowest.recall:.4f} at {lowest.where} with the best of {trials} "
+            f"settings; nothing was written. {remedy}, or lower --recall-floor"
+        )

@@ -7,21 +7,28 @@ place, deleting one copy does not drop the collection of the other.
 from __future__ import annotations
 
 import hashlib
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longtail.bundle import BundleError
-from longtail.index.construct.collection import abandoned, check_collection
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import CollectionRecord
+from longtail.index.recall import Calibration, all_dial_points, check_floor
 from longtail.index.release.release import Release, read_release_manifest
-from longtail.index.search.collection import HELD_BY, Collection, CollectionSearcher, drop
-from longtail.index.search.milvus import MilvusServer
+from longtail.index.search.milvus_searcher import HELD_BY, Collection, MilvusSearcher, drop
+from longtail.index.search.milvus_server import MilvusServer
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
+
+_NAME = re.compile(r"longtail_(\d+)_[0-9a-f]{8}")
+_ABANDONED_SECONDS = 86_400.0
+_QUERIES_AGAIN = 50
+"""Calibration queries for measuring a collection again before its release is published."""
 
 
 class HeldCollections:
@@ -50,8 +57,10 @@ class HeldCollections:
 
     def check(self, release: Release) -> None:
         """Measure the present recall of a release whose rows Milvus holds; raises RecallFloorError."""
-        if isinstance(release.searcher, CollectionSearcher):
-            check_collection(release.bundle, release.searcher, release.spec)
+        if isinstance(release.searcher, MilvusSearcher):
+            calibration = Calibration(release.bundle, None, _QUERIES_AGAIN, all_dial_points(release.bundle))
+            lowest = min(calibration.measure(release.searcher)[0], key=lambda at: at.recall)
+            check_floor(lowest, release.spec, calibration, 1, "Use --spec milvus_flat")
 
     def named(self, names: Iterable[str], manifests: Callable[[str], AbstractContextManager[Path]]) -> dict[str, str]:
         """Map releases to the collections that they name; unreadable releases are left out."""
@@ -71,7 +80,7 @@ class HeldCollections:
             return
         server = self._server()
         self._let_go(server, collections)
-        drop(server, [*sorted(set(collections.values())), *abandoned(server)])
+        drop(server, [*sorted(set(collections.values())), *_abandoned(server)])
 
     def _let_go(self, server: MilvusServer, names: Iterable[str]) -> None:
         def drop_aliases(client: MilvusClient, seconds: float) -> None:
@@ -88,3 +97,10 @@ class HeldCollections:
 
     def _alias(self, name: str) -> str:
         return HELD_BY + hashlib.sha256(f"{self._place}/{name}".encode()).hexdigest()[:24]
+
+
+def _abandoned(server: MilvusServer) -> list[str]:
+    """List collections whose builds began more than a day ago; releases may hold some of them."""
+    names = server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
+    old = time.time() - _ABANDONED_SECONDS
+    return [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]

@@ -17,7 +17,7 @@ from longtail.bundle.arrays import Float32, Float64
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import ChosenTogether, Similarity
-from longtail.index.construct.pairs import read_pairs
+from longtail.index.building.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Engine, Opened, engine
