@@ -209,7 +209,7 @@ def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     part = min(recipe.training.batch_size, visits) // recipe.training.accumulate
     batch = part * recipe.training.accumulate
     sampler, retrieved = recipe.loss.sampler, recipe.loss.retrieved_negatives
-    negatives = len(dataset.label_ids) if sampler.name == "full" else sampler.negatives or 0
+    negatives = len(dataset.label_ids) if sampler.name == "full" else sampler.argument("negatives") or 0
     negatives += (0 if retrieved is None else retrieved.negatives) + (part if sampler.of_the_batch else 0)
     steps = visits // batch if batch else 0
     return {

@@ -73,7 +73,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
             f"loss.top_k.temperature: expected more than ½·log L = {half:.3g} with published_gradient, which otherwise "
             f"lowers every positive of a fresh model, received {top_k.temperature:g}"
         )
-    if threshold := recipe.loss.weight.threshold:
+    if threshold := recipe.loss.weight.argument("threshold"):
         highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
         if threshold > highest:
             raise DataError(
@@ -85,7 +85,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
     """Refuse more negatives than labels to draw, and mining of more negatives than a row has."""
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
-    drawn, others = sampler.negatives or 0, labels - bool(sampler.exclude_positive)
+    drawn, others = sampler.argument("negatives") or 0, labels - bool(sampler.argument("exclude_positive"))
     if drawn > others and sampler.name != "cross_batch":
         raise DataError(
             f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, received {drawn}"

@@ -32,7 +32,7 @@ from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
+from longtail.trainer.sampling.conditional import penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import trackers
 from longtail.trainer.trained import Trained, found_by_label
@@ -252,8 +252,8 @@ def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) ->
             dataset.train.labels,
             vocabulary_rows=encoding.vocabulary_rows,
             labels=len(dataset.label_ids),
-            dims=sampler.dims or TREE_DIMS,
-            penalties=penalties_of(sampler.penalty),
+            dims=sampler.argument("dims"),
+            penalties=penalties_of(sampler.argument("penalty")),
             query_id=recipe.data.query_id,
         ),
     )

@@ -225,11 +225,11 @@ IMPOSSIBLE = {
     ),
     "parameter of another sampler": (
         {"loss": {"sampler": {"name": "mixed", "negatives": 5, "alpha": 1}}},
-        r"sampler 'mixed': expected \['negatives'\], received 'alpha'",
+        r"alpha\n  expected one of negatives, received an unknown key \(sampler 'mixed'\)",
     ),
     "parameter missing": (
         {"loss": {"sampler": {"name": "popularity"}}},
-        "sampler 'popularity': expected a value for 'negatives', received none",
+        r"negatives\n  expected a value, received none \(sampler 'popularity'\)",
     ),
     "row optimiser": (
         {"optimizer": {"embeddings": "lion"}},
@@ -307,10 +307,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "margin of no family": (
         {"loss": {"family": {"name": "hinge", "margin": 1}}},
-        r"family 'hinge': expected \['pairwise'\], received 'margin'",
+        r"margin\n  expected one of pairwise, received an unknown key \(family 'hinge'\)",
     ),
     "ramp without a slope": (
-        {"loss": {"family": {"name": "ramp", "margin": 0}}}, "family 'ramp': expected margin > 0, received 0.0",
+        {"loss": {"family": {"name": "ramp", "margin": 0}}}, "expected more than 0, received 0 .family 'ramp'",
     ),
     "nce with weights": (
         {"loss": {"family": "nce", "weight": "tail"}},
@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "exact features": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "exact": True, "features": 8}}},
-        "sampler 'model': expected exact or features, not both, received features =",
+        "sampler 'model': expected exact or features, not both, received model",
     ),
     "the least variance of no margin": (
         {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}}},
@@ -357,7 +357,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "parameters of another weight": (
         {"loss": {"weight": {"name": "equalised", "exponent": 2}}},
-        r"weight 'equalised': expected \['power', 'threshold'\], received 'exponent'",
+        r"exponent\n  expected one of power, threshold, received an unknown key",
     ),
     "shared draws without every positive": (
         {"loss": {"sampler": SAMPLED | {"shared": True, "exclude_positive": True}}},
@@ -383,7 +383,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "in-batch draws without replacement": (
         {"loss": {"sampler": {"name": "mixed", "negatives": 5, "replace": False}}},
-        r"sampler 'mixed': expected \['negatives'\], received 'replace'",
+        r"replace\n  expected one of negatives, received an unknown key",
     ),
 }  # fmt: skip
 

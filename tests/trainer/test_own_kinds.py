@@ -111,11 +111,11 @@ WRONG = {
     "a kind of no name": ("kind=3}", r"query\.features\.1\.kind: expected 'id', .*received 3"),
     "unknown parameter": (
         "kind='self_attention', head=3}",
-        r"query\.features\.1: feature 'self_attention': expected \['heads', 'blocks'\], received 'head'",
+        r"query\.features\.1\.head: expected one of heads, blocks, received an unknown key: did you mean 'heads'",
     ),
     "parameter of ours": ("kind='history', heads=3}", r"query\.features\.1\.heads: expected one of name.* unknown key"),
-    "lacking": ("kind='cyclic'}", "feature 'cyclic': expected a value for 'period', received none"),
-    "type": ("kind='cyclic', period='day'}", "feature 'cyclic': period: Input should be.*received 'day'"),
+    "lacking": ("kind='cyclic'}", "period: expected a value, received none .feature 'cyclic'"),
+    "type": ("kind='cyclic', period='day'}", "period: expected a number, received 'day' .feature 'cyclic'"),
     "key of another kind": ("kind='self_attention', dims=3}", "expected no dims:"),
     "replaced step": (
         "kind='self_attention', combiner='sum'}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS
 from tests.trainer import tiny
 
 pytestmark = pytest.mark.process
@@ -82,3 +84,11 @@ def test_a_recipe_is_checked_without_a_training_framework(tmp_path: Path) -> Non
     recipe = tiny.write_job(tmp_path)
 
     assert "fit would train" in child(_COMMAND + "assert code == 0", "check", recipe)
+
+
+def test_docstrings_explain_parameters_of_rows() -> None:
+    """The reference lists a row's parameters from the `Args` of its function."""
+    for function in (*SAMPLERS.values(), *WEIGHTS.values(), *(family.loss for family in LOSSES.values())):
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                assert f"        {parameter.name}: " in (function.__doc__ or ""), (function, parameter)

@@ -60,7 +60,7 @@ REFUSED = {
     "type": ({"model.dim": {"low": 1.5, "high": 2}}, r"model\.dim = 1\.5: model\.dim: expected a whole number"),
     "impossible high": ({"optimizer.momentum": {"low": 0.5, "high": 1.5}}, r"momentum = 1\.5: .*less than 1"),
     "unknown choice": ({"loss.sampler": {"choices": ["in_bach"]}}, r"expected one of in_batch, .* received 'in_bach'"),
-    "lacking": ({"loss.sampler": {"choices": ["uniform"]}}, r"'uniform': expected a value for 'negatives'"),
+    "lacking": ({"loss.sampler": {"choices": ["uniform"]}}, r"negatives: expected a value, received none"),
     "no such feature": ({"query.features.7.dim": {"low": 4, "high": 8}}, r"expected an index below 1, received '7'"),
     "metric": ({"evaluation.metric": {"choices": ["recall@2"]}}, r"leave alone what is measured, .*'evaluation\.m"),
     "split": ({"data.split.valid": {"low": 0.1, "high": 0.2}}, r"received 'data\.split\.valid'"),

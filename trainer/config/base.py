@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from longtail.bundle.one_line import one_line
-from longtail.bundle.validation import did_you_mean
+from longtail.bundle.validation import Refused, refused
 from longtail.trainer import register
 
 
@@ -25,16 +29,17 @@ class Section(BaseModel):
         yield from ()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_conflicts(self) -> Self:
         if problem := next(self._problems(), None):
             raise ValueError(problem)
         return self
 
 
-class Choice(Section):
+class RowChoice(Section):
     """Choose a registered row by its name, with parameters; a bare string is a name.
 
-    Fields are the parameters of built-in rows. A custom row may have others, which its function's signature defines.
+    The parameters of a row, built-in or custom, are the keyword-only parameters of its function: names, types, bounds
+    and defaults.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -45,37 +50,61 @@ class Choice(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _bare(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+    def _check_arguments(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        elif isinstance(value, dict):
+            value = {"name": cls.model_fields["name"].get_default()} | value
+        if not isinstance(value, dict) or not isinstance(value["name"], str):
+            return value
+        row = f"{cls.registry} {value['name']!r}"
+        parameters = _parameters_model(register.find(cls.registry, value["name"]), row)
+        arguments = {name: argument for name, argument in value.items() if name != "name"}
+        if arguments and not parameters.model_fields:
+            raise ValueError(f"{row}: expected no parameters, received {next(iter(arguments))!r}")
+        try:
+            checked = parameters.model_validate(arguments)
+        except ValidationError as error:
+            problems = [_as_argument(problem, row) for problem in refused(error.errors(), parameters)]
+            raise ValidationError.from_exception_data(row, problems) from error
+        return {"name": value["name"]} | checked.model_dump(exclude_unset=True)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for the row's function."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
+        return dict(self.__pydantic_extra__ or {})
+
+    def argument(self, name: str) -> Any:
+        """Return the recipe's value of a parameter or its default; None if the row has no such parameter."""
+        if name in self.arguments:
+            return self.arguments[name]
+        parameter = inspect.signature(register.find(self.registry, self.name)).parameters.get(name)
+        return None if parameter is None else parameter.default
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
-    def _problems(self) -> Iterator[str]:
-        function, where = register.find(self.registry, self.name), f"{self.registry} {self.name!r}"
-        parameters = [it for it in inspect.signature(function).parameters.values() if it.kind is it.KEYWORD_ONLY]
-        known, given = [it.name for it in parameters], self.arguments
-        if unknown := [name for name in given if name not in known]:
-            hint = did_you_mean(unknown[0], known)
-            yield f"{where}: expected {known or 'no parameters'}, received {unknown[0]!r}{hint}"
-        settable = type(self).model_fields if register.is_ours(self.registry, self.name) else known
-        needed = [it.name for it in parameters if it.default is it.empty and it.name in settable]
-        if missing := [name for name in needed if name not in given]:
-            yield f"{where}: expected a value for {missing[0]!r}, received none"
-        extra = self.__pydantic_extra__ or {}
-        try:
-            hints = get_type_hints(function, include_extras=True) if extra else {}
-        except NameError as error:
-            yield f"{where}: expected annotations that resolve: {error}"
-        for name, value in extra.items():
-            try:
-                adapter = TypeAdapter(hints.get(name, Any), config=ConfigDict(allow_inf_nan=False))
-                extra[name] = adapter.validate_python(value)
-            except ValidationError as error:
-                yield f"{where}: {name}: {error.errors()[0]['msg']}, received {value!r}"
+
+def _as_argument(problem: Refused, row: str) -> InitErrorDetails:
+    """Name the row in a message, and the argument as its location in the recipe."""
+    message = f"{replace(problem, where='')} ({row})"
+    kind = PydanticCustomError("argument", "{message}", {"message": message})
+    return InitErrorDetails(type=kind, loc=(problem.where,), input=problem.received)
+
+
+@cache
+def _parameters_model(function: Callable[..., Any], row: str) -> type[BaseModel]:
+    """Create a model of the keyword-only parameters of a row's function."""
+    parameters = [it for it in inspect.signature(function).parameters.values() if it.kind is it.KEYWORD_ONLY]
+    try:
+        hints = get_type_hints(function, include_extras=True) if parameters else {}
+    except NameError as error:
+        raise ValueError(f"{row}: expected annotations that resolve: {error}") from error
+    fields: dict[str, Any] = {
+        it.name: (hints.get(it.name, Any), ... if it.default is it.empty else it.default) for it in parameters
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a parameter may have the name of a method of pydantic's models
+        config = ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
+        return create_model(row, __config__=config, **fields)

@@ -10,97 +10,48 @@ import numpy as np
 from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.trainer.config.base import Choice, Section
-from longtail.trainer.losses.families import LOSSES, Activation
+from longtail.trainer.config.base import RowChoice, Section
+from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import MARGINS
+from longtail.trainer.sampling.model_based import FEATURES_BANDWIDTH
 
-Penalty = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Side = Literal["query", "label"]
 
 
-class FamilyConfig(Choice):
-    """Choose the loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
+class FamilyChoice(RowChoice):
+    """Choose the loss family: a row of [`LOSSES`](api/losses.md#families) and its parameters [METHODS §2, §4]."""
 
     registry: ClassVar[str] = "family"
     name: str = "softmax"
-    margin: float | None = Field(default=None, ge=-1)
-    """For `contrastive`: the cosine below which a negative costs nothing. For `ramp`: the width of its slope."""
-    power: float | None = Field(default=None, gt=0)
-    """For `bilateral_softmax`: ρ, the weight of the negatives' term; published values are 1 to 1.3."""
-    activation: Activation | None = None
-    """For `pairwise_softmax`: the function that replaces the exponential."""
-    width: float | None = Field(default=None, gt=0)
-    """For `pairwise_softmax`: the gap of logits over which the activation bends; the paper has 2/T."""
-    pairwise: bool | None = None
-    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if self.name == "ramp" and self.margin is not None and self.margin <= 0:
-            yield f"family 'ramp': expected margin > 0, received {self.margin}"
+    @property
+    def pairwise(self) -> bool:
+        """Return whether every negative is compared with the positive instead of with 0."""
+        return bool(self.argument("pairwise"))
 
 
-class WeightConfig(Choice):
-    """Choose the weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
+class WeightChoice(RowChoice):
+    """Choose the weight of every negative: a row of [`WEIGHTS`](api/losses.md#weights) [METHODS §2.2]."""
 
     registry: ClassVar[str] = "weight"
     name: str = "unit"
-    tau: float | None = None
-    """For `logit_adjusted`: exponent of π_y'/π_y. 0 gives the plain softmax, 1 minimises the balanced error."""
-    power: float | None = None
-    """For `equalised`: exponent of π_y'."""
-    threshold: float | None = Field(default=None, ge=0, lt=1)
-    """For `equalised`: labels with a lower frequency π are never negatives."""
-    exponent: float | None = None
-    """For `adaptive`: exponent of 1/π_y."""
-    scale: float | None = Field(default=None, gt=0)
-    """For `adaptive`: sets log ρ = scale·π_y^−exponent, as LDAM does, instead of ρ = π_y^−exponent, as [R21] does."""
 
 
-class SamplerConfig(Choice):
-    """Choose the sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
+class SamplerChoice(RowChoice):
+    """Choose the sampler of negatives: a row of [`SAMPLERS`](api/losses.md#samplers) [METHODS §2.1]."""
 
     registry: ClassVar[str] = "sampler"
     name: str = "in_batch"
-    negatives: int | None = Field(default=None, ge=1)
-    """Labels drawn per step, or per row with `shared = false`."""
-    alpha: float | None = Field(default=None, ge=0)
-    """For `popularity`: labels are drawn in proportion to frequency^alpha."""
-    shared: bool | None = None
-    """Draws one set of negatives for the whole batch (the default); false draws one set per row."""
-    exclude_positive: bool | None = None
-    """Draws per row and excludes the row's positive (`popularity` redraws up to four times). Otherwise `hits` decides
-    how draws of the positive are treated."""
-    replace: bool | None = None
-    """For `uniform`: draws with replacement (the default); false draws distinct labels [Re19 Algorithm 1]."""
-    dims: int | None = Field(default=None, ge=1)
-    """For `adversarial`: principal components of the query's features that the tree reads."""
-    penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] | None = None
-    """For `adversarial`: λ_n, the penalty of the tree's fit. A list, or "cv" for 0.01 to 10, selects the value under
-    which held-out training pairs are most likely."""
-    exact: bool | None = None
-    """For `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
-    features: int | None = Field(default=None, ge=2, multiple_of=2)
-    """For `model`: random Fourier features, instead of subtree means, approximate the scores; half are cosines and half
-    are sines."""
-    bandwidth: float | None = Field(default=None, gt=0)
-    """For `model`: draws from q ∝ exp(bandwidth · u·v) instead of exp(f). Lower values are closer to uniform draws. The
-    default with `features` is 2."""
-    uniform_share: float | None = Field(default=None, ge=0, le=1)
-    """For `minimum_variance`: share of uniform draws."""
-    gradients: bool | None = None
-    """For `cross_batch`: re-embeds remembered labels in every step, so that they receive gradients as negatives."""
 
     def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if self.exclude_positive and self.shared:
+        if self.argument("exclude_positive") and self.arguments.get("shared"):
             yield f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row"
-        if self.exact and self.features is not None:
-            yield f"sampler 'model': expected exact or features, not both, received features = {self.features}"
+        if self.name == "model" and self.argument("exact") and self.argument("features") is not None:
+            yield f"sampler 'model': expected exact or features, not both, received {self}"
 
     @property
     def of_the_batch(self) -> bool:
@@ -111,18 +62,18 @@ class SamplerConfig(Choice):
         """Return the exponent of e^f in q, which is 0 unless the sampler is `model`."""
         if self.name != "model":
             return 0.0
-        bandwidth = self.bandwidth or (None if self.features is None else 2.0)
+        bandwidth = self.argument("bandwidth") or (None if self.argument("features") is None else FEATURES_BANDWIDTH)
         return 1.0 if bandwidth is None else bandwidth * temperature
 
     @property
     def even(self) -> bool:
         """Return whether q is the same for every label."""
-        return self.name in ("uniform", "full") or self.alpha == 0
+        return self.name in ("uniform", "full") or self.argument("alpha") == 0
 
     @property
     def never_the_positive(self) -> bool:
         """Return whether draws for a row always exclude the row's positive."""
-        return bool(self.exclude_positive) or self.name == "minimum_variance"
+        return bool(self.argument("exclude_positive")) or self.name == "minimum_variance"
 
 
 class MiningConfig(Section):
@@ -270,9 +221,9 @@ class NeighboursConfig(Section):
 class LossConfig(Section):
     """Choose sampler, weight, family and mining independently of each other [METHODS §2, §3]."""
 
-    family: FamilyConfig = FamilyConfig()
-    weight: WeightConfig = WeightConfig()
-    sampler: SamplerConfig = SamplerConfig()
+    family: FamilyChoice = FamilyChoice()
+    weight: WeightChoice = WeightChoice()
+    sampler: SamplerChoice = SamplerChoice()
     hits: Hits | None = None
     """Treatment of accidental hits, sampled negatives that are in fact positives. `mask` removes draws of the row's
     positive. `mask_known` also removes other training positives of the row's query. `keep` counts every draw. The
@@ -310,7 +261,7 @@ class LossConfig(Section):
             yield f"weight: expected {' or '.join(family.weights)} {of_family}, a part of it, received {weight!r}"
         if family.shifted:
             refused = {
-                "sampler.exclude_positive": sampler.exclude_positive,
+                "sampler.exclude_positive": sampler.argument("exclude_positive"),
                 f"hits = {self.resolved_hits!r}": self.resolved_hits != "keep",
                 "negatives_per = 'query'": self.negatives_per == "query",
                 "impressions": self.impressions,
@@ -368,7 +319,7 @@ class LossConfig(Section):
             (self.retrieved_negatives, "retrieved_negatives follow the model's own scores, and no q draws them"),
             (self.neighbours, "neighbours draw embeddings together for any p(y|x)"),
             (self.top_k, "top_k weighs pairs by their own scores"),
-            (self.weight.threshold, "labels below the weight's threshold are no negatives"),
+            (self.weight.argument("threshold"), "labels below the weight's threshold are no negatives"),
         ):
             if setting:
                 return reason
@@ -397,21 +348,26 @@ class LossConfig(Section):
         # A shifted family subtracts log q from its scores itself, so only `reweight` is left in ν.
         if LOSSES[self.family.name].shifted:
             return 0.0, self.reweight
-        given, pairwise = self.weight.arguments, bool(self.family.pairwise)
-        exponent = given.get("exponent", 0.25)
-        of_scale = math.nan if exponent and given.get("scale") is not None else exponent
-        tau = given.get("tau", 1.0) if self.weight.name == "logit_adjusted" else 1.0
-        powers = {
-            "unit": (1.0, 0.0),
-            "constant": (1.0, 0.0),
-            "importance": (0.0, 0.0),
-            "relative": (-1.0, 0.0) if pairwise else (0.0, 0.0),
-            "tail": (0.0, 2.0 if pairwise else 1.0),
-            "logit_adjusted": (0.0, 2 * tau if pairwise else tau),
-            "equalised": (0.0, given.get("power", 1.0)),
-            "adaptive": (0.0, of_scale if pairwise else 0.0),
-        }
-        of_q, of_pi = powers.get(self.weight.name, (math.nan, math.nan))
+        weight, pairwise = self.weight, self.family.pairwise
+        sides = 2.0 if pairwise else 1.0
+        match weight.name:
+            case "unit" | "constant":
+                of_q, of_pi = 1.0, 0.0
+            case "importance":
+                of_q, of_pi = 0.0, 0.0
+            case "relative":
+                of_q, of_pi = (-1.0 if pairwise else 0.0), 0.0
+            case "tail":
+                of_q, of_pi = 0.0, sides
+            case "logit_adjusted":
+                of_q, of_pi = 0.0, sides * weight.argument("tau")
+            case "equalised":
+                of_q, of_pi = 0.0, weight.argument("power")
+            case "adaptive":
+                exponent, scale = weight.argument("exponent"), weight.argument("scale")
+                of_q, of_pi = 0.0, (math.nan if exponent and scale is not None else exponent) if pairwise else 0.0
+            case _:
+                of_q = of_pi = math.nan
         return of_q, of_pi + self.reweight
 
     @property

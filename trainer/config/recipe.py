@@ -210,17 +210,17 @@ class Recipe(Section):
         model, loss, evaluation = self.model, self.loss, self.evaluation
         cosine = model.similarity == "cosine"
         bounded = cosine and not (model.learn_temperature or model.label_bias)
-        if loss.sampler.features is not None and not cosine:
+        if loss.sampler.argument("features") is not None and not cosine:
             yield "loss.sampler.features: expected model.similarity = 'cosine' with random features, received 'dot'"
         if LOSSES[loss.family.name].cosine and not (bounded and model.temperature == 1):
             yield (
                 f"loss.family: expected similarity = 'cosine', temperature = 1, fixed, and no label bias with "
                 f"{loss.family.name!r}, received {model}"
             )
-        if loss.family.name == "bilateral_softmax" and loss.family.power not in (None, 1) and not bounded:
+        if loss.family.name == "bilateral_softmax" and loss.family.argument("power") != 1 and not bounded:
             yield (
                 "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
-                f"{loss.family.power:g}, received {model}"
+                f"{loss.family.argument('power'):g}, received {model}"
             )
         if loss.sampler.name == "adversarial":  # its search cannot find labels with almost no probability p_n(y|x)
             default = evaluation.default_bias_removal or 0.0

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ByteSize, Field
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.trainer.config.base import Choice, Section
+from longtail.trainer.config.base import RowChoice, Section
 from longtail.trainer.config.rows import EventsConfig, Places, Since, Span
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
@@ -271,7 +271,7 @@ BaselineName = Literal[
 ]
 
 
-class MetricConfig(Choice):
+class MetricConfig(RowChoice):
     """Name a custom metric: its registered name and parameters."""
 
     registry: ClassVar[str] = "metric"

@@ -19,7 +19,7 @@ from pydantic import (
 from longtail.bundle import DatePart
 from longtail.bundle.dates import DATE_ROWS
 from longtail.trainer import register
-from longtail.trainer.config.base import Choice, Section
+from longtail.trainer.config.base import RowChoice, Section
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import FEATURES, POOLED, FeatureKind, Kind
 
@@ -57,13 +57,13 @@ class EncoderConfig(Section):
             yield f"encoder: expected smoothing with 'sasrec' only, received {self.name!r}"
 
 
-class TowerChoice(Choice):
+class TowerChoice(RowChoice):
     """Choose a custom tower: a row of `TOWERS`, by its name, and its parameters."""
 
     registry: ClassVar[str] = "tower"
 
 
-class KindChoice(Choice):
+class KindChoice(RowChoice):
     """Choose a custom feature kind: a row of `FEATURES`, by its name, and its parameters."""
 
     registry: ClassVar[str] = "feature"

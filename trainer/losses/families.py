@@ -27,7 +27,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses.hits import Hits
@@ -35,6 +37,7 @@ from longtail.trainer.losses.weights import MASKED, is_masked
 
 Phi = Callable[[Tensor], Tensor]
 """A decreasing margin loss φ, or a function of gaps, applied to every element."""
+Positive = Annotated[float, Field(gt=0)]
 Activation = Literal["tanh", "arctan", "relu"]
 """Functions that `pairwise_softmax` uses instead of the exponential."""
 
@@ -62,7 +65,9 @@ def softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> T
     return ops.softplus(_log_odds(positive_B, negative_BM, log_weight_BM))
 
 
-def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, power: float = 1.0) -> Tensor:
+def bilateral_softmax(
+    positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, power: Positive = 1.0
+) -> Tensor:
     """Compute the bilateral softmax loss: `−f_y + ρ·log Σ w exp(f_y')` (Wu et al. 2023, BSL) [METHODS §10].
 
     The positive occurs only in the first term. In training, rows of a batch with the same query share this term: the
@@ -98,7 +103,7 @@ def pairwise_softmax(
     log_weight_BM: Tensor,
     *,
     activation: Activation = "tanh",
-    width: float = 20.0,
+    width: Positive = 20.0,
 ) -> Tensor:
     """Compute the pairwise softmax loss: `log Σ w σ(d)^c`, `d = (f_y' − f_y)/c` (Yang et al. 2024, PSL).
 
@@ -111,7 +116,8 @@ def pairwise_softmax(
     A row whose negatives all have no effect has loss 0.
 
     Args:
-        width: c, in logits; > 0.
+        activation: σ, which replaces the exponential.
+        width: c, in logits.
 
     Hits: masked, because the gap between a label and itself is constant.
 
@@ -174,6 +180,9 @@ def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, 
 
     Training adds a constant to logits, at which one positive balances its negatives (`balance`).
 
+    Args:
+        pairwise: compares every negative with the positive.
+
     Relations: [Re19] uses log2, which makes the loss 1/ln 2 times as large. With uniform negatives and weight `unit` it
     is the usual sampled binary cross-entropy. The pairwise form is One-vs-Each (Titsias 2016), an upper bound of
     `softmax`, with uniform negatives and `importance` weights, and BPR (Rendle et al. 2009) with weight `unit` and one
@@ -186,7 +195,9 @@ def logistic(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, 
     return _decoupled(lambda u: ops.softplus(-u), positive_B, negative_BM, log_weight_BM, pairwise=pairwise)
 
 
-def contrastive(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: float = 0.0) -> Tensor:
+def contrastive(
+    positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: Annotated[float, Field(ge=-1)] = 0.0
+) -> Tensor:
     """Compute the cosine contrastive loss: `(1 − f_y)² + Σ w max(f_y' − margin, 0)²` [R21 §5.1].
 
     Logits must be plain cosines: a recipe needs `similarity = "cosine"`, temperature 1, and no label bias. The loss has
@@ -210,6 +221,9 @@ def hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, pai
 
     The loss has no unit.
 
+    Args:
+        pairwise: compares every negative with the positive.
+
     Hits: masked. With kept hits it converges to f = 1 if p > ρ and −1 if p < ρ, and has no likelihood.
 
     Relations: the pairwise form with weight `unit` is the margin ranking loss with margin 1.
@@ -226,6 +240,9 @@ def squared_hinge(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor
 
     The loss has no unit.
 
+    Args:
+        pairwise: compares every negative with the positive.
+
     Hits: masked. With kept hits it converges to f = (p − ρ)/(p + ρ), which is no log-probability.
 
     Example:
@@ -240,6 +257,9 @@ def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 
     The loss has no unit.
 
+    Args:
+        pairwise: compares every negative with the positive.
+
     Hits: masked. With kept hits it converges to f + ½ log ν = ½ log p + const(x).
 
     Relations: the pairwise form equals `exp(softmax) − 1` in every row.
@@ -252,14 +272,15 @@ def exponential(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, 
 
 
 def ramp(
-    positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: float = 1.0, pairwise: bool = False
+    positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, margin: Positive = 1.0, pairwise: bool = False
 ) -> Tensor:
     """Compute the ramp loss: `φ(u) = clip(1 − u/margin, 0, 1)` [Re19 §3], in the two forms of `logistic`.
 
     The loss is bounded and not convex, and has no unit.
 
     Args:
-        margin: width of the slope, in logits; > 0.
+        margin: width of the slope, in logits.
+        pairwise: compares every negative with the positive.
 
     Hits: masked. With kept hits it converges to f ≥ margin if p > ρ and f ≤ −margin if p < ρ, and has no likelihood.
 
@@ -292,7 +313,7 @@ def nce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tenso
     return logistic(positive_B, negative_BM, log_weight_BM)
 
 
-def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, *, log_eta_B: Tensor) -> Tensor:
+def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, log_eta_B: Tensor) -> Tensor:
     """Compute the Augment & Reduce bound of the softmax, with one η per pair (Ruiz et al. 2018).
 
     `log η + (1 + Σ w exp(f_y' − f_y))/η − 1 ≥ log[1 + Σ w exp(f_y' − f_y)]`. The bound is linear in the sum, so an

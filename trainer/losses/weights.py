@@ -16,9 +16,10 @@ The examples of this file have a positive with π = 0.1 and two negatives with �
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
 from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
@@ -167,7 +168,9 @@ def tail(log: LogProbabilities) -> LogWeight:
     return logit_adjusted(log)
 
 
-def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
+def equalised(
+    log: LogProbabilities, *, power: float = 1.0, threshold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+) -> LogWeight:
     """Weigh rare negatives less: the margin `ρ = F(π_y')` with `F(π) = π^power`, and 0 below the threshold.
 
     [R21 §2.1] calls any increasing F an equalised loss. The loss of Tan et al. (2020) has power 0 and drops a rare
@@ -175,6 +178,7 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     γ = 1 it equals this weight.
 
     Args:
+        power: exponent of π_y'.
         threshold: labels with a lower frequency are never negatives.
 
     Relations: with power 1, equals `constant` with in-batch negatives. With power 0 and no threshold, equals
@@ -190,7 +194,9 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
     return margin(log, LogWeight(ops.zeros_like(log.m), log_f))
 
 
-def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | None = None) -> LogWeight:
+def adaptive(
+    log: LogProbabilities, *, exponent: float = 0.25, scale: Annotated[float, Field(gt=0)] | None = None
+) -> LogWeight:
     """Require larger margins of rare positives: `ρ = π_y^−exponent` [R21 §2.1].
 
     This is the form in which [R21] prints LDAM (Cao et al. 2019). LDAM itself has a margin Δ_y ∝ n_y^−¼ of the
@@ -198,6 +204,7 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | No
     `scale = C·N^−¼`.
 
     Args:
+        exponent: exponent of 1/π_y.
         scale: uses the margin Δ_y = scale·π_y^−exponent of the logits; None uses the form of [R21].
 
     Relations: with exponent 0, equals `importance`. With exponent 1, equals `tail` without the factor π_y' of the

@@ -95,7 +95,7 @@ class TrainStep:
         # A label without an occurrence so far starts with a gap of two epochs.
         streaming = StreamingFrequencies(labels, initial_gap=2.0 * pairs) if streamed else None
         self._frequencies = Frequencies(log_pi_L, self.sampler, streaming)
-        drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
+        drawn = recipe.loss.sampler.argument("negatives") or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)  # a row's own positive is no negative
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m, pairs_per_query=pairs_per_query)
         self.terms = list(terms)

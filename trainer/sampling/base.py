@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from longtail.bundle import Proposal
 from longtail.bundle.arrays import Float32, Float64
@@ -15,6 +17,8 @@ from longtail.trainer.backend import Tensor
 
 if TYPE_CHECKING:
     import keras
+
+Count = Annotated[int, Field(ge=1)]
 
 
 class SamplerSetup(NamedTuple):

@@ -6,21 +6,21 @@ Legend: `B` batch, `M` draws per row, `L` labels, `K` projected dimensions, `N` 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
-from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
+from longtail.trainer.sampling.base import Count, DrawContext, Sampler, SamplerSetup
 from longtail.trainer.sampling.walk import log_path, sample_leaves
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
 
-TREE_DIMS, TREE_PENALTY = 16, 0.1
-"""K and λ_n of the adversarial tree's fit [BM20 §5]."""
-
+Penalty = Annotated[float, Field(gt=0)]
 CROSS_VALIDATED = (0.01, 0.1, 1.0, 10.0)
 """Values of λ_n from which `penalty = "cv"` chooses."""
 
@@ -28,9 +28,9 @@ CROSS_VALIDATED = (0.01, 0.1, 1.0, 10.0)
 def adversarial(
     setup: SamplerSetup,
     *,
-    negatives: int,
-    dims: int = TREE_DIMS,  # noqa: ARG001
-    penalty: float | Sequence[float] | str = TREE_PENALTY,  # noqa: ARG001
+    negatives: Count,
+    dims: Count = 16,  # noqa: ARG001
+    penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] = 0.1,  # noqa: ARG001
 ) -> Sampler:
     """Draw adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
 
@@ -38,6 +38,7 @@ def adversarial(
     removes log p_n(y|x) instead of log ν.
 
     Args:
+        negatives: labels that each row draws.
         dims: K of the fit, the number of principal components of the query's features that the tree reads.
         penalty: λ_n of the fit, nats. Several values, or "cv" for `CROSS_VALIDATED`, select the value under which
             held-out training pairs are most likely.
@@ -87,8 +88,8 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
     return project, list(tables.values())
 
 
-def penalties_of(penalty: float | Sequence[float] | str | None) -> Sequence[float]:
+def penalties_of(penalty: float | Sequence[float] | str) -> Sequence[float]:
     """List the values of λ_n that a recipe's `penalty` names."""
-    if penalty is None or isinstance(penalty, float):
-        return [TREE_PENALTY if penalty is None else penalty]
-    return CROSS_VALIDATED if isinstance(penalty, str) else penalty
+    if isinstance(penalty, str):
+        return CROSS_VALIDATED
+    return [penalty] if isinstance(penalty, float) else penalty

@@ -11,13 +11,14 @@ The examples of this file have a catalogue of four labels with frequencies ½, �
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer.backend import Tensor, keras, ops
-from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
+from longtail.trainer.sampling.base import Count, DrawContext, Sampler, SamplerSetup
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
@@ -45,7 +46,7 @@ def in_batch(setup: SamplerSetup) -> Sampler:
 
 
 def uniform(
-    setup: SamplerSetup, *, negatives: int, shared: bool = True, exclude_positive: bool = False, replace: bool = True
+    setup: SamplerSetup, *, negatives: Count, shared: bool = True, exclude_positive: bool = False, replace: bool = True
 ) -> Sampler:
     """Draw negatives uniformly: q = 1/L [R21, Table 1; without replacement Re19 Algorithm 1].
 
@@ -84,7 +85,12 @@ def uniform(
 
 
 def popularity(
-    setup: SamplerSetup, *, negatives: int, alpha: float = 1.0, shared: bool = True, exclude_positive: bool = False
+    setup: SamplerSetup,
+    *,
+    negatives: Count,
+    alpha: Annotated[float, Field(ge=0)] = 1.0,
+    shared: bool = True,
+    exclude_positive: bool = False,
 ) -> Sampler:
     """Draw negatives by popularity: q ∝ π^α, with replacement, by Walker's alias method.
 
@@ -127,7 +133,7 @@ def popularity(
     )
 
 
-def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
+def mixed(setup: SamplerSetup, *, negatives: Count) -> Sampler:
     """Use the batch's labels and M uniform draws as negatives (Yang et al. 2020, mixed negative sampling).
 
     The mixture has q = ((B − 1)·π + M/L)/(B − 1 + M), as a row's own place in the batch is no draw. Labels without a

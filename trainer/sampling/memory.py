@@ -16,14 +16,14 @@ import numpy as np
 
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
-from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.sampling.base import Count, DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.independent import in_batch
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
 
 
-def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False) -> Sampler:
+def cross_batch(setup: SamplerSetup, *, negatives: Count, gradients: bool = False) -> Sampler:
     """Use the batch's labels and the last M positives of earlier batches as negatives; q = π in expectation.
 
     Every batch holds labels in proportion to π, so labels of the memory have the q of `in_batch`, and B − 1 + M draws
@@ -32,6 +32,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     embeddings are renewed at the beginning of every epoch. Before the first step the memory holds M draws from π.
 
     Args:
+        negatives: M, the size of the memory.
         gradients: the memory holds only labels, which every step embeds again, with gradient.
 
     Relations: acts like `in_batch` with larger batches but the same number of positives.

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
 from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.proposal import PADDING, PADDING_BIAS
 from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.sampling.base import Count, DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.walk import by_similarity, log_path, sample_leaves, subtree_sums
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ _sampler = partial(Sampler, None, in_batch=False, sees_embeddings=True)
 
 
 def model(
-    setup: SamplerSetup, *, negatives: int, exact: bool = False, features: int | None = None,
-    bandwidth: float | None = None,
-) -> Sampler:  # fmt: skip
+    setup: SamplerSetup,
+    *,
+    negatives: Count,
+    exact: bool = False,
+    features: Annotated[int, Field(ge=2, multiple_of=2)] | None = None,
+    bandwidth: Annotated[float, Field(gt=0)] | None = None,
+) -> Sampler:
     """Draw negatives by the model's own scores, q ∝ exp(f) [R21, Table 1], refreshed every epoch.
 
     Each row draws down a binary tree of similar labels. The mass Σ exp(f) of a subtree is approximated by its size
@@ -44,6 +49,7 @@ def model(
     random features only at a low bandwidth.
 
     Args:
+        negatives: labels that each row draws.
         exact: uses q ∝ exp(f) over the whole catalogue without approximation, O(B·L·D) a step, for small L or as a
             reference.
         features: F, even; random Fourier features of unit vectors replace subtree means (Rawat et al. 2019). Their
@@ -61,7 +67,9 @@ def model(
     return _means(setup, negatives, bandwidth)
 
 
-def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: float = 0.01) -> Sampler:
+def minimum_variance(
+    setup: SamplerSetup, *, negatives: Count, uniform_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+) -> Sampler:
     """Draw from the q of least variance [R21 Prop. 5, eq. 17]: q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) for y' ≠ y.
 
     ρ is the weight's margin and φ the family's loss. For softmax families the terms are those of the bracket, ρ e^f_y';
@@ -70,6 +78,7 @@ def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: floa
 
     Args:
         setup: L, B, D, and the terms of the loss.
+        negatives: labels that each row draws.
         uniform_share: share of uniform draws, in [0, 1]. A label whose term was 0 at the beginning of the epoch may
             have a term now, and with q = 0 it could never be drawn. 0 is q* itself.
     """
