@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from longtail.trainer.losses import LOSSES, WEIGHTS
     from longtail.trainer.progress import Reporter
     from longtail.trainer.sampling import SAMPLERS
-    from longtail.trainer.tuning.study import TuneResult, tune
+    from longtail.trainer.study import TuneResult, tune
 
 __all__ = [
     "LOSSES",
@@ -56,12 +56,12 @@ _HOMES = {
     "EvaluationResult": "evaluation.bundle",
     "Recipe": "config",
     "Reporter": "progress",
-    "TuneResult": "tuning.study",
+    "TuneResult": "study",
     "evaluate": "evaluation.bundle",
     "fit": "job",
     "load_recipe": "config",
     "plot_dial": "evaluation.report",
-    "tune": "tuning.study",
+    "tune": "study",
 }
 """Modules of the names that are loaded at their first use."""
 

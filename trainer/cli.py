@@ -160,19 +160,14 @@ def tune(
 ) -> None:
     """Search the ranges in [tune] for the best recipe. Trials are compared on valid. Run again to continue."""
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.tuning.ranges import Ranges
 
     checked = load_recipe(recipe, set_ or [])
-    Ranges(checked)  # before anything slow is loaded
     _choose_backend(checked)
     with importing():
+        from longtail.trainer import study
         from longtail.trainer.progress import Reporter
-        from longtail.trainer.tuning import study
 
-    try:
-        study.tune(checked, out, Reporter(), trials=trials, storage=storage)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None  # what has been found is written and said
+    study.tune(checked, out, Reporter(), trials=trials, storage=storage)
 
 
 @app.command(epilog="Example: longtail-train check recipe.toml")

@@ -9,49 +9,54 @@ import pytest
 
 from longtail.trainer import RecipeError, load_recipe
 from longtail.trainer.config import recipe_toml
-from longtail.trainer.tuning.ranges import Ranges
+from longtail.trainer.study import SearchSpace
 from tests.trainer import tiny
 
 RECIPES = sorted((Path(__file__).parents[2] / "trainer/recipes").glob("*.toml"))
 
 
-def ranges(given: dict[str, Any], **sections: Any) -> Ranges:
-    return Ranges(tiny.recipe(tune={"ranges": given}, **sections))
+def ranges(given: dict[str, Any], **sections: Any) -> SearchSpace:
+    return SearchSpace(tiny.recipe(tune={"ranges": given}, **sections))
 
 
-def test_values_are_set_by_key_a_table_before_what_is_in_it() -> None:
-    of = ranges({"loss.sampler.negatives": {"low": 4, "high": 64}, "loss.sampler": {"choices": [{"name": "uniform"}]},
-                 "query.features.0.dim": {"low": 4, "high": 8}})  # fmt: skip
+def test_table_is_set_before_its_keys() -> None:
+    space = ranges({
+        "loss.sampler.negatives": {"low": 4, "high": 64}, "loss.sampler": {"choices": [{"name": "uniform"}]},
+        "query.features.0.dim": {"low": 4, "high": 8},
+    })  # fmt: skip
+    values = {"loss.sampler.negatives": 9, "loss.sampler": {"name": "uniform"}, "query.features.0.dim": 4}
 
-    made = of.recipe_of({"loss.sampler.negatives": 9, "loss.sampler": {"name": "uniform"}, "query.features.0.dim": 4})
+    recipe = space.recipe_with(values)
 
-    assert str(made.loss.sampler) == "uniform(negatives = 9)"
-    assert made.query.features[0].dim == 4
-    assert made.tune is None
-    assert made.data == of.recipe.data
+    assert str(recipe.loss.sampler) == "uniform(negatives = 9)"
+    assert recipe.query.features[0].dim == 4
+    assert recipe.tune is None
+    assert recipe.data == space.recipe.data
 
 
-def test_what_a_combination_refuses_is_said_of_that_combination_alone() -> None:
-    of = ranges({"loss.sampler": {"choices": ["in_batch", "full"]}, "loss.hits": {"choices": ["mask", "mask_known"]},
+def test_impossible_combination_is_refused() -> None:
+    space = ranges({"loss.sampler": {"choices": ["in_batch", "full"]}, "loss.hits": {"choices": ["mask", "mask_known"]},
                  "training.accumulate": {"choices": [1, 2]}})  # fmt: skip
 
-    assert of.recipe_of({"loss.hits": "mask", "training.accumulate": 2}).training.accumulate == 2
+    assert space.recipe_with({"loss.hits": "mask", "training.accumulate": 2}).training.accumulate == 2
     with pytest.raises(RecipeError, match=r"training\.accumulate: expected 1 with loss\.hits 'mask_known'"):
-        of.recipe_of({"loss.hits": "mask_known", "training.accumulate": 2})
+        space.recipe_with({"loss.hits": "mask_known", "training.accumulate": 2})
 
 
-def test_the_recipe_s_own_values_are_known_where_they_lie_within() -> None:
+def test_recipe_params_hold_values_within_ranges() -> None:
     given = {"model.temperature": {"low": 0.05, "high": 0.5}, "model.dim": {"low": 4, "high": 12, "step": 4},
              "loss.sampler": {"choices": ["in_batch", {"name": "uniform", "negatives": 8}]}}  # fmt: skip
 
-    assert ranges(given).own() == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
-    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).own()
+    assert ranges(given).recipe_params() == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
+    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).recipe_params()
     assert own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": '{"name": "uniform", "negatives": 8}'}
-    assert ranges(given, model={"temperature": 0.6}).own() == {"model.dim": 4, "loss.sampler": "in_batch"}, "above"
-    assert ranges({"model.dim": {"low": 2, "high": 8, "step": 3}}).own() == {}, "between two steps"
-    assert ranges({"optimizer.embedding_learning_rate": {"low": 0.005, "high": 0.05, "step": 0.005}}).own() == {
-        "optimizer.embedding_learning_rate": 0.01
-    }
+    assert ranges(given, model={"temperature": 0.6}).recipe_params() == {"model.dim": 4, "loss.sampler": "in_batch"}, (
+        "above"
+    )
+    assert ranges({"model.dim": {"low": 2, "high": 8, "step": 3}}).recipe_params() == {}, "between two steps"
+    assert ranges(
+        {"optimizer.embedding_learning_rate": {"low": 0.005, "high": 0.05, "step": 0.005}}
+    ).recipe_params() == {"optimizer.embedding_learning_rate": 0.01}
 
 
 REFUSED = {
@@ -62,14 +67,14 @@ REFUSED = {
     "unknown choice": ({"loss.sampler": {"choices": ["in_bach"]}}, r"expected one of in_batch, .* received 'in_bach'"),
     "lacking": ({"loss.sampler": {"choices": ["uniform"]}}, r"negatives: expected a value, received none"),
     "no such feature": ({"query.features.7.dim": {"low": 4, "high": 8}}, r"expected an index below 1, received '7'"),
-    "metric": ({"evaluation.metric": {"choices": ["recall@2"]}}, r"leave alone what is measured, .*'evaluation\.m"),
+    "metric": ({"evaluation.metric": {"choices": ["recall@2"]}}, r"expected no range of .*'evaluation\.m"),
     "split": ({"data.split.valid": {"low": 0.1, "high": 0.2}}, r"received 'data\.split\.valid'"),
     "seed": ({"seed": {"low": 0, "high": 9}}, r"received 'seed'"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
-def test_a_range_that_no_other_key_could_mend_is_refused(given: dict[str, Any], message: str) -> None:
+def test_impossible_range_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message) as refused:
         ranges(given)
     assert "\n" not in str(refused.value)

@@ -18,7 +18,7 @@ from longtail.bundle.sets import distinct, is_among
 from longtail.tables.times import in_words as time_in_words
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
-from longtail.trainer.config.reading import in_words
+from longtail.trainer.config.reading import format_errors
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.past import Past
@@ -82,7 +82,7 @@ class Audited:
             })  # fmt: skip
         except ValidationError as error:
             of = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
-            raise RecipeError(in_words(error.errors(), of)) from error
+            raise RecipeError(format_errors(error.errors(), of)) from error
         if self.rank is not None and self.score is not None:
             raise RecipeError("--rank and --score are not allowed together because one orders a list; use one")
         if self.groups and self.queries is None:

@@ -54,7 +54,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"{path}: {_absent_ids(tree, path.parent) or in_words(error.errors())}") from error
+        raise RecipeError(f"{path}: {_absent_ids(tree, path.parent) or format_errors(error.errors())}") from error
     try:
         return _with_places(recipe, lambda place: path.parent / place)
     except DataError as error:
@@ -109,7 +109,7 @@ def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=data), "evaluation": evaluation})
 
 
-def in_words(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) -> str:
+def format_errors(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) -> str:
     """Return validation errors in one line: where, what was expected, what was received."""
     return "; ".join(str(each if each.where else replace(each, where="recipe")) for each in refused(problems, model))
 

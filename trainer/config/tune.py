@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -40,13 +40,20 @@ class RangeConfig(Section):
             yield f"expected low < high, received {low} and {high}"
         elif self.log and (step is not None or low <= 0):
             yield f"log: expected low > 0 and no step, received {low} and {step}"
-        elif self.whole and isinstance(step, float):
+        elif self.integers and isinstance(step, float):
             yield f"step: expected a whole number between whole low and high, received {step}"
 
     @property
-    def whole(self) -> bool:
+    def integers(self) -> bool:
         """Return whether only whole numbers are tried."""
         return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def contains(self, value: object) -> bool:
+        """Return whether a number is between `low` and `high`, on a step."""
+        if self.low is None or self.high is None or not isinstance(value, int | float):
+            return False
+        steps = (value - self.low) / self.step if self.step else 0
+        return self.low <= value <= self.high and abs(steps - round(steps)) < 1e-9
 
 
 class BoundConfig(Section):
@@ -75,23 +82,14 @@ class TuneConfig(Section):
 
     ranges: dict[str, RangeConfig] = Field(min_length=1)
     """Ranges by the key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`.
-    Keys that change the measurement itself are not allowed: `name`, `seed`, `evaluation`, `tune`, the split and the
-    catalogue."""
+    Keys that change the measurement itself are not allowed: `name`, `seed`, `data`, `evaluation` and `tune`."""
     trials: int = Field(default=20, ge=1)
-    """Total number of trials, including those of earlier runs and those that were pruned or refused."""
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of the search. Every training uses the recipe's own `seed`."""
-    sampler: Literal["tpe", "random"] = "tpe"
-    """`tpe` is Optuna's tree-structured Parzen estimator, after ten random trials. `random` draws all trials at
-    random."""
-    prune: bool = True
-    """Ends a trial whose best validation so far is below the median of at least five complete trials at the same
-    validation. It needs `evaluation.metric` as the only objective and no constraints, which validations do not
-    measure."""
+    """Total number of trials, including those of earlier runs and those that were pruned or refused. Optuna's
+    tree-structured Parzen estimator suggests values, after ten random trials."""
     objectives: list[str] = Field(default_factory=list)
     """Metrics on valid such as `recall@20/tail`, with k from `evaluation.ks`; by default `evaluation.metric`.
-    `balanced_error`, `gini` and `popularity` are minimised. With several objectives, `front/` holds the recipes of the
-    Pareto front."""
+    `balanced_error`, `gini` and `popularity` are minimised. `best.toml` is the trial with the best first objective;
+    Optuna's `study.best_trials` is the Pareto front."""
     constraints: dict[str, BoundConfig] = Field(default_factory=dict)
     """Limits of metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best within all limits. If no
     trial is, the nearest is chosen, with a warning."""
@@ -100,10 +98,10 @@ class TuneConfig(Section):
         """Yield objectives and constraints whose metrics are not measured."""
         if len(set(self.objectives)) < len(self.objectives):
             yield f"tune.objectives: expected distinct metrics, received {self.objectives}"
-        known = measured_metrics(evaluation)
-        for where, names in (("objectives", self.objectives), ("constraints", self.constraints)):
-            if unknown := [name for name in names if name not in known]:
-                yield f"tune.{where}: expected metrics among {', '.join(known)}, received {unknown[0]!r}"
+        metrics = measured_metrics(evaluation)
+        for key, names in (("objectives", self.objectives), ("constraints", self.constraints)):
+            if unknown := [name for name in names if name not in metrics]:
+                yield f"tune.{key}: expected metrics among {', '.join(metrics)}, received {unknown[0]!r}"
 
 
 def measured_metrics(evaluation: EvaluationConfig) -> list[str]:
