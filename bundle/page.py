@@ -56,8 +56,3 @@ def picture(figure: Figure, description: str) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     image = base64.b64encode(buffer.getvalue()).decode()
     return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
-
-
-def scrolled(head: str, rows: str) -> str:
-    """Create a table of HTML cells that scrolls if it is too wide."""
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

@@ -12,11 +12,11 @@ import typer
 from pydantic import JsonValue
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 
 from longtail.bundle import BundleError, LabelChanges
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.manifest import LogColumns
+from longtail.bundle.report_table import ReportTable
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
 from longtail.index.building import build as building
@@ -326,22 +326,23 @@ def list_(releases: ReleasesArgument) -> None:
     """Show every release; * is published, s is staged."""
     shelf = Releases(releases)
     current, staged = shelf.current(), shelf.staged()
-    table = Table("", "release", "created (UTC)", "labels", "spec", "recall at λ", "size")
+    rows: list[list[str]] = []
     for name in shelf.names():
         mark = "*" if name == current else "s" if name == staged else ""
         try:
             manifest = shelf.manifest(name)
         except (LongtailIndexError, BundleError) as error:
-            table.add_row(mark, name, "unreadable", "", "", str(error), "")
+            rows.append([mark, name, "unreadable", "", "", str(error), ""])
             continue
         spec = manifest.spec if manifest.spec == manifest.kind else f"{manifest.spec} ({manifest.kind})"
         created = f"{manifest.created_at:%Y-%m-%d %H:%M:%S}"
         size = f"{shelf.bytes(name) / 1e6:.1f} MB"
-        table.add_row(mark, name, created, f"{manifest.labels:,}", spec, _recalls_in_words(manifest.recall), size)
+        rows.append([mark, name, created, f"{manifest.labels:,}", spec, _recalls_in_words(manifest.recall), size])
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
-    console.print(table)
+    headings = ["", "release", "created (UTC)", "labels", "spec", "recall at λ", "size"]
+    console.print(ReportTable(headings, rows, name_columns=2).rich())
 
 
 @app.command(epilog="Example: longtail-index merge releases/b/bundle releases/.state --out merged")

@@ -36,6 +36,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64
+from longtail.bundle.report_table import ReportTable
 from longtail.index import Releases
 from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
@@ -243,10 +244,7 @@ _COLUMNS = ("arm", "share", "units", "answers", *BUCKET_NAMES, "hits/answer", "r
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Write a report for people, line by line."""
     yield f"{report['run']}, from {report['since'] or 'its beginning'} to {report['until']}"
-    rows = [_COLUMNS, *map(_row, report["arms"])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from ReportTable(_COLUMNS, [*map(_row, report["arms"])]).lines()
     ratio = report["sample_ratio"]
     if ratio["mismatch"]:
         yield f"sample ratio: units are not divided by the shares (evidence {ratio['evidence']:.3g}): do not trust the"

@@ -48,6 +48,7 @@ from pydantic import ValidationError
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.label_changes import LabelRecord, Patch
+from longtail.bundle.report_table import ReportTable
 from longtail.index import Releases
 from longtail.serving.compare import ALPHA, Rate, boundary
 from longtail.serving.core.feedback import CANDIDATES
@@ -460,10 +461,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{report['release']}, from {report['since'] or 'its beginning'} to {report['until']}"
     counts = (f"{report[name]:,}" for name in ("answers", "units", "chosen"))
     yield "{} answers that explored, of {} units; {} labels chosen".format(*counts)
-    rows = cells(report)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from settings_table(report).lines()
     yield f"in brackets: bounds of a column hold at every look for all λ together, with {report['confidence']:.0%};"
     yield "a slot that is not covered brings nothing or one label chosen"
     yield f"cannot tell: bounds around 0, and less than {COVERED:.0%} of the slots covered, here or at own λ"
@@ -475,9 +473,9 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"events from before {report['since']} are not kept: of answers from before, this is one look"
 
 
-def cells(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Write the table of a report: its columns, then a row for every setting."""
-    return [_COLUMNS, *map(_row, report["settings"])]
+def settings_table(report: Mapping[str, Any]) -> ReportTable:
+    """Create the table of a report, with a row for every setting."""
+    return ReportTable(_COLUMNS, [*map(_row, report["settings"])])
 
 
 def _row(setting: Mapping[str, Any]) -> tuple[str, ...]:

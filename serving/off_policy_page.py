@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
-from longtail.serving.off_policy import COVERED, cells
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot
+from longtail.serving.off_policy import COVERED, settings_table
 
 _COLOURS = {"all": INK, **dict(zip(BUCKET_NAMES, (BLUE, AMBER, GREEN, "#9333ea"), strict=True))}
 _Setting = Mapping[str, Any]
@@ -40,12 +40,8 @@ def html_report(report: Mapping[str, Any]) -> bytes:
         ),
         plot(lambda axes: _covered(axes, others), "Share of the slots that the log could show, against λ"),
     ]
-    head, *rows = ([html.escape(cell) for cell in row] for row in cells(report))
-    table = scrolled(
-        "".join(f"<th>{cell}</th>" for cell in head),
-        "".join(f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for first, *row in rows),
-    )
-    return page("Which λ, from traffic", intro, facts, plots, f"<h2>Every λ</h2>{table}")
+    body = f"<h2>Every λ</h2>{settings_table(report).html()}"
+    return page("Which λ, from traffic", intro, facts, plots, body)
 
 
 def _lambdas(settings: Sequence[_Setting]) -> list[float]:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Inputs
+from longtail.bundle.report_table import ReportTable
 from longtail.bundle.sets import distinct
 from longtail.tables.times import in_words
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
@@ -223,18 +223,16 @@ def show(check: Check, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    def table(first: str, rows: Sequence[Row]) -> None:
+    def text(value: object) -> str:
+        if isinstance(value, int | float):
+            return f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
+        return "" if value is None else str(value)
+
+    def table(rows: Sequence[Row]) -> None:
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        made = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-        for column in columns:
-            head = column.replace("new ", "new\n") if column.startswith("new ") else column
-            made.add_column(head, justify="left" if column == first else "right", no_wrap=True)
-        for row in rows:
-            cells = (row.get(column) for column in columns)
-            made.add_row(*(f"{it:,}" if isinstance(it, int) else f"{it:.1%}" if isinstance(it, float) else it or ""
-                           for it in cells))  # fmt: skip
         if rows:
-            console.print("", made)
+            cells = [[text(row.get(column)) for column in columns] for row in rows]
+            console.print("", ReportTable(columns, cells).rich())
 
     if check.labels:
         say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
@@ -242,10 +240,10 @@ def show(check: Check, console: Console) -> None:
         say(escape(line))
     hidden = ("first", "last", "on new labels", "short", "seen")
     splits = [{"split": name, **split} for name, split in check.splits.items()]
-    table("split", [{key: value for key, value in split.items() if key not in hidden} for split in splits])
-    table("split", [{key: each[key] for key in ("split", "first", "last")} for each in splits if "first" in each])
-    table("bucket", [{"bucket": name, **bucket} for name, bucket in check.buckets.items()])
-    table("feature", check.features)
+    table([{key: value for key, value in split.items() if key not in hidden} for split in splits])
+    table([{key: each[key] for key in ("split", "first", "last")} for each in splits if "first" in each])
+    table([{"bucket": name, **bucket} for name, bucket in check.buckets.items()])
+    table(check.features)
     if steps := check.steps:
         say(
             f"\n{steps['steps_per_epoch']:,} steps an epoch, {steps['steps']:,} in all, "

@@ -227,7 +227,7 @@ def evaluate(
         from longtail.trainer.evaluation.report import target_table
         from longtail.trainer.evaluation.target import FoundByLabel
 
-        Console().print(target_table(FoundByLabel.read(bundle), target_prior))
+        Console().print(target_table(FoundByLabel.read(bundle), target_prior).rich())
         return
     with importing():
         from longtail.trainer.config import load_recipe
@@ -238,15 +238,15 @@ def evaluate(
         if recipe is None or rolling < 1:
             raise RecipeError("--rolling: expected --recipe with it, and at least one period")
         figures = measured.evaluate_rolling(bundle, recipe, rolling, overrides=set_ or [])
-        Console().print(rolling_table(figures, bundle.name, load_recipe(recipe, set_ or []).evaluation.metric))
+        metric = load_recipe(recipe, set_ or []).evaluation.metric
+        Console().print(rolling_table(figures, bundle.name, metric).rich())
         return
     result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
     if markdown:
         print(evaluation_markdown(result.dial, result.metric))
     else:
-        Console().print(
-            evaluation_table(f"{result.name}: {result.bias_removal.curve_split}", result.dial, result.metric)
-        )
+        title = f"{result.name}: {result.bias_removal.curve_split}"
+        Console().print(evaluation_table(title, result.dial, result.metric).rich())
     if result.left_out is not None:
         print(f"\n{result.left_out}." if markdown else result.left_out)
 

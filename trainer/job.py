@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -38,19 +38,21 @@ from longtail.trainer.devices import (
 )
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions, categories_of
-from longtail.trainer.evaluation.comparison import Comparison, baselines_for, compare
+from longtail.trainer.evaluation.comparison import baselines_for, compare
 from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
-from longtail.trainer.evaluation.examples import Example, example_settings, example_task, examples
-from longtail.trainer.evaluation.frontier import Frontier, bonus_settings, frontier
-from longtail.trainer.evaluation.groups import Group, figures_by_group, record_of
+from longtail.trainer.evaluation.examples import example_settings, example_task, examples
+from longtail.trainer.evaluation.frontier import bonus_settings, frontier
+from longtail.trainer.evaluation.groups import figures_by_group, record_of
 from longtail.trainer.evaluation.ranking import buckets_for, log_proposal_of, tower_lists
 from longtail.trainer.evaluation.report import (
+    DefaultFigures,
     baseline_table,
     evaluation_table,
     group_table,
     html_report,
     in_words_of_buckets,
+    terminal_columns,
 )
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
@@ -164,7 +166,7 @@ def fit(
 
 def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, out: Path,
-    measured: AtDefault | None = None, by_label: FoundByLabel | None = None, towers: Setting | None = None,
+    measured: DefaultFigures | None = None, by_label: FoundByLabel | None = None, towers: Setting | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test if it has pairs, print the tables, and write the bundle.
 
@@ -185,12 +187,14 @@ def finish(
         measured = measure_default(trained, dataset, dial, "test", reporter)
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
-        reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
-    groups, shown, ways, compared, left_out = measured or AtDefault([], [], {}, None, [])
+        reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric).rich())
+    figures_at_default = measured or DefaultFigures()
+    groups, _, ways, compared, left_out = figures_at_default
+    columns = terminal_columns(recipe.evaluation.metric)
     if groups:
-        reporter.console.print(group_table(groups, recipe.evaluation.metric))
+        reporter.console.print(group_table(groups, recipe.evaluation.metric, columns).rich())
     if compared:
-        reporter.console.print(baseline_table(compared))
+        reporter.console.print(baseline_table(compared, columns).rich())
         reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
     for note in left_out if compared is None else compared.notes:
         reporter.say(escape(note))
@@ -246,10 +250,11 @@ def finish(
         reports[FILE] = by_label.to_bytes()
         facts |= by_label.facts()
     if dial.curve:
+        counts = trained.dataset.label_counts()
         reports["report.html"] = html_report(
-            recipe, dial, history, facts, compared, groups, shown,
-            in_words_of_buckets(buckets_for(recipe.evaluation, counts := trained.dataset.label_counts()), counts), ways,
-            [] if forecast is None else forecast.settings.by_time,
+            recipe, dial, history, facts, figures_at_default,
+            buckets=in_words_of_buckets(buckets_for(recipe.evaluation, counts), counts),
+            by_time=[] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
     with sibling_folder(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history
@@ -299,19 +304,9 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
     return found
 
 
-class AtDefault(NamedTuple):
-    """Hold figures at the default setting; `left_out` gives the reason if no baseline ran."""
-
-    groups: list[Group]
-    examples: list[Example]
-    ways: Frontier
-    compared: Comparison | None
-    left_out: list[str]
-
-
 def measure_default(
     trained: Trained, dataset: Dataset, dial: Dial, split: Literal["valid", "test"], reporter: Reporter
-) -> AtDefault | None:
+) -> DefaultFigures | None:
     """Measure groups of queries and compare the model with the recipe's baselines; None without held-out pairs.
 
     Baselines learn from the training pairs of the model, and read the same history of each request.
@@ -356,7 +351,7 @@ def measure_default(
     if names := baselines_for(config, learnt):
         reporter.say(f"Baselines on {split}: {', '.join(names)} …")
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
-    return AtDefault(groups, shown, ways, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
+    return DefaultFigures(groups, shown, ways, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:

@@ -121,7 +121,7 @@ def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: 
     screen = io.StringIO()
     for result in (evaluate(finished.out, finished.recipe), evaluate(finished.out)):
         assert (result.name, result.bias_removal.curve_split) == ("tiny", "test")
-        Console(file=screen, width=120).print(evaluation_table("tiny: test", result.dial, result.metric))
+        Console(file=screen, width=120).print(evaluation_table("tiny: test", result.dial, result.metric).rich())
     again, stored = screen.getvalue().split("tiny: test, top 5")[1:]
 
     assert again == stored

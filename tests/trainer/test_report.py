@@ -12,7 +12,15 @@ from longtail.bundle.frequency import Buckets
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.examples import Example
-from longtail.trainer.evaluation.report import _exposure, baseline_table, html_report, in_words_of_buckets, plot_dial
+from longtail.trainer.evaluation.report import (
+    DefaultFigures,
+    _exposure,
+    baseline_table,
+    html_report,
+    in_words_of_buckets,
+    plot_dial,
+    terminal_columns,
+)
 from longtail.trainer.history import TrainingHistory
 from tests.bundles import make_bundle
 from tests.trainer import tiny
@@ -64,26 +72,30 @@ COMPARED = Comparison(
 
 
 def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
-    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, COMPARED).decode()
+    page = html_report(
+        tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, DefaultFigures(compared=COMPARED)
+    ).decode()
 
     verdict = (
         "The model is behind iALS: recall@2 0.2500 against 0.5000 on the same 7 queries, a difference of "
         "-0.2500 [-0.3750, -0.1250]."
     )
     assert f"{verdict} item-kNN was left out: &lt;too large&gt;." in page
-    assert re.findall(r"<tr([^>]*)><th>([^<]*)<small>([^<]*)</small></th><td>([^<]*)<", page) == [
-        (" class=chosen", "the model", "", "0.2500"), ("", "iALS", "confidence 5", "0.5000"),
-        ("", "popularity", "", "0.1250"),
+    assert re.findall(r"<tr([^>]*)><th>([^<]*(?:<small>[^<]*</small>)?)</th><td>([^<]*)<small>0", page) == [
+        (" class=chosen", "the model", "0.2500"), ("", "iALS<small>confidence 5</small>", "0.5000"),
+        ("", "popularity", "0.1250"), ("", "0", "0.2500"), (" class=chosen", "0.5", "0.5000"), ("", "1", "0.3750"),
     ]  # fmt: skip
     screen = io.StringIO()
-    Console(file=screen, width=80).print(baseline_table(COMPARED))
+    Console(file=screen, width=80).print(baseline_table(COMPARED, terminal_columns("recall@2")).rich())
     assert re.search(r"iALS +\S? ?0\.5000", screen.getvalue())
     assert "iALS 1,234 s, popularity 0 s" in screen.getvalue()
     assert "…" not in screen.getvalue()
 
 
 def test_the_report_begins_with_the_verdict_and_ends_with_the_facts() -> None:
-    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {"Loss": "softmax"}, COMPARED).decode()
+    page = html_report(
+        tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {"Loss": "softmax"}, DefaultFigures(compared=COMPARED)
+    ).decode()
     order = ("<p class=verdict>The model is behind iALS", "<img alt=", "<h2>The model and its baselines", "<dt>Loss")
     positions = [page.index(text) for text in order]
     assert positions == sorted(positions)
@@ -103,7 +115,9 @@ def test_the_report_says_what_the_dial_and_the_buckets_are() -> None:
 def test_the_report_shows_answers_at_two_settings_of_the_dial() -> None:
     answers = {0.0: [("rare <mug>", "tail")], 0.5: [("lamp", "head")]}
     example = Example("u7", history=["pan"], chosen=["vase", "rug"], answers=answers)
-    page = html_report(tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, examples=[example]).decode()
+    page = html_report(
+        tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, DefaultFigures(examples=[example])
+    ).decode()
     assert "<th>First at λ = 0</th><th>First at λ = 0.5</th>" in page
     assert "<th>u7</th><td>pan</td><td>vase<br>rug</td>" in page
     assert "rare &lt;mug&gt; <i>tail</i>" in page

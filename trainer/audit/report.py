@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from longtail.bundle import BUCKET_NAMES, Interval
-from longtail.bundle.page import INK, page, plot, scrolled
+from longtail.bundle.page import INK, page, plot
+from longtail.bundle.report_table import ReportTable, metric_cell, metric_cells
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.audit.measure import Audit
 from longtail.trainer.audit.promise import Judged
 from longtail.trainer.evaluation.groups import record_of
-from longtail.trainer.evaluation.report import baseline_table, baselines_html, group_table, groups_html, shown_metrics
+from longtail.trainer.evaluation.report import (
+    baseline_table,
+    baselines_html,
+    group_table,
+    groups_html,
+    terminal_columns,
+)
 from longtail.trainer.metric_registry import k_of
 
 _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1")
@@ -29,16 +35,17 @@ _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1
 def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
     """Print what an audit found."""
     metrics, k = audit.metrics, k_of(audit.metric)
-    overall = ", ".join(f"{name} {_words(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
+    overall = ", ".join(f"{name} {_bounds(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
     console.print(
         f"{audit.name}: {audit.queries:,} queries, {audit.pairs:,} pairs to find among {audit.labels:,} labels\n"
         f"{overall}",
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
-    console.print(_bucket_table(audit))
-    console.print(group_table(audit.groups, audit.metric))
+    columns = terminal_columns(audit.metric)
+    console.print(_bucket_table(audit).rich())
+    console.print(group_table(audit.groups, audit.metric, columns).rich())
     if audit.compared is not None:
-        console.print(baseline_table(audit.compared))
+        console.print(baseline_table(audit.compared, columns).rich())
         console.print(audit.compared.sentence, highlight=False, markup=False, soft_wrap=True)
     found = [str(each) for each in audit.findings if each.count]
     nothing = ", ".join(each.name for each in audit.findings if not each.count)
@@ -65,29 +72,22 @@ def write(audit: Audit, judged: Sequence[Judged], out: Path) -> None:
         (folder / "report.html").write_bytes(_html(audit, judged))
 
 
-def _words(figure: Interval) -> str:
-    between = "" if figure.low is None or figure.high is None else f" [{figure.low:.4f}, {figure.high:.4f}]"
-    return f"{figure.value:.4f}{between}"
+def _bounds(figure: Interval) -> str:
+    cell = metric_cell(figure)
+    return f"{cell} [{cell.note}]" if cell.note else str(cell)
 
 
-def _bucket_rows(audit: Audit, words: Callable[[Interval], str]) -> list[list[str]]:
-    k, rows = k_of(audit.metric), []
-    for of in audit.buckets:
-        figures = [audit.metrics[f"{metric}@{k}/{of.name}"] for metric in ("recall", "exposure", "coverage")]
-        rows.append([of.name, f"{of.labels:,}", f"{of.train:,}", f"{of.pairs:,}", *map(words, figures)])
-    return rows
-
-
-_BUCKET_HEADS = ("", "labels", "train pairs", "to find", "recall", "exposure", "coverage")
-
-
-def _bucket_table(audit: Audit) -> Table:
-    table = Table(title=f"By bucket of labels, top {k_of(audit.metric)}", title_justify="left", pad_edge=False)
-    for heading in _BUCKET_HEADS:
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in _bucket_rows(audit, lambda figure: f"{figure.value:.4f}"):
-        table.add_row(*row)
-    return table
+def _bucket_table(audit: Audit) -> ReportTable:
+    k, names = k_of(audit.metric), ("recall", "exposure", "coverage")
+    rows = [
+        [
+            bucket.name, f"{bucket.labels:,}", f"{bucket.train:,}", f"{bucket.pairs:,}",
+            *metric_cells(audit.metrics, [f"{name}@{k}/{bucket.name}" for name in names]),
+        ]
+        for bucket in audit.buckets
+    ]  # fmt: skip
+    headings = ["", "labels", "train pairs", "to find", *names]
+    return ReportTable(headings, rows, title=f"By bucket of labels, top {k}")
 
 
 def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
@@ -95,7 +95,7 @@ def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
     models = {"the recommender": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
     cards = {
         "Queries": f"{audit.queries:,}", "Pairs to find": f"{audit.pairs:,}", "Labels": f"{audit.labels:,}",
-        **{name: _words(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
+        **{name: _bounds(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
     }  # fmt: skip
     if judged:
         cards["Promise"] = f"{sum(each.kept for each in judged)} of {len(judged)} kept"
@@ -103,20 +103,14 @@ def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
         plot(lambda axes: _bars(axes, models, "recall", k), f"Recall@{k} by bucket of labels"),
         plot(lambda axes: _bars(axes, models, "exposure", k), f"Share of the top {k} given to each bucket of labels"),
     ]
-    names = shown_metrics(audit.metric)
-    heads = "".join(f"<th>{heading}</th>" for heading in _BUCKET_HEADS)
-    rows = "".join(
-        f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>"
-        for row in _bucket_rows(audit, _words)
-    )
     found = [f"{each.in_words} ({each.name})" for each in audit.findings if each.count]
     none = ", ".join(each.name for each in audit.findings if not each.count)
     folded = f"<details><summary>Looked for and not found</summary><p>{none}</p></details>" if none else ""
     body = (
         f"{_lines('Promise', [str(each) for each in judged])}"
         f"{_lines('Leaks and gaps', [*found, *audit.notes])}{folded}"
-        f"<h2>By bucket of labels</h2>{scrolled(heads, rows)}"
-        f"{groups_html(audit.groups, names)}{baselines_html(audit.compared, names)}"
+        f"<h2>By bucket of labels</h2>{_bucket_table(audit).html()}"
+        f"{groups_html(audit.groups, audit.metric)}{baselines_html(audit.compared)}"
     )
     verdict = "" if audit.compared is None else audit.compared.sentence
     intro = (

@@ -1,25 +1,27 @@
-"""What a job reports: the evaluation table, and report.html with plots, readable without a network."""
+"""Write a job's tables, and report.html with plots, readable without a network."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.table import Table
 
-from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint, Interval
+from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint
 from longtail.bundle.arrays import Float64, Int64
 from longtail.bundle.forecast import NatsAt
 from longtail.bundle.frequency import Buckets
-from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled, style
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, style
+from longtail.bundle.report_table import Cell, ReportTable, metric_cells
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.baselines import in_words
 from longtail.trainer.evaluation.bundle import RollingFigures
@@ -39,140 +41,154 @@ _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 
 
-def shown_metrics(metric: str) -> list[str]:
-    """Return the columns of an evaluation table at the k of the recipe's metric."""
+class DefaultFigures(NamedTuple):
+    """Hold figures at the default setting; `notes` gives the reason if no baseline ran."""
+
+    groups: Sequence[Group] = ()
+    examples: Sequence[Example] = ()
+    frontier: Frontier = MappingProxyType({})
+    compared: Comparison | None = None
+    notes: Sequence[str] = ()
+
+
+_NO_FIGURES = DefaultFigures()
+
+
+def terminal_columns(metric: str) -> dict[str, str]:
+    """Return the metrics of a terminal table at the k of the recipe's metric, by heading."""
     k = k_of(metric)
-    return [
+    return {"recall": f"recall@{k}", "nDCG": f"ndcg@{k}", **{bucket: f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES}}
+
+
+def report_columns(metric: str) -> dict[str, str]:
+    """Return the metrics of a report's table at the k of the recipe's metric, by heading."""
+    k = k_of(metric)
+    names = [
         f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
         f"balanced_error@{k}", f"coverage@{k}", f"gini@{k}", *(f"exposure@{k}/{bucket}" for bucket in BUCKET_NAMES),
     ]  # fmt: skip
+    return {name: name for name in names}
 
 
-def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
-    """Create a terminal table: one row per λ, and per μ where it is another dial; the default is marked."""
+def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
+    """Create a terminal table with a row per setting of the curve; the default is marked."""
     k, chosen_by = k_of(metric), dial.bias_removal.chosen_by
-    recall_of = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
-    caption = f"▶ default λ, by {chosen_by}; {recall_of}"
+    recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
+    caption = f"▶ default λ, by {chosen_by}; {recall_words}"
     if len(_dials(dial)) > 1:
-        adds = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence", "β tail": ", β is a bucket's bonus"}
-        words = "".join(adds.get(symbol, "") for symbol in _dials(dial))
-        caption = f"λ {_removes(dial)}{words}; ▶ default, by {chosen_by}; {recall_of}"
-    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES), f"coverage@{k}"]
-    rows = ((_at(dial, point), _values(point.metrics, names), _is_default(dial, point)) for point in dial.curve)
-    headings = [*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage"]
-    return _terminal_table(f"{title}, top {k}", caption, headings, rows)
-
-
-def target_table(found: FoundByLabel, prior: str) -> Table:
-    """Create a terminal table of recall under another prior of labels at every λ and μ; the best is marked."""
-    recalls, covered = found.recall(prior)
-    best = max(recalls, key=lambda measured: measured.recall.value)
-    says = f"theory: {found.theory[prior]}; " if prior in found.theory else ""
-    caption = f"▶ best; {says}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest"
-    moving = [len({setting[at] for setting, _ in recalls}) > 1 for at in range(1, len(_SYMBOLS))]
-    dials = {symbol: at for at, symbol in enumerate(_SYMBOLS) if at == 0 or moving[at - 1]}
-    rows = (
-        (
-            [f"{measured.setting[at]:g}" for at in dials.values()],
-            [f"{measured.recall.value:.4f}", f"{measured.recall.low:.4f} – {measured.recall.high:.4f}"],
-            measured is best,
-        )
-        for measured in sorted(recalls)
-    )
-    title = f"valid, labels drawn as {prior}, top {found.k}"
-    return _terminal_table(title, caption, [*dials, f"recall@{found.k}", "95 %"], rows)
-
-
-def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> Table:
-    """Create a terminal table of a model with several priors over periods of test."""
-    k, shown = k_of(metric), "%m-%d %H:%M"
-    names = [f"recall@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
-    rows = (
-        (
-            [datetime.fromtimestamp(each.begin, UTC).strftime(shown), f"{each.pairs:,}", each.prior],
-            _values(each.metrics, names),
-            each.prior == "refreshed",
-        )
-        for each in figures
-    )
-    caption = (
-        "counts: of training; forecast: as released; refreshed: by the pairs before the period, with labels dated in it"
-    )
-    return _terminal_table(f"{name}, top {k}", caption, ["from", "pairs", "prior", "recall", *BUCKET_NAMES], rows)
-
-
-def baseline_table(compared: Comparison) -> Table:
-    """Create a terminal table of the model at its default and every baseline, at the k of the recipe's metric."""
-    k = k_of(compared.metric)
-    took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
-    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
-    models = {compared.subject: compared.model, **compared.baselines}
-    rows = (([name], _values(metrics, names), metrics is compared.model) for name, metrics in models.items())
-    title = f"{compared.subject.capitalize()} and its baselines, top {k}"
-    return _terminal_table(title, f"to learn and answer: {took}", ["", "recall", "nDCG", *BUCKET_NAMES], rows)
-
-
-def group_table(groups: Sequence[Group], metric: str) -> Table:
-    """Create a terminal table of every group of queries, at the k of the recipe's metric."""
-    k = k_of(metric)
-    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
-    rows = (([group.name, f"{group.queries:,}"], _values(group.metrics, names), False) for group in groups)
-    about = "; ".join(f"{group.value}: {group.about}" for group in groups if group.about)
-    return _terminal_table(
-        f"By group of queries, top {k}", about, ["group", "queries", "recall", "nDCG", *BUCKET_NAMES], rows
-    )
-
-
-def _terminal_table(
-    title: str, caption: str, headings: Sequence[str], rows: Iterable[tuple[list[str], list[str], bool]]
-) -> Table:
-    """Create a table of rows: what they are of, figures, and whether the row is marked."""
-    table = Table(
-        title=title, title_justify="left", caption=caption, caption_justify="left", pad_edge=False
-    )  # fmt: skip
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
-    for (first, *more), figures, marked in rows:
-        mark = "▶ " if marked else ""
-        table.add_row(f"{mark}{first}", *more, *figures, style="bold" if marked else None)
-    return table
+        effects = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence", "β tail": ", β is a bucket's bonus"}
+        words = "".join(effects.get(symbol, "") for symbol in _dials(dial))
+        caption = f"λ {_removes(dial)}{words}; ▶ default, by {chosen_by}; {recall_words}"
+    columns = terminal_columns(metric) | {"coverage": f"coverage@{k}"}
+    return replace(_curve_table(dial, columns), title=f"{title}, top {k}", caption=caption)
 
 
 def evaluation_markdown(dial: Dial, metric: str) -> str:
-    """Get the table as Markdown, with the metric's interval, and propensity scores and log-likelihood if measured."""
+    """Return the curve as Markdown, with propensity scores and log-likelihood if measured."""
     k = k_of(metric)
     measured = {name for point in dial.curve for name in point.metrics}
-    names = shown_metrics(metric) + [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
-    heads = [*_dials(dial), *names]
-    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for point in dial.curve:
-        first = point.metrics[names[0]]
-        spread = "" if first.low is None or first.high is None else f" [{first.low:.4f}, {first.high:.4f}]"
-        mark = "**" if _is_default(dial, point) else ""
-        at = [f"{mark}{number}{mark}" for number in _at(dial, point)]
-        cells = [*at, f"{first.value:.4f}{spread}", *_values(point.metrics, names[1:])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
+    return _curve_table(dial, report_columns(metric) | {name: name for name in extras}).markdown()
+
+
+def _curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
+    """Create a table with a row per setting of the curve."""
+    dials = _dials(dial)
+    rows = [
+        [*(f"{Setting.of(point)[i]:g}" for i in dials.values()), *metric_cells(point.metrics, columns.values())]
+        for point in dial.curve
+    ]
+    defaults = [i for i, point in enumerate(dial.curve) if Setting.of(point) == dial.default]
+    return ReportTable([*dials, *columns], rows, name_columns=len(dials), marked=defaults)
+
+
+def target_table(measured: FoundByLabel, prior: str) -> ReportTable:
+    """Create a table of recall under another prior of labels at every λ and μ; the best is marked."""
+    recalls, covered = measured.recall(prior)
+    recalls = sorted(recalls)
+    theory = f"theory: {measured.theory[prior]}; " if prior in measured.theory else ""
+    moving = [len({setting[i] for setting, _ in recalls}) > 1 for i in range(1, len(_SYMBOLS))]
+    dials = {symbol: i for i, symbol in enumerate(_SYMBOLS) if i == 0 or moving[i - 1]}
+    rows = [
+        [
+            *(f"{setting[i]:g}" for i in dials.values()),
+            f"{recall.value:.4f}", f"{recall.low:.4f} – {recall.high:.4f}",
+        ]
+        for setting, recall in recalls
+    ]  # fmt: skip
+    return ReportTable(
+        [*dials, f"recall@{measured.k}", "95 %"], rows, name_columns=len(dials),
+        marked=[int(np.argmax([recall.value for _, recall in recalls]))],
+        title=f"valid, labels drawn as {prior}, top {measured.k}",
+        caption=f"▶ best; {theory}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest",
+    )  # fmt: skip
+
+
+def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> ReportTable:
+    """Create a table of a model with several priors over periods of test."""
+    columns = {heading: key for heading, key in terminal_columns(metric).items() if heading != "nDCG"}
+    rows = [
+        [
+            f"{datetime.fromtimestamp(period.begin, UTC):%m-%d %H:%M}", f"{period.pairs:,}", period.prior,
+            *metric_cells(period.metrics, columns.values()),
+        ]
+        for period in figures
+    ]  # fmt: skip
+    return ReportTable(
+        ["from", "pairs", "prior", *columns], rows, title=f"{name}, top {k_of(metric)}",
+        marked=[i for i, period in enumerate(figures) if period.prior == "refreshed"],
+        caption="counts: of training; forecast: as released; refreshed: by the pairs before the period, with labels "
+        "dated in it",
+    )  # fmt: skip
+
+
+def baseline_table(compared: Comparison, columns: Mapping[str, str]) -> ReportTable:
+    """Create a table of the model at its default and every baseline."""
+    models = {compared.subject: compared.model, **compared.baselines}
+    rows = [
+        [Cell(name, in_words(compared.settings.get(name, {}))), *metric_cells(metrics, columns.values())]
+        for name, metrics in models.items()
+    ]
+    took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
+    return ReportTable(
+        ["", *columns], rows, marked=[0], caption=f"to learn and answer: {took}",
+        title=f"{compared.subject.capitalize()} and its baselines, top {k_of(compared.metric)}",
+    )  # fmt: skip
+
+
+def group_table(groups: Sequence[Group], metric: str, columns: Mapping[str, str]) -> ReportTable:
+    """Create a table of every group of queries."""
+    rows = [
+        [Cell(group.name, group.about), f"{group.queries:,}", *metric_cells(group.metrics, columns.values())]
+        for group in groups
+    ]
+    return ReportTable(
+        ["group", "queries", *columns], rows, name_columns=2, title=f"By group of queries, top {k_of(metric)}",
+        caption="; ".join(f"{group.value}: {group.about}" for group in groups if group.about),
+    )  # fmt: skip
 
 
 def html_report(
-    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
-    groups: Sequence[Group] = (), examples: Sequence[Example] = (), buckets: str = "",
-    ways: Frontier = MappingProxyType({}), by_time: Sequence[NatsAt] = (),
+    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: Mapping[str, str],
+    figures: DefaultFigures = _NO_FIGURES, *, buckets: str = "", by_time: Sequence[NatsAt] = (),
 ) -> bytes:  # fmt: skip
-    """Write report.html: the verdict, plots over each dial and of the training, examples, tables and facts."""
+    """Write report.html: verdict, plots, examples, tables and facts.
+
+    Args:
+        buckets: sentence that describes the buckets.
+        by_time: likelihood by weekday and hour.
+    """
     metric = recipe.evaluation.metric
-    k, names = k_of(metric), shown_metrics(metric)
+    k, frontier = k_of(metric), figures.frontier
     prior, term = (line_of(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
     ends = "  (left: tail, right: head)"
-    ends_of_lambda = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""
-    plots = _line_plots("λ", f"bias removal λ{ends_of_lambda}", _lambdas(dial), dial.default, k)
+    lambda_ends = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""
+    plots = _line_plots("λ", f"bias removal λ{lambda_ends}", _lambdas(dial), dial.default, k)
     plots += _line_plots("μ", f"popularity μ{ends}", prior, dial.default, k)
     plots += _line_plots("ω", "co-occurrence ω", term, dial.default, k)
-    words = f"Recall@{k} against recall@{k} of the tail, by {', '.join(ways)}"
-    plots += [plot(lambda axes: _frontier(axes, ways, k), words)] if ways else []
+    words = f"Recall@{k} against recall@{k} of the tail, by {', '.join(frontier)}"
+    plots += [plot(lambda axes: _frontier(axes, frontier, k), words)] if frontier else []
     plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
-    rows = [(_at(dial, point), _cells(point.metrics, names), _is_default(dial, point)) for point in dial.curve]
     split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
     default = f"Default λ = {dial.default.bias_removal:g}"
     if "μ" in _dials(dial):
@@ -181,17 +197,18 @@ def html_report(
         default += f", ω = {dial.default.cooccurrence:g}"
     default += "".join(f", β {bucket} = {value:g}" for bucket, value in dial.default.bonus.items())
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
-    words = (
-        "Each request may set λ, which says how much popularity counts: 0 ranks by taste, 1 by taste and popularity."
-        if ends_of_lambda
-        else "Each request may set λ."
-    )
+    words = "Each request may set λ."
+    if lambda_ends:
+        words = (
+            "Each request may set λ, which says how much popularity counts: 0 ranks by taste, 1 by taste and "
+            "popularity."
+        )
     body = (
-        f"{_examples_html(examples)}{baselines_html(compared, names)}{groups_html(groups, names)}"
+        f"{_examples_html(figures.examples)}{baselines_html(figures.compared)}{groups_html(figures.groups, metric)}"
         f"{price_html(dial, k)}{by_time_html(by_time)}\n"
-        f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
+        f"<h2>Every {' and '.join(_dials(dial))}</h2>{_curve_table(dial, report_columns(metric)).html()}"
     )
-    verdict = "" if compared is None else compared.sentence
+    verdict = "" if figures.compared is None else figures.compared.sentence
     return page(recipe.name, f"{intro}<br>{words} {html.escape(buckets)}", facts, plots, body, verdict=verdict)
 
 
@@ -212,97 +229,75 @@ def _examples_html(examples: Sequence[Example]) -> str:
     if not examples:
         return ""
 
-    def titles(names: Sequence[str]) -> str:
-        return "<br>".join(map(html.escape, names)) or "–"
+    def titles(names: Sequence[str]) -> Cell:
+        return Cell(", ".join(names), markup="<br>".join(map(html.escape, names)) or "–")
 
-    def answer(labels: Sequence[tuple[str, str]]) -> str:
+    def answer(labels: Sequence[tuple[str, str]]) -> Cell:
         lines = [
             f"<span style='color:{_COLOURS[bucket]}'>●</span> {html.escape(title)} <i>{bucket}</i>"
             for title, bucket in labels
         ]
-        return "<br>".join(lines)
+        return Cell(", ".join(title for title, _ in labels), markup="<br>".join(lines))
 
-    heads = [
-        "Query",
-        "Chose before, newest first",
-        "Chose next",
-        *(f"First at λ = {at:g}" for at in examples[0].answers),
-    ]
-    rows = "".join(
-        f"<tr><th>{html.escape(example.query_id)}</th><td>{titles(example.history)}</td><td>{titles(example.chosen)}</td>"
-        f"{''.join(f'<td>{answer(labels)}</td>' for labels in example.answers.values())}</tr>"
+    answers = [f"First at λ = {bias_removal:g}" for bias_removal in examples[0].answers]
+    rows = [
+        [example.query_id, titles(example.history), titles(example.chosen), *map(answer, example.answers.values())]
         for example in examples
-    )
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-    return (
-        f"<h2>Example answers</h2><p>Held-out queries drawn by chance.</p><div class=text>{scrolled(head, rows)}</div>"
-    )
+    ]
+    table = ReportTable(["Query", "Chose before, newest first", "Chose next", *answers], rows)
+    return f"<h2>Example answers</h2><p>Held-out queries drawn by chance.</p><div class=text>{table.html()}</div>"
 
 
-def baselines_html(compared: Comparison | None, names: list[str]) -> str:
-    """Write the model and its baselines with metrics and intervals, the verdict in words, and what was left out."""
+def baselines_html(compared: Comparison | None) -> str:
+    """Write the model and its baselines, and the differences with the best marked."""
     if compared is None:
         return ""
-    rows = []
-    for name, metrics in {compared.subject: compared.model, **compared.baselines}.items():
-        of = f"{html.escape(name)}<small>{html.escape(in_words(compared.settings.get(name, {})))}</small>"
-        rows.append(([of], _cells(metrics, names), metrics is compared.model))
     words, subject = " ".join([compared.sentence, *compared.notes]), html.escape(compared.subject.capitalize())
-    apart = list(compared.differences[compared.best])
-    differences = [
-        ([html.escape(name)], _cells(metrics, apart, signed=True), name == compared.best)
-        for name, metrics in compared.differences.items()
-    ]
+    metrics = list(compared.differences[compared.best])
+    rows = [[name, *metric_cells(of, metrics, signed=True)] for name, of in compared.differences.items()]
+    differences = ReportTable(["", *metrics], rows, marked=[[*compared.differences].index(compared.best)])
     return (
-        f"<h2>{subject} and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
+        f"<h2>{subject} and its baselines</h2><p>{html.escape(words)}</p>"
+        f"{baseline_table(compared, report_columns(compared.metric)).html()}"
         f"<h2>{subject} less each baseline</h2>"
-        "<p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
-        f"{_html_table(['', *apart], differences)}"
+        f"<p>Paired by query, with 95 % intervals; the best baseline is marked.</p>{differences.html()}"
     )
 
 
-def groups_html(groups: Sequence[Group], names: list[str]) -> str:
+def groups_html(groups: Sequence[Group], metric: str) -> str:
     """Write the figures of every group of queries, with intervals."""
     if not groups:
         return ""
-    rows = []
-    for group in groups:
-        of = f"{html.escape(group.name)}<small>{html.escape(group.about)}</small>"
-        rows.append(([of, f"{group.queries:,}"], _cells(group.metrics, names), False))
-    return f"<h2>By group of queries</h2>{_html_table(['', 'queries', *names], rows)}"
+    return f"<h2>By group of queries</h2>{group_table(groups, metric, report_columns(metric)).html()}"
 
 
 def by_time_html(by_time: Sequence[NatsAt]) -> str:
-    """Write the likelihood of the last period's pairs by weekday and by hours, with the gain of the calendar."""
+    """Write the likelihood of the last period's pairs by weekday and hour."""
+    rows = [
+        [period.time, f"{period.pairs:,.0f}", f"{period.nats:.3f}", f"{period.gain:+.3f}"]
+        for period in by_time
+        if period.pairs
+    ]
     if not by_time:
         return ""
-    rows = [
-        ([each.time, f"{each.pairs:,.0f}"], f"<td>{each.nats:.3f}</td><td>{each.gain:+.3f}</td>", False)
-        for each in by_time
-        if each.pairs
-    ]
-    says = "Decayed counts, in nats a pair of the last period, UTC, and what the calendar of the forecast adds."
-    heads = ["", "pairs", "nats", "calendar"]
-    return f"<h2>Popularity by weekday and hour</h2><p>{says}</p>{_html_table(heads, rows)}"
+    words = "Decayed counts, in nats a pair of the last period, UTC, and what the calendar of the forecast adds."
+    table = ReportTable(["", "pairs", "nats", "calendar"], rows, name_columns=2)
+    return f"<h2>Popularity by weekday and hour</h2><p>{words}</p>{table.html()}"
 
 
 def price_html(dial: Dial, k: str) -> str:
-    """Write what each step of λ gives and takes: recall and exposure of every bucket, and the exchange rate."""
+    """Write recall and exposure by bucket at each λ, with the changes and their rate."""
     points = _lambdas(dial)
     if len(points) < 2:
         return ""
     recall, tail = f"recall@{k}", f"recall@{k}/tail"
     names = [recall, *(f"{name}@{k}/{bucket}" for name in ("recall", "exposure") for bucket in BUCKET_NAMES)]
     changes = [["", "", ""]]
-    for before, after in pairwise(points):
-        gained, of_tail = (after.metrics[name].value - before.metrics[name].value for name in (recall, tail))
-        changes.append([f"{gained:+.4f}", f"{of_tail:+.4f}", f"{gained / of_tail:.2f}" if of_tail else "–"])
+    for lower, higher in pairwise(points):
+        gain, tail_gain = (higher.metrics[name].value - lower.metrics[name].value for name in (recall, tail))
+        changes.append([f"{gain:+.4f}", f"{tail_gain:+.4f}", f"{gain / tail_gain:.2f}" if tail_gain else "–"])
     rows = [
-        (
-            [f"{point.bias_removal:g}"],
-            "".join(f"<td>{cell}</td>" for cell in [*_values(point.metrics, names), *change]),
-            point.bias_removal == dial.default.bias_removal,
-        )
+        [f"{point.bias_removal:g}", *(f"{point.metrics[name].value:.4f}" for name in names), *change]
         for point, change in zip(points, changes, strict=True)
     ]
     words = (
@@ -310,37 +305,11 @@ def price_html(dial: Dial, k: str) -> str:
         "evaluation.floor holds the default to a least recall of a bucket, or to a share of what it is at another λ, "
         "by λ or by a bonus."
     )
-    heads = ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"]
-    return f"<h2>What recall costs the tail</h2><p>{words}</p>{_html_table(heads, rows)}"
-
-
-def _html_table(headings: Sequence[str], rows: Iterable[tuple[list[str], str, bool]]) -> str:
-    """Write a table of rows: what they are of, cells, and whether the row is marked; all but headings as HTML."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in headings)
-    body = "".join(
-        f"<tr{' class=chosen' if marked else ''}>{''.join(f'<th>{it}</th>' for it in of)}{cells}</tr>"
-        for of, cells, marked in rows
-    )
-    return scrolled(head, body)
-
-
-def _values(metrics: Mapping[str, Interval], names: Iterable[str]) -> list[str]:
-    return [f"{metrics[name].value:.4f}" if name in metrics else "" for name in names]
-
-
-def _cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signed: bool = False) -> str:
-    """Write figures as cells, each with its interval if it has one."""
-    form = "+.4f" if signed else ".4f"
-
-    def cell(figure: Interval | None) -> str:
-        if figure is None:
-            return "<td></td>"
-        bounded = figure.low is not None and figure.high is not None
-        between = " to " if signed else "–"
-        interval = f"<small>{figure.low:{form}}{between}{figure.high:{form}}</small>" if bounded else ""
-        return f"<td>{figure.value:{form}}{interval}</td>"
-
-    return "".join(cell(metrics.get(name)) for name in names)
+    table = ReportTable(
+        ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"], rows,
+        marked=[i for i, point in enumerate(points) if point.bias_removal == dial.default.bias_removal],
+    )  # fmt: skip
+    return f"<h2>What recall costs the tail</h2><p>{words}</p>{table.html()}"
 
 
 def _dials(dial: Dial) -> dict[str, int]:
@@ -350,14 +319,6 @@ def _dials(dial: Dial) -> dict[str, int]:
         for at, symbol in enumerate(_SYMBOLS)
         if at == 0 or any(Setting.of(point)[at] for point in dial.curve)
     }
-
-
-def _at(dial: Dial, point: CurvePoint) -> list[str]:
-    return [f"{Setting.of(point)[at]:g}" for at in _dials(dial).values()]
-
-
-def _is_default(dial: Dial, point: CurvePoint) -> bool:
-    return Setting.of(point) == dial.default
 
 
 def _lambdas(dial: Dial) -> list[CurvePoint]:
