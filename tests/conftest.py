@@ -1,7 +1,7 @@
-"""Which tests `make quick` leaves out, and which files begin first.
+"""Mark tests that `make quick` skips, and start slow files first.
 
-`process`: starts other processes, a browser among them. Whole folders are marked here, single tests where they stand;
-an unmarked test that starts one fails, so that the mark cannot be forgotten. `slow`: takes seconds.
+The mark `process` is for tests that start processes or a browser, `slow` for tests that take seconds. PROCESS_FOLDERS
+marks whole folders. An unmarked test fails when it starts a process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import pytest
 if TYPE_CHECKING:
     from tests.s3 import S3Server
 
-# pytest-xdist has a process to every core: more threads of FAISS and BLAS would wait for each other.
+# pytest-xdist already uses every core; more threads of FAISS and BLAS would only compete.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-# As `longtail-train` sets it: some tests import TensorFlow before those of the trainer are collected.
+# `longtail-train` sets this too, but some tests import TensorFlow before the trainer is imported.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-# What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
+# Errors of tf2onnx fail tests; with "TRUE" it also copies the graph before each optimiser, to restore it.
 os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 
-# Python starts a process for it, once; libraries ask when they are imported, in whichever test that is.
+# The first call starts a process. Libraries call it on import, which would fail an unmarked test.
 platform.processor()
 
-# TensorFlow and thousands of tests are half a million objects, and none is garbage yet: a fifth of the time of
-# collection. `_what_is_imported_stays` turns it on again.
+# Scanning half a million objects of TensorFlow and the tests, none of them garbage, would take a fifth of collection
+# time. `_freeze_imports` turns garbage collection on again.
 gc.disable()
 
-# A busy machine would fail an example by its time alone.
+# A deadline would fail examples on a busy machine.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
@@ -53,33 +53,32 @@ LONG_FILES = (
     "end_to_end/test_hostile.py", "trainer/test_several_objectives.py", "trainer/test_refreshed_forecast.py",
     "index/test_remote.py", "trainer/test_top_k.py", "trainer/test_objective.py", "trainer/test_nearest.py",
 )  # fmt: skip
-"""Ten seconds of CPU each, or half a minute of waiting. They begin first, so that no core waits at the end for one
-that has just begun; `make test` keeps pytest-xdist from sorting files by how many tests they have, which puts most of
-these last."""
+"""Files that need 10 s of CPU or wait 30 s. They start first, so that no core idles at the end. `make test` stops
+pytest-xdist from sorting files by number of tests, which would start most of these last."""
 
 
-def python_with(package: str, variable: str, made_by: str) -> str:
-    """The Python of another environment, which an environment variable names."""
+def other_python(package: str, variable: str, target: str) -> str:
+    """Return the Python of another environment, whose path is in an environment variable that `target` sets."""
     path = os.environ.get(variable)
     if path is None:
-        pytest.fail(f"expected {variable}, a Python with {package}; `{made_by}` sets it")
+        pytest.fail(f"expected {variable}, a Python with {package}; `{target}` sets it")
     return path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    files = {item.path for item in items}  # a file's parents are compared once, not for each of its tests
+    files = {item.path for item in items}  # compare parents once per file, not once per test
     processes = {file for file in files if any(folder in file.parents for folder in PROCESS_FOLDERS)}
     for item in items:
         if item.path in processes:
             item.add_marker(pytest.mark.process)
-    rank = {HERE / name: place for place, name in enumerate(LONG_FILES)}
+    rank = {HERE / name: i for i, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _what_is_imported_stays() -> Iterator[None]:
-    """The garbage collector passes over what was imported and collected. A service has it look at all there are
-    whenever it loads a release; where tests load hundreds in this process, it does not."""
+def _freeze_imports() -> Iterator[None]:
+    """Exclude imported objects from garbage collection. The service unfreezes and scans them whenever it loads a
+    release; tests load hundreds of releases, so that is turned off."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -90,7 +89,7 @@ def _what_is_imported_stays() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _require_process_mark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("process") is None:
 
         def refuse(_: object, command: object, *__: object, **___: object) -> None:
@@ -101,7 +100,7 @@ def _processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One for all tests of this process."""
+    """A server for all tests of this process."""
     import boto3
 
     from tests.s3 import BUCKET, S3Server
@@ -118,7 +117,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, with a cache of downloads of the test's own."""
+    """The server, and a new download cache for each test."""
     for name, value in {**s3_server.environment, "LONGTAIL_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     s3_server.seen.clear()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.conftest import python_with
+from tests.conftest import other_python
 
 if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
     collect_ignore = ["legacy"]
@@ -14,4 +14,4 @@ if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
 
 @pytest.fixture(scope="session")
 def tfrs_python() -> str:
-    return python_with("tensorflow-recommenders", "LONGTAIL_TFRS_PYTHON", "make test-nightly")
+    return other_python("tensorflow-recommenders", "LONGTAIL_TFRS_PYTHON", "make test-nightly")

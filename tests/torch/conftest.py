@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.conftest import python_with
+from tests.conftest import other_python
 
 if find_spec("torch") is None:
     collect_ignore = ["inside"]
@@ -14,4 +14,4 @@ if find_spec("torch") is None:
 
 @pytest.fixture(scope="session")
 def torch_python() -> str:
-    return python_with("torch", "LONGTAIL_TORCH_PYTHON", "make test-nightly")
+    return other_python("torch", "LONGTAIL_TORCH_PYTHON", "make test-nightly")
