@@ -1,86 +1,88 @@
-"""Cost of ranking a catalogue at 11 λ × 3 ω, compared with one flat pass over it.
+"""Cost of exact top-k lists at 11 λ, compared with one pass per λ.
 
-    python -m benchmarks.evaluation_cost data/gowalla/recipe.toml [--queries 10000] [--epochs 2]
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 taskset -c 0 python -m benchmarks.evaluation_cost
 
-The model is trained for some epochs, and W is the recipe's first kind and power. A flat pass is one product queries ×
-labels at λ = ½ with the best K of each query, without leaving anything out: FAISS `IndexFlatIP` by products. Ways take
-turns, and the least CPU time counts; run on one core (`taskset -c 0`, OMP_NUM_THREADS=1) to compare single threads.
+Generated queries and labels of 64 dimensions around 200 centres, with Zipf frequencies. Ways take turns, and the least
+CPU time counts.
 """
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import faiss
 import numpy as np
-from rich.console import Console
 
-from longtail.trainer.config import load_recipe
-from longtail.trainer.cooccurrence import _scaled, _structures
-from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
-from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.ranking import tower_lists
-from longtail.trainer.evaluation.task import Task
-from longtail.trainer.progress import Reporter
-from longtail.trainer.quiet import quiet_tensorflow
-from longtail.trainer.train import train
+from longtail.bundle.arrays import Float32, Int64
+from longtail.trainer.evaluation.grid_ranker import GridRanker, best
+from longtail.trainer.evaluation.ranking import block_of
 
-LAMBDAS, OMEGAS, TURNS = [at / 10 for at in range(11)], [0.0, 0.5, 1.0], 4
+SIZES = {"Gowalla": (40_981, 1_000), "MovieLens 1M": (3_533, 3_000), "MovieLens 100K": (1_682, 940)}
+K, DIM, TURNS, TEMPERATURE = 100, 64, 3, 0.05
+LAMBDAS = np.linspace(0, 1, 11)
 
 
 def main() -> None:
     """Print one Markdown table."""
-    quiet_tensorflow()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("--queries", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--set", action="append", default=["model.temperature=0.05", "training.evaluate_every=100"])
-    options = parser.parse_args()
-    recipe = load_recipe(options.recipe, options.set)
-    dataset = read_dataset(recipe)
-    with tempfile.TemporaryDirectory() as folder:
-        trained = train(
-            recipe, dataset, epochs=options.epochs, work=Path(folder), logs=Path(folder) / "logs",
-            reporter=Reporter(Console(quiet=True)),
-        )  # fmt: skip
-    held_out, past = dataset.with_past(dataset.valid, dataset.train, recipe.evaluation.history)
-    labels = len(dataset.label_ids)
-    task = Task.of(held_out, past, recipe.evaluation, labels=labels, seed=0, max_queries=options.queries)
-    features, side = trained.encoding.query.with_history(past), trained.label_side(past.known)
-    entries = HistoryEntries(past, recipe.history_events)
-    term = TermOf(_scaled(_structures(recipe, dataset)[0], entries, task.rows_N[:2000]), entries)
-    vectors_ND = trained.model.embed_queries(features.of_queries(task.rows_N))
-    towers = [Setting(at) for at in LAMBDAS]
-    grid = [Setting(at, cooccurrence=weight) for at in LAMBDAS for weight in OMEGAS]
-    index = faiss.IndexFlatIP(side.rows().shape[1])
-    index.add(side.rows())
-    faiss.cvar.distance_compute_blas_threshold = 1
-    queries_NE = side.augmentation.queries(vectors_ND, 0.5)
+    print("| labels, queries | grid ranker, CPU s | NumPy, product once, a partition per λ | FAISS flat per λ |")
+    print("|---|---:|---:|---:|")
+    for name, (labels, queries) in SIZES.items():
+        ways = _ways(labels, queries)
+        seconds = {way: [] for way in ways}
+        for _ in range(TURNS):
+            for way, run in ways.items():
+                begin = time.process_time()
+                lists = run()
+                seconds[way].append(time.process_time() - begin)
+                assert lists.shape == (len(LAMBDAS), queries, K)
+        ours, *others = (min(times) for times in seconds.values())
+        print(f"| {name}: {labels:,}, {queries:,} | {ours:.2f} | {' | '.join(f'{it / ours:.1f} ×' for it in others)} |")
 
-    def lists(settings: list[Setting]) -> np.ndarray:
-        of_towers, _ = tower_lists(task, lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)], side, towers)
-        return of_towers.at(settings, term)
 
-    ways: dict[str, Callable[[], object]] = {
-        "flat, one λ": lambda: index.search(queries_NE, task.k),
-        "11 λ": lambda: lists(towers),
-        "11 λ × 3 ω": lambda: lists(grid),
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(TURNS):
-        for way, run in ways.items():
-            begin = time.process_time()
-            run()
-            seconds[way].append(time.process_time() - begin)
-    print(f"{len(task.rows_N):,} queries, {labels:,} labels, K = {task.k}\n\n| | s | flat ÷ it |\n|---|---:|---:|")
-    for way, times in seconds.items():
-        print(f"| {way} | {min(times):.2f} | {min(seconds['flat, one λ']) / min(times):.2f} |")
+def _ways(labels: int, queries: int) -> dict[str, Callable[[], Int64]]:
+    """Return the ways to compute the lists, int64 [λ, queries, K]."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(200, DIM))
+    label_LD, query_ND = (_unit(centres[rng.integers(200, size=n)] + rng.normal(size=(n, DIM)) * 0.8)
+                          for n in (labels, queries))  # fmt: skip
+    log_pi_L = np.log(1 / np.arange(1, labels + 1) ** 0.9)
+    gain_GL = (TEMPERATURE * LAMBDAS[:, None] * log_pi_L).astype(np.float32)
+    block = block_of(labels)
+
+    def grid_ranker() -> Int64:
+        ranker, nothing = GridRanker(log_pi_L[:, None], TEMPERATURE * LAMBDAS[:, None], K), np.zeros((0, 2), np.int64)
+        sorted_PD, lists = label_LD[ranker.order], []
+        for start in range(0, queries, block):
+            query_DB = query_ND[start : start + block].T
+
+            def write(chunk: slice, values: Float32, query_DB: Float32 = query_DB) -> None:
+                np.matmul(sorted_PD[chunk], query_DB, out=values)
+
+            lists.append(ranker.lists(ranker.values(query_DB.shape[1], write, nothing)))
+        return np.concatenate(lists, axis=1)
+
+    def plain() -> Int64:
+        lists = []
+        for start in range(0, queries, block):
+            value_BL = query_ND[start : start + block] @ label_LD.T
+            rows_BL = np.broadcast_to(np.arange(labels), value_BL.shape)
+            lists.append(np.stack([best(value_BL + gain_L, rows_BL, K) for gain_L in gain_GL]))
+        return np.concatenate(lists, axis=1)
+
+    def flat() -> Int64:
+        index = faiss.IndexFlatIP(DIM + 1)
+        index.add(np.concatenate([label_LD, log_pi_L[:, None]], axis=1).astype(np.float32))
+        faiss.cvar.distance_compute_blas_threshold = 1
+        weights_GN1 = np.broadcast_to(TEMPERATURE * LAMBDAS[:, None, None], (len(LAMBDAS), queries, 1))
+        return np.stack([index.search(np.concatenate([query_ND, it], axis=1, dtype=np.float32), K)[1]
+                         for it in weights_GN1])  # fmt: skip
+
+    return {"grid ranker": grid_ranker, "plain": plain, "flat": flat}
+
+
+def _unit(vectors_ND: np.ndarray) -> Float32:
+    return (vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)).astype(np.float32)
 
 
 if __name__ == "__main__":

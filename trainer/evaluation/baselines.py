@@ -31,8 +31,8 @@ from longtail.trainer.data.columns import strings_of
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
+from longtail.trainer.evaluation.grid_ranker import best
 from longtail.trainer.evaluation.ranking import block_of
-from longtail.trainer.evaluation.selection import best
 from longtail.trainer.evaluation.task import Task
 
 Settings = dict[str, Any]

@@ -22,9 +22,9 @@ from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.sets import is_among
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.grid_ranker import best, padded
 from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
 from longtail.trainer.evaluation.metrics import Positives
-from longtail.trainer.evaluation.selection import best, padded
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix  # type: ignore[import-untyped]

@@ -29,9 +29,9 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.devices import number_of_processes, of_all, process
 from longtail.trainer.evaluation.cooccurrence import TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.grid_ranker import GridRanker, Values, Write
 from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
 from longtail.trainer.evaluation.metrics import Positives
-from longtail.trainer.evaluation.selection import Selection, Values, Write
 from longtail.trainer.evaluation.task import Task
 
 EmbedQueries = Callable[[Int32], Float32]
@@ -178,8 +178,8 @@ def rank(
     columns_LX = np.concatenate(
         [rows_LE[:, of_rows], in_bucket_LX[:, moved[len(of_rows) :] - rows_LE.shape[1]]], axis=1, dtype=np.float64
     )
-    selection = Selection(columns_LX, weights_GE[:, moved], k)
-    rows_PE, labels = rows_LE[selection.order], len(rows_LE)
+    ranker = GridRanker(columns_LX, weights_GE[:, moved], k)
+    rows_PE, labels = rows_LE[ranker.order], len(rows_LE)
     del rows_LE  # of millions of labels a good part of what a job has
     block = block_of(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))]
@@ -205,16 +205,16 @@ def rank(
         seen_n2 = np.zeros((0, 2), np.int64) if seen is None else seen.seen(rows_B)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
-            noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]
+            noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[ranker.order]
         for among in passes:
             write = _writer(rows_PE, queries_EB, noise_PB, settings[among[0]].bias_removal)
-            values = selection.values(len(rows_B), write, seen_n2)
+            values = ranker.values(len(rows_B), write, seen_n2)
             which = slice(among.start, among.stop)
-            top_GSK[which, own] = selection.lists(values, which)
+            top_GSK[which, own] = ranker.lists(values, which)
             for at in among:
                 if likely is not None and (log_p_S := log_p_GS[at]) is not None:
                     wanted = likely.between(start, end)
-                    log_p_S[own] = _log_likelihood(selection, values, at, wanted, never_L, augmentation.temperature)
+                    log_p_S[own] = _log_likelihood(ranker, values, at, wanted, never_L, augmentation.temperature)
     if number_of_processes() == 1:
         return top_GSK[:, : len(rows_N)], log_p_GS
 
@@ -233,22 +233,22 @@ def block_of(labels: int, *, matrices: int = 1) -> int:
 def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bias_removal: float) -> Write:
     """Return a function that writes T · f, plus λ times the tree's log p_n if there is a tree, for some labels."""
 
-    def write(places: slice, values: Float32) -> None:
-        np.matmul(rows_PE[places], queries_EB, out=values)
+    def write(chunk: slice, values: Float32) -> None:
+        np.matmul(rows_PE[chunk], queries_EB, out=values)
         if noise_PB is not None:
-            values += np.float32(bias_removal) * noise_PB[places]
+            values += np.float32(bias_removal) * noise_PB[chunk]
 
     return write
 
 
 def _log_likelihood(
-    selection: Selection, values: Values, at: int, positives: Positives, never_L: Bools | None, temperature: float
+    ranker: GridRanker, values: Values, at: int, positives: Positives, never_L: Bools | None, temperature: float
 ) -> Float64:
     """Compute `Σ w log softmax(s)_y` over each query's pairs at a setting, float64 [B]."""
-    gain_P = selection.gain(at)
+    gain_P = ranker.gain(at)
     if never_L is not None:
-        gain_P[never_L[selection.order]] = -np.inf
-    places, queries = selection.places(positives.label_rows), positives.query_rows
-    log_z_B = selection.log_sum_exp(values, gain_P, temperature)
-    log_p = (values.of_labels_PB[places, queries] + gain_P[places]) / temperature - log_z_B[queries]
+        gain_P[never_L[ranker.order]] = -np.inf
+    positions, queries = ranker.positions(positives.label_rows), positives.query_rows
+    log_z_B = ranker.log_sum_exp(values, gain_P, temperature)
+    log_p = (values.labels_PB[positions, queries] + gain_P[positions]) / temperature - log_z_B[queries]
     return np.bincount(queries, weights=positives.weights * log_p, minlength=positives.queries).astype(np.float64)
