@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import typer
 
-from longtail.bundle import BUCKET_NAMES, Bundle
+from longtail.bundle import BUCKET_NAMES, TrainingFacts, bundle_from_vectors
 from longtail.index import IndexSpec, QueryTable, Release, Releases, build
 from longtail.index.building.queries import query_bundle
 from longtail.index.building.tuning import tune_index
@@ -197,9 +197,9 @@ def _time(spec: str) -> None:
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
     ids = pa.array([f"l{row}" for row in range(labels)])
-    bundle = Bundle.from_vectors(
-        ids, vectors(labels), rng.zipf(1.5, labels).clip(0, 10**6), name="million", temperature=0.1
-    )
+    label_vectors = vectors(labels)
+    facts = TrainingFacts(ids, rng.zipf(1.5, labels).clip(0, 10**6), temperature=0.1)
+    bundle = bundle_from_vectors(label_vectors, facts, name="million")
     vectors_QD = vectors(queries)
     query_ids = pa.array([f"u{row}" for row in range(queries)])
     started = perf_counter()

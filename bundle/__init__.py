@@ -44,8 +44,8 @@ from longtail.bundle.manifest import (
 )
 from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
-from longtail.bundle.tower import Tower
-from longtail.bundle.vectors import ChosenTogether
+from longtail.bundle.tower import OnnxTower, Tower
+from longtail.bundle.vectors import ChosenTogether, TrainingFacts, bundle_from_vectors
 from longtail.bundle.vocabulary import Vocabulary
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "Labels",
     "Loss",
     "Manifest",
+    "OnnxTower",
     "Patch",
     "Popularity",
     "Prior",
@@ -93,7 +94,9 @@ __all__ = [
     "Restore",
     "Tower",
     "TowerError",
+    "TrainingFacts",
     "Upsert",
     "Vocabulary",
+    "bundle_from_vectors",
     "log_frequencies",
 ]

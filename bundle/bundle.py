@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from longtail.bundle.arrays import Float32, Float64, Int32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.cooccurrence import (
     FILES,
@@ -28,12 +30,12 @@ from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, req
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
-from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.manifest import SCHEMA_VERSION, Feature, FileRecord, Manifest
 from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
-from longtail.bundle.vectors import ChosenTogether, GivenTower, Similarity, parts_of
+from longtail.bundle.tower import OnnxTower
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -57,7 +59,7 @@ CONTRACT_FILES = (
 UNIT_NORM_TOLERANCE = 1e-3
 """Largest allowed distance of an embedding's norm from 1 with cosine similarity."""
 _LOGSUMEXP_TOLERANCE = 1e-4
-_ROWS_AT_ONCE = 1 << 14
+_SOFTWARE = ("longtail", "numpy", "pyarrow", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -252,61 +254,63 @@ class Bundle:
         )
 
     @classmethod
-    def from_vectors(
+    def assemble(
         cls,
-        ids: pa.Array,
-        vectors: Float32,
-        counts: Int64,
-        *,
-        name: str,
-        similarity: Similarity = "dot",
-        temperature: float = 1.0,
-        noise: Float64 | None = None,
-        queries: Float32 | None = None,
-        display: pa.Table | None = None,
-        query_tower: bytes | GivenTower | None = None,
-        label_tower: bytes | GivenTower | None = None,
-        pairs: ChosenTogether | None = None,
+        labels: Labels,
+        embeddings: Float32,
+        calibration_queries: Float32,
+        query_tower: OnnxTower,
+        label_tower: OnnxTower | None,
+        about: Mapping[str, Any],
+        **files: Any,
     ) -> Bundle:
-        """Create a bundle from label vectors that another library trained.
+        """Create a bundle, with a manifest of what its parts say.
 
-        Scores at λ = 0 are those of the vectors: u·v / T, the cosine / T, or −|u − v|² / T up to a constant per query.
+        A vocabulary of labels whose name another one of queries has is named `label_NAME`.
 
         Args:
-            ids: strings [L], distinct.
-            vectors: float32 [L, D].
-            counts: int64 [L], training pairs of every label, which give π and the buckets.
-            similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
-            temperature: T, the divisor of scores in training.
-            noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
-            queries: float32 [C, D], query vectors on which index builds measure recall; None: 1,000 label vectors drawn
-                by popularity, which do not represent queries in other regions.
-            display: columns to show in answers, L rows.
-            query_tower: ONNX model of float inputs [B] or [B, n], with output float32 [B, D]; or a `GivenTower`, which
-                names its features and their ids. None: requests give vectors.
-            label_tower: the same for labels that are added while serving.
-            pairs: who chose what, for the term of co-occurrence [METHODS §11].
-
-        Raises:
-            BundleInvariantError: numbers of rows differ, a vector has length 0 with cosine, or a tower has other
-                inputs.
-
-        Example:
-            >>> import numpy as np, pyarrow as pa
-            >>> vectors = np.eye(3, dtype=np.float32)
-            >>> bundle = Bundle.from_vectors(pa.array(["a", "b", "c"]), vectors, np.array([7, 2, 0]), name="three")
-            >>> bundle.manifest.labels, bundle.labels.buckets.tolist()
-            (3, [0, 2, 3])
+            embeddings: float32 [L, D].
+            calibration_queries: float32 [C, D].
+            about: the other fields of the manifest: name, similarity, temperature, loss, dials, …
+            files: other attributes of the bundle.
         """
-        parts = parts_of(
-            ids, vectors, counts, name=name, similarity=similarity, temperature=temperature, noise_L=noise,
-            queries_CD=queries, display=display, query_tower=query_tower, label_tower=label_tower, pairs=pairs,
+        label_tower = label_tower or OnnxTower(None)
+        fitted = Augmentation.fitted(
+            about["temperature"], embeddings, labels.log_pn, labels.bias, labels.log_popularity
+        )
+        label_features, vocabularies = _merge_vocabularies(query_tower, label_tower)
+        term, software = files.get("cooccurrence"), about.get("software", {})
+        derived = {
+            "schema_version": SCHEMA_VERSION, "created_at": datetime.now(UTC), "labels": len(labels.ids),
+            "dim": embeddings.shape[1], "label_bias": labels.bias is not None, "kappa": fitted.kappa,
+            "kappa_bias": fitted.kappa_bias, "kappa_popularity": fitted.kappa_popularity,
+            "query_features": [*query_tower.features], "label_features": label_features, "own_id": label_tower.own_id,
+            "display": labels.display.column_names, "cooccurrence": None if term is None else term.settings,
+            "software": {name: version(name) for name in _SOFTWARE} | {"python": python_version()} | software,
+        }  # fmt: skip
+        manifest = Manifest(**{**about, **derived})
+        return cls(
+            manifest, labels, embeddings, calibration_queries, query_tower.onnx or b"", label_tower.onnx,
+            vocabularies=vocabularies, **files,
         )  # fmt: skip
-        return cls(**parts)
 
     def validate(self) -> None:
         """Check every invariant of FORMAT.md; raises BundleInvariantError."""
         _check(self)
+
+
+def _merge_vocabularies(query: OnnxTower, label: OnnxTower) -> tuple[list[Feature], dict[str, Vocabulary]]:
+    """Return the features of labels and the vocabularies of both towers."""
+    merged, features = dict(query.vocabularies), list[Feature]()
+    for feature in label.features:
+        name = feature.vocabulary
+        if name is not None:
+            vocabulary = label.vocabularies[name]
+            if name in merged and not merged[name].ids.equals(vocabulary.ids):
+                name = f"label_{name}"
+            merged[name] = vocabulary
+        features.append(feature.model_copy(update={"vocabulary": name}))
+    return features, merged
 
 
 def _in(folder: str, manifest: Manifest) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,18 @@ from longtail.bundle.errors import FeatureError, TowerError
 from longtail.bundle.features import FeatureReader, Inputs
 from longtail.bundle.manifest import Feature
 from longtail.bundle.vocabulary import Vocabulary
+
+
+class OnnxTower(NamedTuple):
+    """An ONNX model with its features, their ids, and the name of the label's own id feature.
+
+    `onnx` is None for features of labels that no model embeds.
+    """
+
+    onnx: bytes | None
+    features: Sequence[Feature] = ()
+    vocabularies: Mapping[str, Vocabulary] = MappingProxyType({})
+    own_id: str | None = None
 
 
 class Tower(FeatureReader):

@@ -5,35 +5,25 @@ Legend: `L` labels, `C` calibration queries, `D` dimensions, `P` pairs, `Q` quer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
-from longtail.bundle.augment import Augmentation
+from longtail.bundle.bundle import Bundle
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
 from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
 from longtail.bundle.ids import repeated_ids
 from longtail.bundle.labels import Labels
-from longtail.bundle.manifest import (
-    SCHEMA_VERSION,
-    BiasRemoval,
-    CooccurrenceSettings,
-    Feature,
-    LogColumns,
-    Loss,
-    Manifest,
-)
+from longtail.bundle.manifest import BiasRemoval, CooccurrenceSettings, Feature, LogColumns, Loss
 from longtail.bundle.one_line import one_line
-from longtail.bundle.tower import onnx_session
+from longtail.bundle.tower import OnnxTower, onnx_session
 from longtail.bundle.vocabulary import Vocabulary
 
 Similarity = Literal["dot", "cosine", "l2"]
@@ -73,116 +63,130 @@ class ChosenTogether(NamedTuple):
         return one_line(self)
 
 
-class GivenTower(NamedTuple):
-    """An ONNX model with its features, their ids, and the name of the label's own id feature."""
+@dataclass(frozen=True)
+class TrainingFacts:
+    """Facts of labels, and of the training of their vectors.
 
-    onnx: bytes
-    features: list[Feature]
-    vocabularies: Mapping[str, Vocabulary] = MappingProxyType({})
-    own_id: str | None = None
+    Attributes:
+        ids: strings [L], distinct.
+        counts: int64 [L], training pairs of every label, which give π and the buckets.
+        similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
+        temperature: T, the divisor of scores in training.
+        noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
+        display: columns to show in answers, L rows.
+        pairs: who chose what, for the term of co-occurrence [METHODS §11].
+    """
+
+    ids: pa.Array
+    counts: Int64
+    similarity: Similarity = "dot"
+    temperature: float = 1.0
+    noise: Float64 | None = None
+    display: pa.Table | None = None
+    pairs: ChosenTogether | None = None
+
+    __repr__ = one_line
+
+    def check(self, vectors_LD: Float32) -> None:
+        """Check the facts and the labels' vectors; raises BundleInvariantError."""
+        ids, counts_L = self.ids, np.asarray(self.counts)
+        columns = {"counts": counts_L, "noise": self.noise, "display": self.display, "vectors": vectors_LD}
+        rows = {name: len(column) for name, column in columns.items() if column is not None}
+        fits = vectors_LD.ndim == 2 and vectors_LD.size > 0 and set(rows.values()) == {len(ids)}
+        require("every label has an id, a vector and a count", fits, f"{len(ids)} rows of each, 1 or more", rows)
+        require("similarity is known", self.similarity in SIMILARITIES, SIMILARITIES, self.similarity)
+        texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
+        require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
+        _require_ids(ids)
+        whole_L = (counts_L >= 0) & (counts_L <= _MOST) & (counts_L % 1 == 0)
+        _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, counts_L, ids)
+        _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD, ids)
 
 
-def parts_of(
-    ids: pa.Array,
-    vectors_LD: Float32,
-    counts_L: Int64,
+def bundle_from_vectors(
+    vectors: Float32,
+    facts: TrainingFacts,
     *,
     name: str,
-    similarity: Similarity = "dot",
-    temperature: float = 1.0,
-    noise_L: Float64 | None = None,
-    queries_CD: Float32 | None = None,
-    display: pa.Table | None = None,
-    query_tower: bytes | GivenTower | None = None,
-    label_tower: bytes | GivenTower | None = None,
-    pairs: ChosenTogether | None = None,
-) -> dict[str, Any]:
-    """Compute the fields of a `Bundle` of vectors; for the arguments see `Bundle.from_vectors`."""
-    vectors_LD, given_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L)
-    columns = {"counts": given_L, "noise": noise_L, "display": display}
-    rows = {name: len(column) for name, column in columns.items() if column is not None} | {"vectors": len(vectors_LD)}
-    fits = vectors_LD.ndim == 2 and vectors_LD.size > 0 and set(rows.values()) == {len(ids)}
-    require("every label has an id, a vector and a count", fits, f"{len(ids)} rows of each, 1 or more", rows)
-    require("similarity is known", similarity in SIMILARITIES, SIMILARITIES, similarity)
-    texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
-    require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
-    whole_L = (given_L >= 0) & (given_L <= _MOST) & (given_L % 1 == 0)
-    _require_ids(ids)
-    _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, given_L, ids)
-    _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD, ids)
-    counts_L = given_L.astype(np.int64)
-    if label_tower is not None and similarity == "l2":
+    queries: Float32 | None = None,
+    query_tower: bytes | OnnxTower | None = None,
+    label_tower: bytes | OnnxTower | None = None,
+) -> Bundle:
+    """Create a bundle from label vectors that another library trained.
+
+    Scores at λ = 0 are those of the vectors: u·v / T, the cosine / T, or −|u − v|² / T up to a constant per query.
+
+    Args:
+        vectors: float32 [L, D].
+        queries: float32 [C, D], query vectors on which index builds measure recall; None: 1,000 label vectors drawn by
+            popularity, which do not represent queries in other regions.
+        query_tower: ONNX model of float inputs [B] or [B, n], with output float32 [B, D]; or an `OnnxTower`, which
+            names its features and their ids. None: requests give vectors.
+        label_tower: the same for labels that are added while serving.
+
+    Raises:
+        BundleInvariantError: numbers of rows differ, a vector has length 0 with cosine, or a tower has other inputs.
+
+    Example:
+        >>> import numpy as np, pyarrow as pa
+        >>> facts = TrainingFacts(pa.array(["a", "b", "c"]), np.array([7, 2, 0]))
+        >>> bundle = bundle_from_vectors(np.eye(3, dtype=np.float32), facts, name="three")
+        >>> bundle.manifest.labels, bundle.labels.buckets.tolist()
+        (3, [0, 2, 3])
+    """
+    vectors_LD, ids = np.ascontiguousarray(vectors, np.float32), facts.ids
+    facts.check(vectors_LD)
+    counts_L, temperature = np.asarray(facts.counts).astype(np.int64), facts.temperature
+    if label_tower is not None and facts.similarity == "l2":
         raise BundleInvariantError(
             "a label tower's vectors are scored by dot product or cosine",
             expected="similarity dot or cosine",
             found="l2",
         )
-    own_queries = queries_CD is not None
-    queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
+    queries_CD = _draw_queries(vectors_LD, counts_L) if queries is None else np.asarray(queries, np.float32)
     _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
     bias_L, centre_D = None, None
-    if similarity == "l2":
+    if facts.similarity == "l2":
         centre_D = _far_centre(vectors_LD)
         if centre_D is not None:
             vectors_LD, queries_CD = vectors_LD - centre_D, queries_CD - centre_D
         # −|u − v|² / T is u·v / (T/2) − |v|² / T − |u|² / T, and the last term is the same for every label.
         bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
         temperature /= 2
-    if similarity == "cosine":
+    if unit := facts.similarity == "cosine":
         vectors_LD, queries_CD = _unit(vectors_LD, "labels", ids), _unit(queries_CD, "queries")
-    log_pi_L = log_frequencies(counts_L).astype(np.float32)
-    log_nu_L = log_pi_L if noise_L is None else _log_shares(noise_L, ids)
-    apart = noise_L is not None
-    fitted = Augmentation.fitted(temperature, vectors_LD, log_nu_L, bias_L, log_pi_L if apart else None)
-    unit, dim = similarity == "cosine", vectors_LD.shape[1]
-    query, label = _as_given(dim, unit=unit) if query_tower is None else query_tower, label_tower
+    dim = vectors_LD.shape[1]
+    query, label = _identity_tower(dim, unit=unit) if query_tower is None else query_tower, label_tower
     if isinstance(query, bytes):
-        query = tower_of(query, dim, "query_tower.onnx", unit=unit)
+        query = read_tower(query, dim, "query_tower.onnx", unit=unit)
     if isinstance(label, bytes):
-        label = tower_of(label, dim, "label_tower.onnx", unit=unit)
-    read = {} if label is None else label.vocabularies
-    require(
-        "a vocabulary of one name is the same for both towers",
-        all(read[name].ids.equals(each.ids) for name, each in query.vocabularies.items() if name in read),
-        "the same ids in the same order", "others: give the features different names",
-    )  # fmt: skip
+        label = read_tower(label, dim, "label_tower.onnx", unit=unit)
     term, remembered = None, None
-    if pairs is not None:
-        named = pairs.query_ids is None or (own_queries and len(pairs.query_ids) == len(queries_CD))
-        require("every query that is given has an id", named, f"{len(queries_CD)} ids, and queries", "others")
+    if facts.pairs is not None:
+        named = facts.pairs.query_ids is None or (queries is not None and len(facts.pairs.query_ids) == len(queries_CD))
+        require("every query has an id", named, f"{len(queries_CD)} ids, and queries", "others")
 
         def scores_of(row: int) -> Float32:
             scores_L: Float32 = vectors_LD @ queries_CD[row] / np.float32(temperature)
             return scores_L if bias_L is None else scores_L + bias_L
 
-        term, remembered = _chosen_together(pairs, ids, scores_of)
-    display = pa.table({}) if display is None else display
-    buckets = Buckets.by_quantile(counts_L)
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION, name=name, created_at=datetime.now(UTC), labels=len(ids),
-        dim=vectors_LD.shape[1], similarity="cosine" if similarity == "cosine" else "dot",
-        centre=None if centre_D is None else centre_D.tolist(), temperature=temperature,
-        label_bias=bias_L is not None, kappa=fitted.kappa, kappa_bias=fitted.kappa_bias,
-        kappa_popularity=fitted.kappa_popularity, loss=Loss(family="unknown", sampler="unknown", weight="unknown"),
-        query_features=query.features, label_features=[] if label is None else label.features,
-        own_id=None if label is None else label.own_id,
-        display=display.column_names, buckets=buckets,
-        bias_removal=BiasRemoval(
-            default=0.0, noise="a given column" if apart else "π", chosen_by="the vectors, as they were given"
-        ),
-        cooccurrence=None if term is None else term.settings,
-        training_data={"pairs": int(counts_L.sum())},
-        software={each: version(each) for each in ("longtail", "numpy", "pyarrow", "onnxruntime")},
-    )  # fmt: skip
+        term, remembered = _chosen_together(facts.pairs, ids, scores_of)
+    log_pi_L, buckets = log_frequencies(counts_L).astype(np.float32), Buckets.by_quantile(counts_L)
+    noise = "π" if facts.noise is None else "a given column"
     labels = Labels(
-        ids=ids, counts=counts_L, log_pn=log_nu_L, log_popularity=log_pi_L if apart else None,
-        buckets=buckets.assign(counts_L), bias=bias_L, display=display,
+        ids, counts_L, log_pi_L if facts.noise is None else _log_shares(facts.noise, ids), buckets.assign(counts_L),
+        bias_L, pa.table({}) if facts.display is None else facts.display, None if facts.noise is None else log_pi_L,
     )  # fmt: skip
-    return {
-        "manifest": manifest, "labels": labels, "embeddings": vectors_LD, "calibration_queries": queries_CD,
-        "query_tower": query.onnx, "label_tower": None if label is None else label.onnx,
-        "vocabularies": {**query.vocabularies, **read}, "cooccurrence": term, "remembered": remembered,
+    about = {
+        "name": name, "similarity": "cosine" if unit else "dot", "temperature": temperature, "buckets": buckets,
+        "centre": None if centre_D is None else centre_D.tolist(),
+        "loss": Loss(family="unknown", sampler="unknown", weight="unknown"),
+        "bias_removal": BiasRemoval(default=0.0, noise=noise, chosen_by="the vectors, as they were given"),
+        "training_data": {"pairs": int(counts_L.sum())},
     }  # fmt: skip
+    return Bundle.assemble(
+        labels, vectors_LD, queries_CD, query, label, about, cooccurrence=term, remembered=remembered
+    )
 
 
 def _chosen_together(
@@ -260,7 +264,7 @@ def _weight_of_last_pairs(
     return _WEIGHTS[int(hits_W.argmax())]
 
 
-def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:
+def read_tower(model: bytes, dim: int, file: str, *, unit: bool) -> OnnxTower:
     """Read the features of an ONNX model: an input [B] is a number, an input [B, n] a vector.
 
     Args:
@@ -305,7 +309,7 @@ def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:
         f"{file} gives vectors of length 1 where similarity is cosine",
         not unit or bool(np.allclose(norms, 1, atol=1e-3)), "length 1: end the model in a normalisation", norms,
     )  # fmt: skip
-    return GivenTower(_with_inputs(model, wanted, file) if wanted else model, features)
+    return OnnxTower(_with_inputs(model, wanted, file) if wanted else model, features)
 
 
 def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
@@ -319,14 +323,14 @@ def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
     return bytes(graph.SerializeToString())
 
 
-def _as_given(dim: int, *, unit: bool) -> GivenTower:
+def _identity_tower(dim: int, *, unit: bool) -> OnnxTower:
     """Create the identity tower: the feature `vector` of a query is its embedding."""
     file = "unit_vector.onnx" if unit else "vector.onnx"
     onnx = files("longtail.bundle").joinpath(_OWN, file).read_bytes()
-    return GivenTower(onnx, [Feature(name="vector", kind="vector", dims=dim, missing=None)])
+    return OnnxTower(onnx, [Feature(name="vector", kind="vector", dims=dim, missing=None)])
 
 
-def _drawn(vectors_LD: Float32, counts_L: Int64) -> Float32:
+def _draw_queries(vectors_LD: Float32, counts_L: Int64) -> Float32:
     """Draw label vectors by popularity, without replacement, float32 [C, D]."""
     shares_L = np.exp(log_frequencies(counts_L))
     rng, most = np.random.default_rng(0), min(_QUERIES, len(vectors_LD))

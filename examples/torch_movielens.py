@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from longtail.bundle import Bundle
+from longtail.bundle import Bundle, TrainingFacts
 from longtail.trainer.torch import export_torch
 
 DIM, HISTORY, TEMPERATURE = 32, 20, 0.1
@@ -101,14 +101,18 @@ def main(folder: Path, out: Path, epochs: int) -> tuple[Bundle, Users, Films]:
 
     last = [rated.get(user, [])[-HISTORY:] for user in range(1, len(user_index))]
     history_UP = torch.tensor([films + [UNKNOWN] * (HISTORY - len(films)) for films in last])
-    bundle = export_torch(
-        users, films,
-        queries={"user_id": torch.arange(1, len(user_index)), "history": history_UP, "age": age_U[1:]},
-        labels={"item_id": torch.arange(1, len(item_index)), "genres": genres_LG},
-        label_ids=item_ids, counts=np.bincount(item_N, minlength=len(item_index))[1:],
-        vocabularies={"user_id": user_index, "history": item_index, "item_id": item_index},
-        similarity="cosine", temperature=TEMPERATURE, label_tower=True, display=items.select(["title"]), out=out,
+    facts = TrainingFacts(
+        ids=pa.array(item_ids), counts=np.bincount(item_N, minlength=len(item_index))[1:], similarity="cosine",
+        temperature=TEMPERATURE, display=items.select(["title"]),
     )  # fmt: skip
+    bundle = export_torch(
+        (users, {"user_id": torch.arange(1, len(user_index)), "history": history_UP, "age": age_U[1:]}),
+        (films, {"item_id": torch.arange(1, len(item_index)), "genres": genres_LG}),
+        facts,
+        vocabularies={"user_id": user_index, "history": item_index, "item_id": item_index},
+        label_tower=True,
+        out=out,
+    )
     print(f"{out}: a bundle of {bundle.manifest.labels:,} films; next: longtail-index build {out} --releases releases")
     return bundle, users, films
 

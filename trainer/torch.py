@@ -21,13 +21,12 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from longtail.bundle import Bundle, Feature, Tower, Vocabulary
-from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle import Bundle, Feature, OnnxTower, Tower, TrainingFacts, Vocabulary, bundle_from_vectors
+from longtail.bundle.arrays import Float32
 from longtail.bundle.ids import id_text
-from longtail.bundle.store import refuse_existing, working_directory
-from longtail.bundle.vectors import ChosenTogether, GivenTower, Similarity
+from longtail.bundle.store import refuse_existing
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.tables import without_large_tables
+from longtail.trainer.export.tables import write_with_tables
 
 __all__ = ["export_torch"]
 
@@ -44,22 +43,14 @@ _UNKNOWN = "\0"
 
 
 def export_torch(
-    query_module: nn.Module,
-    label_module: nn.Module,
+    query: tuple[nn.Module, Columns],
+    label: tuple[nn.Module, Columns],
+    facts: TrainingFacts,
     *,
-    queries: Columns,
-    labels: Columns,
-    label_ids: Sequence[str] | Sequence[int],
-    counts: Int64,
     vocabularies: Mapping[str, Indices],
     out: Path,
     left_padded: Collection[str] = (),
     label_tower: bool = False,
-    similarity: Similarity = "dot",
-    temperature: float = 1.0,
-    noise: Float64 | None = None,
-    display: pa.Table | None = None,
-    pairs: ChosenTogether | None = None,
 ) -> Bundle:
     """Write a bundle whose answers at λ = 0 are those of the two modules.
 
@@ -71,52 +62,46 @@ def export_torch(
     `vector`. A missing number is the mean over the examples, a missing vector zeros.
 
     Args:
-        queries: example queries, on which index builds measure their recall; 1,000 that were not trained on are best.
-        labels: the columns of every label, L rows.
-        label_ids: strings or integers [L], distinct.
-        counts: int64 [L], training pairs of every label.
+        query: the module of queries and example columns, on which index builds measure their recall; 1,000 queries
+            that were not trained on are best.
+        label: the module of labels and the columns of every label, L rows.
+        facts: ids, counts and display columns of the labels, and similarity, temperature and noise of training; ids
+            may be a list of strings or integers.
         vocabularies: the index of every id, by the name of each column of integers.
         left_padded: columns [B, P] whose padding comes first.
-        label_tower: whether to export `label_module`, so that labels can be added while serving.
-        similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
-        temperature: T, what training divided scores by.
-        noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
-        display: columns to show in answers, L rows.
-        pairs: who chose what, for the term of co-occurrence [METHODS §11].
+        label_tower: whether to export the module of labels, so that labels can be added while serving.
 
     Raises:
         ExportError: a column without a vocabulary, or a module that does not take the columns as float32 and int64 on
             the CPU, that ONNX cannot express, or computes otherwise.
         BundleInvariantError: rows that do not fit, or a vector of length 0 under a cosine.
-        BundleExistsError: `out` is there already.
+        BundleExistsError: `out` exists.
     """
     out = Path(out)
     refuse_existing(out)
-    unit, ids = similarity == "cosine", [_text(id_, "label_ids") for id_ in label_ids]
-    query = _Side(query_module, queries, vocabularies, left_padded, unit, "query")
-    label = _Side(label_module, labels, vocabularies, left_padded, unit, "label")
-    if others := sorted({*left_padded} - {*query.lists, *label.lists}):
+    unit = facts.similarity == "cosine"
+    ids = [_text(id_.as_py() if isinstance(id_, pa.Scalar) else id_, "ids") for id_ in facts.ids]
+    queries, labels = (
+        _Side(module, columns, vocabularies, left_padded, unit, side)
+        for side, (module, columns) in (("query", query), ("label", label))
+    )
+    if others := sorted({*left_padded} - {*queries.lists, *labels.lists}):
         raise ExportError(
             f"left_padded: {others[0]!r} is not allowed, because it is no column of integers [B, P]; use some of "
-            f"{[*query.lists, *label.lists]}"
+            f"{[*queries.lists, *labels.lists]}"
         )
-    vectors_LD, queries_CD = label.embeddings(), query.embeddings()
+    vectors_LD, queries_CD = labels.embeddings(), queries.embeddings()
     if vectors_LD.shape[1:] != queries_CD.shape[1:]:
         raise ExportError(
             f"label_module: vectors of shape {vectors_LD.shape[1:]} are not allowed, because the query module gives "
             f"{queries_CD.shape[1:]}; use one number of dimensions"
         )
-    towers = {"query": query.exported(queries_CD)}
-    if label_tower:
-        towers["label"] = label.exported(vectors_LD, own=ids)
-    bundle = Bundle.from_vectors(
-        pa.array(ids, pa.string()), vectors_LD, counts, name=out.name, similarity=similarity,
-        temperature=temperature, noise=noise, queries=queries_CD, display=display, query_tower=towers["query"],
-        label_tower=towers.get("label"), pairs=pairs,
+    bundle = bundle_from_vectors(
+        vectors_LD, replace(facts, ids=pa.array(ids, pa.string())), name=out.name, queries=queries_CD,
+        query_tower=queries.exported(queries_CD),
+        label_tower=labels.exported(vectors_LD, own=ids) if label_tower else None,
     )  # fmt: skip
-    with working_directory(out) as folder:
-        models, tables = without_large_tables({side: each.onnx for side, each in towers.items()}, folder)
-        return replace(bundle, query_tower=models["query"], label_tower=models.get("label"), tables=tables).write(out)
+    return write_with_tables(bundle, out)
 
 
 class _Column(NamedTuple):
@@ -273,7 +258,7 @@ class _Side:
             raise ExportError(f"{self._where}: vectors of shape {list(found.shape)} are not allowed; use [B, D]")
         return found
 
-    def exported(self, embeddings_BD: Float32, own: Sequence[str] | None = None) -> GivenTower:
+    def exported(self, embeddings_BD: Float32, own: Sequence[str] | None = None) -> OnnxTower:
         """Export the module and check it on the first examples; `own` are the ids of labels."""
         features = [column.feature for column in self._columns]
         vocabularies = {each.name: each.vocabulary for each in self._columns if each.indices is not None}
@@ -290,7 +275,7 @@ class _Side:
                     f"apart in a batch of {len(batch)}; use a module whose rows do not depend on each other"
                 )
         own_id = next((each.name for each in self._columns if own is not None and each.is_of(own)), None)
-        return GivenTower(content, features, vocabularies, own_id)
+        return OnnxTower(content, features, vocabularies, own_id)
 
     def _onnx(self) -> bytes:
         inputs: dict[str, Tensor] = {}

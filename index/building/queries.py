@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import Bundle, InputError, Prior, Priors, Tower
+from longtail.bundle import Bundle, InputError, Prior, Priors, Tower, TrainingFacts, bundle_from_vectors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.ids import repeated_ids
@@ -153,10 +153,8 @@ def query_bundle(
     progress(f"queries: log Z at λ = {', '.join(f'{value:g}' for value in lambdas_G)}" + (
         f" from sampled labels, ± {error:.3f} nats" if error else ", exact"))  # fmt: skip
     drawn = np.random.default_rng(0).permutation(len(bundle.embeddings))[:_CALIBRATED]
-    made = Bundle.from_vectors(
-        ids, vectors_QD, n_Q, name="queries", temperature=bundle.manifest.temperature,
-        queries=np.asarray(bundle.embeddings[np.sort(drawn)]), display=shown,
-    )  # fmt: skip
+    facts = TrainingFacts(ids, n_Q, temperature=bundle.manifest.temperature, display=shown)
+    made = bundle_from_vectors(vectors_QD, facts, name="queries", queries=np.asarray(bundle.embeddings[np.sort(drawn)]))
     settings = tuple(
         Prior(name=repr(value), minimum=0, default=0, maximum=1, missing=0, alone=True,
               kappa=fitted_scale(vectors_QD, log_z_QG[:, place]))

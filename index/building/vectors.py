@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Bundle
+from longtail.bundle import Bundle, ChosenTogether, TrainingFacts, bundle_from_vectors
 from longtail.bundle.arrays import Float32, Float64
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import LogColumns
-from longtail.bundle.vectors import ChosenTogether, Similarity
+from longtail.bundle.vectors import Similarity
 from longtail.index.building.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
@@ -88,10 +88,12 @@ class VectorFiles:
             )
         pairs = None if self.pairs is None else self._pairs(query_ids, progress)
         models = [None if path is None else path.read_bytes() for path in (self.query_tower, self.label_tower)]
-        return Bundle.from_vectors(
-            ids, vectors, counts.astype(np.int64), name=name, similarity=self.similarity, temperature=self.temperature,
-            noise=noise, queries=queries, display=shown, query_tower=models[0], label_tower=models[1], pairs=pairs,
-        )  # fmt: skip
+        facts = TrainingFacts(
+            ids, counts.astype(np.int64), self.similarity, self.temperature, noise, display=shown, pairs=pairs
+        )
+        return bundle_from_vectors(
+            vectors, facts, name=name, queries=queries, query_tower=models[0], label_tower=models[1]
+        )
 
     @property
     def _read(self) -> list[str]:

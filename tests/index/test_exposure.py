@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Bundle
+from longtail.bundle import Bundle, TrainingFacts, bundle_from_vectors
 from longtail.index.building.exposure import DialExposure, exposure_lines
 from longtail.index.cli import app
 
@@ -25,9 +25,8 @@ def bundle_of(
     vectors_LD = (scale * rng.normal(size=(LABELS, DIM))).astype(np.float32)
     queries_CD = rng.normal(size=(50, DIM)).astype(np.float32)
     ids = pa.array([f"i{row}" for row in range(LABELS)])
-    return Bundle.from_vectors(
-        ids, vectors_LD, counts, name="v", temperature=temperature, similarity=similarity, queries=queries_CD
-    )  # type: ignore[arg-type]
+    facts = TrainingFacts(ids, counts, similarity, temperature)  # type: ignore[arg-type]
+    return bundle_from_vectors(vectors_LD, facts, name="v", queries=queries_CD)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])

@@ -12,8 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import TensorProto, helper
 
-from longtail.bundle import Bundle, BundleInvariantError, Feature, Tower, TowerError, Vocabulary
-from longtail.bundle.vectors import GivenTower
+from longtail.bundle import (
+    Bundle,
+    BundleInvariantError,
+    Feature,
+    OnnxTower,
+    Tower,
+    TowerError,
+    TrainingFacts,
+    Vocabulary,
+    bundle_from_vectors,
+)
 from longtail.index import Releases
 from longtail.index.building.build import build_from_vectors
 from longtail.index.building.vectors import VectorFiles
@@ -162,19 +171,20 @@ def test_towers_may_bring_ids_of_their_own() -> None:
     )  # fmt: skip
     content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
     feature = Feature(name="user", kind="id", vocabulary="user")
-    given = GivenTower(content, [feature], {"user": Vocabulary(pa.array(["a", "b"]))}, own_id="user")
-    ids, counts = pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64)
+    by_id = OnnxTower(content, [feature], {"user": Vocabulary(pa.array(["a", "b"]))}, own_id="user")
+    facts = TrainingFacts(pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64))
 
-    bundle = Bundle.from_vectors(ids, vectors_of(), counts, name="given", query_tower=given, label_tower=given)
+    bundle = bundle_from_vectors(vectors_of(), facts, name="by id", query_tower=by_id, label_tower=by_id)
     bundle.validate()
 
     assert bundle.manifest.own_id == "user"
     served = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, DIM)
     found = served.embed(served.read([{"user": "b"}, {"user": "?"}]))
     np.testing.assert_array_equal(found, np.eye(3, DIM, dtype=np.float32)[[2, 0]])
-    other = given._replace(vocabularies={"user": Vocabulary(pa.array(["b", "a"]))})
-    with pytest.raises(BundleInvariantError, match="give the features different names"):
-        Bundle.from_vectors(ids, vectors_of(), counts, name="given", query_tower=given, label_tower=other)
+    swapped = by_id._replace(vocabularies={"user": Vocabulary(pa.array(["b", "a"]))})
+    both = bundle_from_vectors(vectors_of(), facts, name="both", query_tower=by_id, label_tower=swapped)
+    assert [both.vocabularies[name].ids.to_pylist() for name in ("user", "label_user")] == [["a", "b"], ["b", "a"]]
+    assert both.manifest.label_features[0].vocabulary == "label_user"
 
 
 REFUSED = {
@@ -215,21 +225,15 @@ def test_several_files_have_no_order_that_vectors_of_another_could_have(tmp_path
 
 def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
     ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), vectors_of(), np.ones(LABELS, np.int64)
-    with pytest.raises(BundleInvariantError, match="every label has an id, a vector and a count"):
-        Bundle.from_vectors(ids, vectors[:-1], counts, name="short")
-    with pytest.raises(BundleInvariantError, match=r"labels: a vector has a direction.* in row 7"):
-        Bundle.from_vectors(
-            ids, np.where(np.arange(LABELS)[:, None] == 7, 0, vectors), counts, name="zero", similarity="cosine"
-        )
-    with pytest.raises(BundleInvariantError, match="ν is above 0 and finite"):
-        Bundle.from_vectors(ids, vectors, counts, name="noise", noise=np.zeros(LABELS))
-    with pytest.raises(BundleInvariantError, match="use its library's export"):
-        Bundle.from_vectors(ids, vectors, counts, name="ids", query_tower=tower({"user": ["N", 8]}, TensorProto.INT64))
-    with pytest.raises(BundleInvariantError, match="computes one vector"):
-        Bundle.from_vectors(ids, vectors[:, :4], counts, name="narrow", query_tower=tower({"profile": ["N", 8]}))
     infinite = vectors.copy()
     infinite[[7, 9], 3] = np.nan
+    zero = np.where(np.arange(LABELS)[:, None] == 7, 0, vectors)
     wrong: list[tuple[dict[str, Any], str]] = [
+        ({"vectors": vectors[:-1]}, "every label has an id, a vector and a count"),
+        ({"vectors": zero, "similarity": "cosine"}, r"labels: a vector has a direction.* in row 7"),
+        ({"noise": np.zeros(LABELS)}, "ν is above 0 and finite"),
+        ({"query_tower": tower({"user": ["N", 8]}, TensorProto.INT64)}, "use its library's export"),
+        ({"vectors": vectors[:, :4], "query_tower": tower({"profile": ["N", 8]})}, "computes one vector"),
         ({"vectors": infinite}, r"labels: a vector is finite.* found nan at place 3 in row 7, id 'i7', and in 1 more$"),
         ({"ids": pa.array(["i1", *ids.to_pylist()[1:]])}, r"ids are distinct: expected every id once, found 'i1' more"),
         (
@@ -244,12 +248,14 @@ def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
         ({"query_tower": tower({"profile": ["N", 8]}), "similarity": "cosine"}, "gives vectors of length 1"),
         ({"query_tower": tower({"user vec": ["N", 8]})}, "by names of letters, digits and _"),
     ]
-    for given, message in wrong:
-        fits: dict[str, Any] = {"ids": ids, "vectors": vectors, "counts": counts, "name": "wrong"}
+    for changes, message in wrong:
+        arguments = {"vectors": vectors, "ids": ids, "counts": counts} | changes
+        of_bundle = {name: arguments.pop(name) for name in ("vectors", "queries", "query_tower") if name in arguments}
         with pytest.raises(BundleInvariantError, match=message):
-            Bundle.from_vectors(**fits | given)
+            bundle_from_vectors(facts=TrainingFacts(**arguments), name="wrong", **of_bundle)
+    facts = TrainingFacts(ids, counts)
     with pytest.raises(TowerError, match="batches of any size"):
-        Bundle.from_vectors(ids, vectors, counts, name="one", query_tower=tower({"profile": [1, 8]}))
+        bundle_from_vectors(vectors, facts, name="one", query_tower=tower({"profile": [1, 8]}))
     np.save(tmp_path / "narrow.npy", vectors[:, :4])
     with pytest.raises(VectorsError, match="expected vectors of 8 numbers, the labels', found 4"):
         read(written(tmp_path), queries=tmp_path / "narrow.npy")

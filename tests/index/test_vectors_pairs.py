@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Bundle, BundleInvariantError, ChosenTogether
+from longtail.bundle import BundleInvariantError, ChosenTogether, TrainingFacts, bundle_from_vectors
 from longtail.bundle.manifest import LogColumns
 from longtail.index import Releases
 from tests.index.test_cli import run
@@ -118,11 +118,12 @@ def test_pairs_that_no_term_can_be_made_of() -> None:
     ids, counts = pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64)
     table = pa.table({"query_id": ["a"], "label_id": ["other"]})
     with pytest.raises(BundleInvariantError, match="pairs name labels"):
-        Bundle.from_vectors(ids, vectors_of(), counts, name="none", pairs=ChosenTogether(table))
+        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=ChosenTogether(table)), name="none")
     known = ChosenTogether(pa.table({"query_id": ["a"], "label_id": ["i0"]}), query_ids=pa.array(["a"]))
-    with pytest.raises(BundleInvariantError, match="every query that is given has an id"):
-        Bundle.from_vectors(ids, vectors_of(), counts, name="none", pairs=known)
-    lonely = Bundle.from_vectors(ids, vectors_of(), counts, name="one", pairs=known._replace(query_ids=None))
+    with pytest.raises(BundleInvariantError, match="every query has an id"):
+        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=known), name="none")
+    facts = TrainingFacts(ids, counts, pairs=known._replace(query_ids=None))
+    lonely = bundle_from_vectors(vectors_of(), facts, name="one")
     assert lonely.cooccurrence is not None
     assert (lonely.cooccurrence.rows_LN == -1).all()
     lonely.validate()

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from longtail.bundle import Augmentation, Buckets, Labels
 from longtail.bundle.arrays import Float32, Int8, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
@@ -55,6 +57,10 @@ class LabelSide:
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
         )  # fmt: skip
+
+    def labels(self, ids: pa.Array, display: pa.Table) -> Labels:
+        """Return the label table of a bundle."""
+        return Labels(ids, self.counts, self.log_pn, self.buckets, self.bias, display, self.log_popularity)
 
     def among(self, rows: Int32) -> LabelSide:
         """Return some of the labels, by their rows, int32 [n], with the same constants."""

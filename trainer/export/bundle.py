@@ -5,8 +5,6 @@ Legend: `C` calibration queries, `D` dimensions, `N` labels that their queries h
 
 from __future__ import annotations
 
-import platform
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
+from longtail.bundle import Bundle, Loss, OnnxTower
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.cooccurrence import remembered
@@ -30,7 +28,6 @@ from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
 """Largest number of queries in a bundle, by which an index is tuned."""
-_SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
 def to_bundle(
@@ -65,36 +62,14 @@ def to_bundle(
     if "label" in towers:
         rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
         check_parity(LABEL_TOWER, folder / LABEL_TOWER, sample, label_side.embeddings[rows_C])
-    buckets = buckets_for(recipe.evaluation, label_side.counts)
     display = pa.table({}) if dataset.label_table is None else dataset.label_table.select(recipe.data.display)
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        name=recipe.name,
-        created_at=datetime.now(UTC),
-        labels=len(dataset.label_ids),
-        dim=recipe.model.dim,
-        similarity=recipe.served_similarity,
-        temperature=model.temperature,
-        label_bias=label_side.bias is not None,
-        kappa=label_side.augmentation.kappa,
-        kappa_bias=label_side.augmentation.kappa_bias,
-        kappa_popularity=label_side.augmentation.kappa_popularity,
-        loss=Loss(
-            family=str(recipe.loss.family),
-            sampler=str(recipe.loss.sampler),
-            weight=str(recipe.loss.weight),
-        ),
-        query_features=trained.encoding.query_features,
-        label_features=trained.encoding.label_features,
-        own_id=None if recipe.own_id is None else recipe.own_id.name,
-        exclude_history=exclude_history,
-        display=display.column_names,
-        buckets=buckets,
-        bias_removal=dial.bias_removal,
-        popularity=dial.popularity,
-        cooccurrence=None if trained.cooccurrence is None else trained.cooccurrence.settings,
-        bonus=dict(dial.bonus),
-        training_data={
+    encoding, vocabularies = trained.encoding, trained.encoding.vocabularies
+    about = {
+        "name": recipe.name, "similarity": recipe.served_similarity, "temperature": model.temperature,
+        "loss": Loss(family=str(recipe.loss.family), sampler=str(recipe.loss.sampler), weight=str(recipe.loss.weight)),
+        "exclude_history": exclude_history, "buckets": buckets_for(recipe.evaluation, label_side.counts),
+        "bias_removal": dial.bias_removal, "popularity": dial.popularity, "bonus": dict(dial.bonus),
+        "training_data": {
             "fingerprint": dataset.fingerprint,
             "read_at": dataset.read_at.isoformat(),
             "pairs": len(dataset.train),
@@ -104,29 +79,19 @@ def to_bundle(
             "epochs": len(trained.history.losses),
             **_newest(dataset),
         },
-        software={name: version(name) for name in _SOFTWARE}
-        | {"backend": keras.backend.backend(), "python": platform.python_version()}
-        | recipe.own_rows,
-    )
-    return Bundle(
-        manifest=manifest,
-        labels=Labels(
-            ids=dataset.label_ids,
-            counts=label_side.counts,
-            log_pn=label_side.log_pn,
-            log_popularity=label_side.log_popularity,
-            buckets=label_side.buckets,
-            bias=label_side.bias,
-            display=display,
-        ),
-        embeddings=label_side.embeddings,
-        calibration_queries=queries_CD[embedded],
+        "software": {"keras": version("keras"), "backend": keras.backend.backend()} | recipe.own_rows,
+    }  # fmt: skip
+    own_id = None if recipe.own_id is None else recipe.own_id.name
+    return Bundle.assemble(
+        label_side.labels(dataset.label_ids, display),
+        label_side.embeddings,
+        queries_CD[embedded],
+        OnnxTower(towers["query"], encoding.query_features, vocabularies),
+        OnnxTower(towers.get("label"), encoding.label_features, vocabularies, own_id),
+        about,
         calibration_seen=seen_N2,
         calibration_histories=histories_CR,
-        query_tower=towers["query"],
-        label_tower=towers.get("label"),
         tables=tables,
-        vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
         forecast=trained.forecast(known),
         cooccurrence=trained.cooccurrence,

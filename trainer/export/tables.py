@@ -9,6 +9,7 @@ Legend: `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from longtail.bundle.arrays import Float32
-from longtail.bundle.bundle import TABLES
+from longtail.bundle.bundle import TABLES, Bundle
+from longtail.bundle.store import working_directory
 
 if TYPE_CHECKING:
     from longtail.trainer.model.embedding import EmbeddingTable
@@ -53,11 +55,18 @@ def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[st
     return graph.SerializeToString(), found
 
 
-def without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
-    """Move large tables that models only look up to files `tables/SIDE-NUMBER.npy`."""
+def write_with_tables(bundle: Bundle, out: Path) -> Bundle:
+    """Write a bundle, with large tables that towers only look up in files `tables/SIDE-NUMBER.npy`."""
+    towers = {"query": bundle.query_tower} | ({} if bundle.label_tower is None else {"label": bundle.label_tower})
+    with working_directory(out) as folder:
+        models, tables = _without_large_tables(towers, folder)
+        return replace(bundle, query_tower=models["query"], label_tower=models.get("label"), tables=tables).write(out)
+
+
+def _without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
     written: dict[str, bytes] = {}
     files: dict[str, Path] = {}
-    (folder / TABLES).mkdir(exist_ok=True)
+    (folder / TABLES).mkdir()
     for side, content in models.items():
         model = onnx.load_from_string(content)
         looked_up, read = set[str](), set[str]()

@@ -18,8 +18,8 @@ try:
 except ImportError as error:
     raise ImportError(f"{_NEEDS}{error}") from error
 
-from longtail.trainer.tfrs.export import export_tfrs  # noqa: E402
+from longtail.trainer.tfrs.export import TfrsOptions, export_tfrs  # noqa: E402
 from longtail.trainer.tfrs.measure import Validation  # noqa: E402
 from longtail.trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
 
-__all__ = ["SampledRetrieval", "Validation", "export_tfrs"]
+__all__ = ["SampledRetrieval", "TfrsOptions", "Validation", "export_tfrs"]

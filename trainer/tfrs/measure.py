@@ -56,7 +56,7 @@ def measured(
     config: EvaluationConfig,
     *,
     bias_removal: float | None,
-) -> tuple[Dial, bytes]:
+) -> tuple[Dial, dict[str, bytes]]:
     """Measure the dial with its curve, and write the bundle's metrics.json; `bias_removal` is λ unless chosen."""
     if config.history != "fixed" or config.least_history:
         raise ExportError(
@@ -103,7 +103,7 @@ def measured(
     )
     found = HeldOut.of(held_out, past, config, labels=len(ids))
     figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(found)}}
-    return dial, json.dumps(figures, indent=1, ensure_ascii=False).encode()
+    return dial, {"metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode()}
 
 
 def _rows(given: Any, ids: pa.Array) -> Int32:

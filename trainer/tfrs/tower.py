@@ -18,7 +18,7 @@ import tf2onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from longtail.bundle.arrays import Float32
-from longtail.bundle.tower import onnx_session
+from longtail.bundle.tower import OnnxTower, onnx_session
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import ONNX_LIMIT, check_parity
 from longtail.trainer.tfrs.columns import Columns
@@ -46,6 +46,10 @@ class ExportedTower:
                 f"{self.where}: expected the columns {sorted(self.raw.tensors)}, received {sorted(columns.tensors)}"
             )
         return columns
+
+    def onnx_tower(self, own_id: str | None = None) -> OnnxTower:
+        """Return the tower for a bundle."""
+        return OnnxTower(self.onnx, self.tower.features, self.tower.vocabularies, own_id)
 
     def embed(self, columns: Columns) -> Float32:
         """Compute the model's embeddings, float32 [n, D]."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from starlette.applications import Starlette
 
-from longtail.bundle import Bundle, Upsert
+from longtail.bundle import Bundle, TrainingFacts, Upsert, bundle_from_vectors
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query, SimilarQuery, ToEmbed
 from longtail.serving.core.service import Search
@@ -84,8 +84,8 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
     vectors_LD, queries_BD = rng.normal(size=(60, 8)).astype(np.float32), rng.normal(size=(80, 8)) * 7
     counts_L = np.arange(60)[::-1] ** 2
     retriever = of(
-        Bundle.from_vectors(
-            pa.array([f"i{row}" for row in range(60)]), vectors_LD, counts_L, name="c", similarity="cosine"
+        bundle_from_vectors(
+            vectors_LD, TrainingFacts(pa.array([f"i{row}" for row in range(60)]), counts_L, "cosine"), name="c"
         )
     )
     cosines_BL = (queries_BD / np.linalg.norm(queries_BD, axis=1, keepdims=True)) @ (
@@ -105,9 +105,8 @@ def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> No
     vectors_LD = (rng.normal(size=(500, 8)) + offset).astype(np.float32)
     queries_BD = (rng.normal(size=(40, 8)) + offset).astype(np.float32)
     counts_L = np.arange(500)[::-1]
-    bundle = Bundle.from_vectors(
-        pa.array([f"i{row}" for row in range(500)]), vectors_LD, counts_L, name="l2", similarity="l2", temperature=2.0
-    )
+    facts = TrainingFacts(pa.array([f"i{row}" for row in range(500)]), counts_L, "l2", temperature=2.0)
+    bundle = bundle_from_vectors(vectors_LD, facts, name="l2")
     bundle.validate()
     assert (bundle.manifest.centre is not None) == (offset > 0)
     retriever = of(bundle)

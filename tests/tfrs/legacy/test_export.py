@@ -14,7 +14,7 @@ import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Bundle, BundleInvariantError
 from longtail.trainer.errors import ExportError
-from longtail.trainer.tfrs import SampledRetrieval, export_tfrs
+from longtail.trainer.tfrs import SampledRetrieval, TfrsOptions, export_tfrs
 
 layers = tf.keras.layers
 USERS = ["ann", "bob", "zoë", "dan"]
@@ -32,9 +32,11 @@ def export(out: Path, query_model: Any = None, candidate_model: Any = None, **ch
     arguments = {
         "task": tfrs.tasks.Retrieval(), "candidates": FILMS, "counts": {"Alien": 3, "Dune": 1}, "queries": USERS,
     }  # fmt: skip
+    arguments |= {name: changes.pop(name) for name in arguments if name in changes}
     return export_tfrs(
-        query_model or lookup(USERS), candidate_model or lookup(FILMS), out=out / "films", **arguments | changes
-    )
+        query_model or lookup(USERS), candidate_model or lookup(FILMS), out=out / "films",
+        options=TfrsOptions(**changes), **arguments,
+    )  # fmt: skip
 
 
 def run(bundle: Bundle, **inputs: Any) -> np.ndarray:

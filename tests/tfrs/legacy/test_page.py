@@ -18,7 +18,7 @@ def test_names_and_arguments_of_the_page_exist() -> None:
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert imported <= set(longtail.trainer.tfrs.__all__)
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in imported]
-    assert len(calls) == 3
+    assert len(calls) == 4
     for call in calls:
         parameters = inspect.signature(getattr(longtail.trainer.tfrs, call.func.id)).parameters
         assert {keyword.arg for keyword in call.keywords} <= set(parameters)

@@ -13,7 +13,7 @@ import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Bundle, Tower
 from longtail.trainer.errors import DataError, ExportError
-from longtail.trainer.tfrs import Validation, export_tfrs
+from longtail.trainer.tfrs import TfrsOptions, Validation, export_tfrs
 
 layers = tf.keras.layers
 USERS = ["ann", "bob", "zoë"]
@@ -63,7 +63,8 @@ def export(out: Path, candidate_model: Any = None, query_model: Any = None, **ch
         "counts": np.array([9, 3, 2, 1, 0]), "queries": USERS, "out": out / "films",
     }  # fmt: skip
     user = tf.keras.Sequential([layers.StringLookup(vocabulary=USERS), layers.Embedding(5, DIM)])
-    return export_tfrs(query_model or user, candidate_model or films(), **arguments | changes)
+    arguments |= {name: changes.pop(name) for name in arguments if name in changes}
+    return export_tfrs(query_model or user, candidate_model or films(), options=TfrsOptions(**changes), **arguments)
 
 
 def label_tower(bundle: Bundle) -> Tower:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longtail.bundle import Bundle, ChosenTogether, Tower
+from longtail.bundle import Bundle, ChosenTogether, Tower, TrainingFacts
 from longtail.bundle.manifest import LogColumns
 from longtail.trainer.errors import ExportError
 from longtail.trainer.torch import export_torch
@@ -64,19 +64,19 @@ class OfTheBatch(nn.Module):
         return torch.softmax(self.user(user), 0)
 
 
-def given(**changed: Any) -> dict[str, Any]:
+def exported(folder: Path, query: nn.Module | None = None, **changes: Any) -> Bundle:
     films = torch.tensor([[LABELS, LABELS, 3], [LABELS, 4, 5], [1, LABELS, 2], [LABELS] * 3])
-    return {
+    arguments = {
         "queries": {"films": films, "since": torch.tensor([1.0, 2, 3, 4]), "place": np.eye(4, 2)},
-        "labels": {"film": torch.arange(LABELS), "price": torch.linspace(0, 1, LABELS)},
-        "label_ids": IDS, "counts": np.arange(LABELS), "vocabularies": {"films": INDEX, "film": INDEX},
-        "left_padded": ["films"],
-    } | changed  # fmt: skip
-
-
-def exported(folder: Path, query: nn.Module | None = None, **changed: Any) -> Bundle:
+        "vocabularies": {"films": INDEX, "film": INDEX}, "left_padded": ["films"],
+    } | changes  # fmt: skip
+    facts = {name: arguments.pop(name) for name in ("ids", "similarity", "temperature", "pairs") if name in arguments}
     torch.manual_seed(0)
-    return export_torch(query or Session(), Label(), out=folder / "model", **given(**changed))
+    label = Label(), {"film": torch.arange(LABELS), "price": torch.linspace(0, 1, LABELS)}
+    return export_torch(
+        (query or Session(), arguments.pop("queries")), label,
+        TrainingFacts(**{"ids": IDS, "counts": np.arange(LABELS)} | facts), out=folder / "model", **arguments,
+    )  # fmt: skip
 
 
 def test_sessions_padded_at_the_left(tmp_path: Path) -> None:
@@ -146,8 +146,9 @@ def test_a_retrieval_model_of_keras(tmp_path: Path) -> None:
     model.build((None,))
     index: dict[str | None, int] = {None: 0, "a": 1, "b": 2, "c": 3, "d": 4}
     bundle = export_torch(
-        model.user_model, model.candidate_model, queries={"user": np.arange(5)}, labels={"film": np.arange(LABELS)},
-        label_ids=IDS, counts=np.arange(LABELS), vocabularies={"user": index, "film": INDEX}, out=tmp_path / "model",
+        (model.user_model, {"user": np.arange(5)}), (model.candidate_model, {"film": np.arange(LABELS)}),
+        TrainingFacts(pa.array(IDS), np.arange(LABELS)), vocabularies={"user": index, "film": INDEX},
+        out=tmp_path / "model",
     )  # fmt: skip
     tower = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, DIM)
     found = np.argsort(-(tower.embed(tower.read([{"user": "a"}, {"user": "d"}])) @ bundle.embeddings.T), axis=1)
@@ -187,9 +188,10 @@ def test_ids_may_be_numbers_and_the_own_one_is_found_over_all_labels(tmp_path: P
     module = Nested()
     module.film.eval()
     bundle = export_torch(
-        nn.Embedding(labels + 1, DIM), module, queries={"user": torch.arange(5)},
-        labels={"parent": parents, "film": torch.arange(labels)}, label_ids=list(range(7, labels + 7)),
-        counts=np.arange(labels), vocabularies={"user": index, "parent": index, "film": index}, label_tower=True,
+        (nn.Embedding(labels + 1, DIM), {"user": torch.arange(5)}),
+        (module, {"parent": parents, "film": torch.arange(labels)}),
+        TrainingFacts(list(range(7, labels + 7)), np.arange(labels)),
+        vocabularies={"user": index, "parent": index, "film": index}, label_tower=True,
         out=str(tmp_path / "model"),  # type: ignore[arg-type]
     )  # fmt: skip
     assert bundle.manifest.own_id == "film"
@@ -214,7 +216,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"queries": {"films": torch.ones(3, 2).long(), "since": torch.ones(2)}}, "columns of"),
     "shape": ({"queries": {"films": torch.ones(3, 2, 2)}}, r"'films' of shape \[3, 2, 2\] is not allowed"),
     "no list": ({"left_padded": ["films", "since"]}, "left_padded: 'since' is not allowed, because it is no column of"),
-    "ids": ({"label_ids": [(1,)] * LABELS}, r"label_ids: the id \(1,\) is not allowed; use strings or integers"),
+    "ids": ({"ids": [(1,)] * LABELS}, r"ids: the id \(1,\) is not allowed; use strings or integers"),
     "another name": (
         {"queries": {"movies": torch.tensor([[1, LABELS, LABELS]])}, "vocabularies": {"movies": INDEX, "film": INDEX},
          "left_padded": ()}, "expected a module on the CPU that takes",
