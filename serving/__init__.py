@@ -6,7 +6,7 @@ monitoring, and http → dashboard.
 
 The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (bridge, schemas),
 core.service queues it (queue), core.retriever resolves it (resolved), embeds it, ranks labels (ranking or tree_ranking
-over overlay and index) and adds their columns (catalogue), and monitoring.live_figures counts the answer.
+over overlay and index) and adds their columns (catalogue), and monitoring.outcomes counts the answer.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or `create_app`.
 """

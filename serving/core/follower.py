@@ -212,7 +212,7 @@ class ReleaseFollower:
         if problem == self._engine_problem:
             return
         told = f"The server that holds the index does not answer: {problem}."
-        self._service.monitoring.figures.set_trouble("engine", problem and told)
+        self._service.monitoring.set_trouble("engine", problem and told)
         if problem is None:
             logger.info("the server that holds the index answers again")
         elif self._engine_problem is None:
@@ -227,7 +227,7 @@ class ReleaseFollower:
         if before is None or before[0] != name:
             self._backoff.reset()
         self._backoff.failed()
-        self._service.monitoring.metrics.load_failures.inc()
+        self._service.monitoring.count("release_load_failures")
         self._set_problem(
             f"{name or 'a CURRENT that names none'}, could not be loaded, "
             f"{'none' if self._served is None else 'the one before'} is served"
@@ -247,7 +247,7 @@ class ReleaseFollower:
             self.check()
             self.experiments.check()
             self._read_problems()
-            self._service.monitoring.seat.has_looked()
+            self._service.monitoring.slot.end_start()
             self._waking.wait(self._service.settings.poll_seconds)
             self._waking.clear()
 
@@ -255,8 +255,8 @@ class ReleaseFollower:
         problem = None
         with suppress(OSError):  # no file: nothing failed
             problem = self._service.settings.refresh_problem.read_text(encoding="utf-8")
-        self._service.monitoring.figures.set_trouble("refresh", problem)
-        self._service.monitoring.figures.set_trouble("clock", self._service.clock_problem())
+        self._service.monitoring.set_trouble("refresh", problem)
+        self._service.monitoring.set_trouble("clock", self._service.clock_problem())
 
     def _follow_store(self, fetcher: ReleaseFetcher) -> None:
         while not self._stopping.is_set():
@@ -364,4 +364,4 @@ class ExperimentFollower:
             trouble = "experiments.toml cannot be used, and the one before is in force. The log says what is wrong."
         elif unavailable:
             trouble = f"Arms cannot answer ({', '.join(unavailable)}): their units get the default. The log says why."
-        self._service.monitoring.figures.set_trouble("experiments", trouble)
+        self._service.monitoring.set_trouble("experiments", trouble)

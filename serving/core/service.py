@@ -146,7 +146,7 @@ class Service:
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
-        self.mirror = Mirror(settings.state_directory, monitoring.seat.worker)
+        self.mirror = Mirror(settings.state_directory, monitoring.slot.worker)
         seconds = settings.request_seconds
         self._writer, self._changer = (
             BoundedExecutor(name, max_pending=_MAX_PENDING_WRITES, timeout=seconds, initializer=use_one_openmp_thread)
@@ -165,13 +165,13 @@ class Service:
                 _WAITING_ANSWERS * settings.max_answer_bytes,
             ),
             timeout=seconds,
-            set_depth=monitoring.metrics.queue_depth.set,
+            set_depth=monitoring.slot.set_queue_depth,
         )
 
     @property
     def ready(self) -> bool:
         """Whether new requests should be sent here; /readyz and `longtail_ready` report this."""
-        return self.monitoring.seat.ready
+        return self.monitoring.slot.ready
 
     def check_ready(self) -> None:
         """Raise NotReadyError, which gives the reason, if new requests should not be sent here."""
@@ -184,10 +184,10 @@ class Service:
             raise NotReadyError(
                 "expected a database of state that can be read, found none, and so not what other replicas change"
             )
-        seat = self.monitoring.seat
+        slot = self.monitoring.slot
         raise NotReadyError(
-            f"expected {seat.workers.workers} workers that have loaded a release, found "
-            f"{seat.workers.ready}; others are starting"
+            f"expected {slot.workers.workers} workers that have loaded a release, found "
+            f"{slot.workers.ready}; others are starting"
         )
 
     def retriever(self, name: str | None = None, *, at: float | None = None) -> Retriever:
@@ -262,10 +262,10 @@ class Service:
             self.set_release_problem(None)
             self._count_labels()
             self.mirror.use(self.mirror.staged, self.current)
-        self.monitoring.seat.set_ready(True)
+        self.monitoring.slot.set_ready(True)
         # A stop signal may have set `draining` just before the line above.
         if self.draining:
-            self.monitoring.seat.set_ready(False)
+            self.monitoring.slot.set_ready(False)
 
     def stage(self, retriever: Retriever | None) -> None:
         """Send shadow traffic to a release; None ends shadow traffic."""
@@ -282,20 +282,20 @@ class Service:
         """Set why the release that CURRENT names is not served, beginning with its name; None: it is served."""
         self.release_problem = problem
         told = f"The published release, {problem}. The log says why."
-        self.monitoring.figures.set_trouble("refused_release", problem and told)
+        self.monitoring.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
         """Set whether label changes of other processes cannot be read; such a replica is not ready."""
         told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
-        self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
+        self.monitoring.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
         if self.current is not None:
-            self.monitoring.seat.set_ready(not self._changes.behind and not self.draining)
+            self.monitoring.slot.set_ready(not self._changes.behind and not self.draining)
 
     def drain(self) -> None:
         """Report not ready on /readyz, so that new requests go elsewhere; requests are still answered."""
         self.draining = True
-        self.monitoring.seat.set_ready(False)
+        self.monitoring.slot.set_ready(False)
 
     def closes_connection(self) -> bool:
         """Return whether an answer closes its connection, which counts as given up."""
@@ -447,7 +447,7 @@ class Service:
             # operator, so clients get another.
             refused = EngineError("the server that holds the index does not answer now", seconds=error.seconds)
             counts = (len(search.options) or 1 if search.embed is None else search.embed.count for search in searches)
-            self.monitoring.metrics.unanswered.inc(sum(counts))
+            self.monitoring.count("engine_unanswered", sum(counts))
             return [refused] * len(searches)
         except Exception as error:
             # One search of the batch is at fault: answered one by one, only that one fails.
@@ -469,14 +469,14 @@ class Service:
             return [[ended]]
         if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
-            self.monitoring.metrics.count_searches([sum(each.count for each in to_embed)], waited, [seconds])
+            self.monitoring.count_searches([sum(each.count for each in to_embed)], waited, [seconds])
             return vectors
         if isinstance(searches[0].options[0], QueriesFor):
             requests = [one for search in searches if isinstance(one := search.options[0], QueriesFor)]
             rankings = queries_for(retriever, requests)
             encoded = iter([orjson.dumps(ranking, option=orjson.OPT_SERIALIZE_NUMPY) for ranking in rankings])
             seconds = {"search": perf_counter() - started}
-            self.monitoring.metrics.count_searches([sum(len(search.options) for search in searches)], waited, [seconds])
+            self.monitoring.count_searches([sum(len(search.options) for search in searches)], waited, [seconds])
             return [[*islice(encoded, len(search.options))] for search in searches]
         asked = [each for search in searches for each in search.options if isinstance(each, SearchOptions)]
         draws = None
@@ -534,7 +534,7 @@ class Service:
         search = AnsweredSearch(retrieval, retrieval.unknown, waited, retrieval.seconds, features_B)
         self.monitoring.count_answers(search)
         if lines:
-            self.monitoring.count_dropped(self._events.offer(lines))
+            self.monitoring.count("dropped", self._events.offer(lines))
         if queries and self.mirror.staged is not None:
             self.mirror.offer(retriever, queries, retrieval, self.settings.mirror_share)
 
@@ -605,7 +605,7 @@ class Service:
                 records = change(retriever)
                 self._changes.append(records, self._loaded.values())
                 self._read_changes()
-                self.monitoring.count_dropped(self._events.offer([_label_event(record) for record in records]))
+                self.monitoring.count("dropped", self._events.offer([_label_event(record) for record in records]))
             except StoreError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
@@ -653,16 +653,16 @@ class Service:
 
     async def _keep(self, lines: Sequence[bytes]) -> None:
         """Wait until events are stored durably; the verdict reports a failure."""
-        figures, kept = self.monitoring.figures, self._events.append(lines)
+        stored = self._events.append(lines)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(kept), self.settings.request_seconds)
+            await asyncio.wait_for(asyncio.wrap_future(stored), self.settings.request_seconds)
         except (TimeoutError, StorageError) as error:
             sentence = "Feedback cannot be kept, and is answered 503. The service's own log says why."
-            figures.set_trouble("records", sentence)
+            self.monitoring.set_trouble("records", sentence)
             if isinstance(error, StorageError):
                 raise
             raise StorageError("the events could not be stored in time; send them again") from None
-        figures.set_trouble("records", None)
+        self.monitoring.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float, client: str | None) -> list[Choice]:
         """Check answer ids, and once more with fresh keys if one seems forged.
@@ -690,7 +690,7 @@ class Service:
                 return await read()
         except InvalidRequestError as error:
             if isinstance(error.__cause__, AnswerIdError):
-                self.monitoring.metrics.refused_ids[error.__cause__.reason].inc()
+                self.monitoring.count_refused_id(error.__cause__.reason)
             raise
 
     def _loaded_or_current(self, name: str) -> Retriever:
@@ -720,9 +720,9 @@ class Service:
 
     async def _count_refused(self, error: ServingError) -> None:
         if isinstance(error, TimedOutError):
-            self.monitoring.metrics.timeouts.inc()
+            self.monitoring.count("timeouts")
         else:
-            self.monitoring.count_shed()
+            self.monitoring.count("shed")
             await asyncio.sleep(_REFUSAL_SECONDS)
 
     def close(self) -> None:
@@ -749,7 +749,7 @@ class Service:
 
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
-        self.monitoring.figures.set_label_counts(
+        self.monitoring.set_label_counts(
             added=overlay.new_labels,
             hidden=len(overlay.hidden),
             available=lambda: int(self.retriever().availability["labels"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -24,9 +25,8 @@ from longtail.serving.http.openapi import documentation
 from longtail.serving.http.responses import answer_routing_error, answer_serving_error
 from longtail.serving.http.routes import routes
 from longtail.serving.http.tracing import Tracing
-from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.workers import Seat, Workers
+from longtail.serving.monitoring import Monitoring
+from longtail.serving.monitoring.workers import Workers, WorkerSlot
 from longtail.serving.settings import Settings
 
 _LOOK_SECONDS = 0.02
@@ -51,10 +51,8 @@ def create_app(
         StateError: the state directory cannot be used.
     """
     settings = settings or Settings()  # type: ignore[call-arg]  # from the environment
-    keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
-    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers], settings.groups)
-    metrics.queue_limit.set(settings.queue_limit)
-    monitoring = Monitoring(metrics, figures, seat)
+    keys, slot = Keys(settings), WorkerSlot(workers or Workers(), worker)
+    monitoring = _open_monitoring(settings, slot)
     service = Service(settings, monitoring, _open_events(settings, monitoring))
     follower = ReleaseFollower(settings.releases_directory, service)
     tracing = Tracing(settings.tracing) if settings.tracing else None
@@ -66,7 +64,7 @@ def create_app(
         if retriever is None:
             follower.start()
             # A restarted worker accepts no connections until it can answer, while the other workers can.
-            while seat.replaces and seat.waited_for and not service.draining:
+            while slot.replaces and slot.is_starting and not service.draining:
                 await asyncio.sleep(_LOOK_SECONDS)
         yield
         if retriever is None:
@@ -86,12 +84,15 @@ def create_app(
     return app
 
 
-def _open_figures(settings: Settings, worker: int) -> LiveFigures:
+def _open_monitoring(settings: Settings, slot: WorkerSlot) -> Monitoring:
     try:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
-        return LiveFigures(
+        return Monitoring(
             settings.state_directory,
-            worker=worker,
+            slot,
+            routes=[route.path for route in routes],
+            groups=settings.groups,
+            queue_limit=settings.queue_limit,
             releases=settings.keep_releases + 2,
         )
     except OSError as error:
@@ -101,15 +102,16 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
 
 
 def _open_events(settings: Settings, monitoring: Monitoring) -> EventSink:
-    place = settings.events or settings.state_directory / "events"
+    source = settings.events or settings.state_directory / "events"
+    count_dropped = partial(monitoring.count, "dropped")
     try:
-        if isinstance(place, str) and "://" in place:
-            return KafkaEvents(place, monitoring.count_dropped)
+        if isinstance(source, str) and "://" in source:
+            return KafkaEvents(source, count_dropped)
         return FolderEvents(
-            Path(place),
+            Path(source),
             days=settings.events_days,
             most_bytes=settings.events_bytes,
-            count_dropped=monitoring.count_dropped,
+            count_dropped=count_dropped,
         )
     except (OSError, ValueError) as error:
         raise StateError(

@@ -19,7 +19,7 @@ from longtail.serving.http.bridge import ServiceRoute
 from longtail.serving.http.responses import error_response, serving_error
 from longtail.serving.http.tracing import Tracing
 from longtail.serving.logs import current
-from longtail.serving.monitoring.prometheus import REFUSED_ROUTE, UNKNOWN_ROUTE
+from longtail.serving.monitoring.outcomes import REFUSED_ROUTE, UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
 audit = logging.getLogger("longtail.serving.audit")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from random import random
 
-from longtail.serving.monitoring.prometheus import REFUSED_ROUTE, UNKNOWN_ROUTE
+from longtail.serving.monitoring.outcomes import REFUSED_ROUTE, UNKNOWN_ROUTE
 
 _UNTRACED = {"/livez", "/readyz", "/metrics"}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}

@@ -1,15 +1,14 @@
 """Count what the service did and what every bucket got, for Prometheus and for GET /v1/monitoring.
 
-`Monitoring` receives every outcome once (live_figures) and counts it in two places: in the multiprocess files of
-Prometheus (prometheus), which adds up replicas; and for the page of this host in one ring of minutes per worker (ring)
-and one file of shown labels per release, which survive restarts. The report is computed from the latter (report), and
-one verdict compares the report with the baseline and the release's offline evaluation (verdict, baseline).
+`Monitoring` counts every outcome once (outcomes) in a mapped file per worker (counters), which survives restarts. Its
+minutes are the page's report (report); its totals are the series of /metrics (prometheus). One verdict compares the
+report with the baseline and the release's offline evaluation (verdict, baseline).
 
 Imports no web framework.
 """
 
 from longtail.serving.monitoring.baseline import Baseline, OfflineFigures, Promises, measure_baseline
-from longtail.serving.monitoring.live_figures import LiveFigures, Monitoring
+from longtail.serving.monitoring.outcomes import Monitoring
 from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer, ChosenLabels, NamedIds
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "ArmAnswer",
     "Baseline",
     "ChosenLabels",
-    "LiveFigures",
     "Monitoring",
     "NamedIds",
     "OfflineFigures",

@@ -1,4 +1,4 @@
-"""Create the report of GET /v1/monitoring, also as Prometheus gauges: three windows, and the day by minute.
+"""Create the report of GET /v1/monitoring: three windows, and the day by minute.
 
 The metrics are the trainer's [METHODS §7], over answers instead of test queries. Legend: `M` minutes with traffic.
 """
@@ -6,91 +6,85 @@ The metrics are the trainer's [METHODS §7], over answers instead of test querie
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client.core import GaugeMetricFamily, Metric
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
-from longtail.bundle.exposure import psi
+from longtail.bundle.exposure import Counts, psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.counters import (
+    DIAL_WIDTH,
+    DIALS,
+    KINDS,
+    LATENCY_BINS,
+    LOWEST_DIAL,
+    MINUTES,
+    ExposedLabels,
+    sum_by_minute,
+    sum_counts,
+)
 from longtail.serving.monitoring.intervals import binomial_interval
 from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES
-from longtail.serving.monitoring.ring import DIALS, KINDS, MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
-from longtail.serving.monitoring.verdict import SIGNALS
 
 WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
 """Lengths of the windows in minutes."""
-_SEVERITIES = {"unknown": math.nan, "watch": 1.0, "act": 2.0}
-_OF_WINDOW = {
-    "exposure_psi": ("Population stability index of exposures by bucket against the baseline.", ("psi", "buckets")),
-    "score_psi": ("The same of scores by decile.", ("psi", "scores")),
-    "bias_removal_mean": ("Mean λ of the queries.", ("bias_removal",)),
-    "popularity_weight_mean": ("Mean μ of the queries.", ("popularity_weight",)),
-    "cooccurrence_mean": ("Mean ω of the queries.", ("cooccurrence",)),
-    "popularity": ("Mean training pairs of the answered labels.", ("popularity",)),
-}
-_Sample = tuple[tuple[str, ...], float]
+_PER_DECADE = 8
+_SHIFT = 1 + 4 * _PER_DECADE
 
 
 def make_report(
     release: str,
     baseline: Baseline | None,
-    shown: ShownLabels,
+    labels: ExposedLabels,
     rows: npt.NDArray[np.void],
-    now: float,
+    timestamp: float,
 ) -> dict[str, Any]:
     """Create the report without the verdict and the numbers of labels.
 
     Args:
-        shown: counts of the release's shown labels.
-        rows: rows of all workers over the last day, from `MinuteRing.read`.
-        now: seconds since 1970.
+        labels: exposures of the release's labels.
+        rows: rows of all workers over the last day, from `Counters.read_day`.
+        timestamp: seconds since 1970.
     """
-    own = rows[rows["release"] == release.encode()]
-    since = 60.0 * float(own["minute"].min()) if len(own) else now
+    release_rows = rows[rows["release"] == release.encode()]
+    begin = 60.0 * float(release_rows["minute"].min()) if len(release_rows) else timestamp
     windows = {}
-    for name, minutes in WINDOWS.items():
-        first = int(now // 60) - minutes + 1
-        counts = total(own[own["minute"] >= first])
-        windows[name] = {
+    for window, minutes in WINDOWS.items():
+        first_minute = int(timestamp // 60) - minutes + 1
+        counts = sum_counts(release_rows[release_rows["minute"] >= first_minute])
+        windows[window] = {
             "seconds": 60 * minutes,
-            **_window_json(counts, shown.coverage_since(first)),
+            **_window_json(counts, labels.measure_coverage(first_minute)),
             "recall": {
-                source: {name: _recall_json(*pair) for name, pair in zip(KINDS, _recall_of(counts, place), strict=True)}
-                for place, source in enumerate(SOURCES)
+                source: {kind: _recall_json(*pair) for kind, pair in zip(KINDS, _count_recall(counts, i), strict=True)}
+                for i, source in enumerate(SOURCES)
             },
             "requests": {
                 "count": int(counts["requests"]),
-                "per_second": float(counts["requests"] / max(now - max(since, 60 * first), 1.0)),
+                "per_second": float(counts["requests"] / max(timestamp - max(begin, 60 * first_minute), 1.0)),
                 "p50_ms": latency_ms(counts["latency"], 0.5),
                 "p99_ms": latency_ms(counts["latency"], 0.99),
                 "shed": int(counts["shed"]),
                 "errors": int(counts["errors"]),
             },
         }
+    hour_minute = int(timestamp // 60) - WINDOWS["1h"] + 1
+    before_hour = sum_counts(rows[(rows["minute"] < hour_minute) | (rows["release"] != release.encode())])
     return {
         "release": release,
-        "since": _iso(since),
-        "now": _iso(now),
+        "since": _iso(begin),
+        "now": _iso(timestamp),
         "baseline": None if baseline is None else baseline.report_json(),
         "windows": windows,
-        "gini": shown.gini(now),
-        "ids_before": _ids_before(rows, release, now),
-        "series": _series(rows, now),
+        "gini": labels.gini(timestamp),
+        "ids_before": _ids_json(before_hour),
+        "series": _series(rows, timestamp),
     }
-
-
-def _ids_before(rows: npt.NDArray[np.void], release: str, now: float) -> dict[str, Any]:
-    """Return the ids of the last day that are not of the last hour of the release in service."""
-    first = int(now // 60) - WINDOWS["1h"] + 1
-    counts = total(rows[(rows["minute"] < first) | (rows["release"] != release.encode())])
-    return dict(zip(ID_KINDS, map(_ids_json, counts["ids"].astype(int).tolist()), strict=True))
 
 
 def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[str, Any]:
@@ -99,12 +93,12 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
     return {
         "queries": int(queries),
         **{name: _ratio(counts[name], queries) for name in DIALS},
-        "dials": dict(zip(DIALS, map(dial_json, counts["dials"]), strict=True)),
+        "dials": dict(zip(DIALS, map(_dial_json, counts["dials"]), strict=True)),
         "restricted": dict(zip(("queries", *RESTRICTIONS), counts["restricted"].astype(int).tolist(), strict=True)),
         "floored": dict(zip(("queries", "unmet"), counts["floored"].astype(int).tolist(), strict=True)),
         "exposures": {
-            name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": covered}
-            for name, count, covered in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)
+            name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": bucket_coverage}
+            for name, count, bucket_coverage in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)
         },
         "coverage": coverage[1],
         "popularity": _ratio(counts["popularity"], exposures.sum()),
@@ -119,11 +113,11 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
             },
             "scores": counts["judged_scores"].astype(int).tolist(),
             "recall": {
-                source: dict(zip(KINDS, map(_promised_json, counts["judged_recall"][place]), strict=True))
-                for place, source in enumerate(SOURCES)
+                source: dict(zip(KINDS, map(_promised_json, counts["judged_recall"][i]), strict=True))
+                for i, source in enumerate(SOURCES)
             },
         },
-        "ids": dict(zip(ID_KINDS, map(_ids_json, counts["ids"].astype(int).tolist()), strict=True)),
+        "ids": _ids_json(counts),
         "psi": {
             "buckets": _exposure_psi(counts),
             "scores": _psi(counts["judged_scores"], counts["promised"][len(BUCKET_NAMES) :]),
@@ -137,17 +131,20 @@ def _exposure_psi(counts: np.void) -> float | None:
 
     The baseline has no labels that were added since the build.
     """
-    found, expected = counts["judged_exposures"], counts["promised"][: len(BUCKET_NAMES)]
-    return _psi(*(np.append(of[:TAIL], of[TAIL:].sum()) for of in (found, expected)))
+    observed, promised = (
+        np.append(exposures[:TAIL], exposures[TAIL:].sum())
+        for exposures in (counts["judged_exposures"], counts["promised"][: len(BUCKET_NAMES)])
+    )
+    return _psi(observed, promised)
 
 
-def _psi(found: Array, promised: Array) -> float | None:
+def _psi(observed: Array, promised: Array) -> float | None:
     """Compute the PSI of counts against the baseline's counts for the same depths; None without a baseline."""
     total = promised.sum()
-    return psi(found, (promised / total).tolist()) if total else None
+    return psi(observed, (promised / total).tolist()) if total else None
 
 
-def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
+def _count_recall(counts: np.void, source: int) -> list[tuple[int, int]]:
     """Return positives and hits of one source, by bucket and in total."""
     positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
     return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
@@ -163,9 +160,11 @@ def _promised_json(counts: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ids_json(counts: list[int]) -> dict[str, Any]:
-    senders, ids, unknown = counts
-    return {"senders": senders, "ids": ids, "unknown": unknown, "share": _ratio(unknown, ids)}
+def _ids_json(counts: np.void) -> dict[str, Any]:
+    return {
+        kind: {"senders": senders, "ids": ids, "unknown": unknown, "share": _ratio(unknown, ids)}
+        for kind, (senders, ids, unknown) in zip(ID_KINDS, counts["ids"].astype(int).tolist(), strict=True)
+    }
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
@@ -174,12 +173,12 @@ def _recall_json(positives: int, hits: int) -> dict[str, Any]:
     return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
 
 
-def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
+def _series(rows: npt.NDArray[np.void], timestamp: float) -> dict[str, Any]:
     """Compute figures of the minutes with traffic over all releases, oldest first.
 
     The last minute is incomplete. A minute has the name and the drift of the release with most traffic in it.
     """
-    first = int(now // 60) - MINUTES + 1
+    newest = int(timestamp // 60)
     names: dict[int, str] = {}
     drifts: dict[int, float | None] = {}
     for row in rows[np.argsort(rows["counts"]["queries"] + rows["counts"]["requests"], kind="stable")]:
@@ -187,10 +186,10 @@ def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
         names[minute] = name
         drifts[minute] = _exposure_psi(row["counts"])
     minutes = sorted(names)
-    counts_M = by_minute(rows, now)[np.array(minutes, np.int64) - first]
+    counts_M = sum_by_minute(rows, timestamp)[np.array(minutes, np.int64) - (newest - MINUTES + 1)]
     exposures_M, queries_M = counts_M["exposures"], counts_M["queries"]
-    seconds_M = [60.0 if minute < int(now // 60) else max(now - 60 * minute, 1.0) for minute in minutes]
-    recall_M = [[_recall_of(counts, of) for of in range(len(SOURCES))] for counts in counts_M]
+    seconds_M = [60.0 if minute < newest else max(timestamp - 60 * minute, 1.0) for minute in minutes]
+    recall_M = [[_count_recall(counts, source) for source in range(len(SOURCES))] for counts in counts_M]
     return {
         "step_seconds": 60,
         "at": [_iso(minute * 60) for minute in minutes],
@@ -199,12 +198,12 @@ def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
             name: list(map(_ratio, exposures_M[:, bucket], exposures_M.sum(axis=1)))
             for bucket, name in enumerate(BUCKET_NAMES)
         },
-        "psi": [drifts.get(minute) for minute in minutes],
+        "psi": [drifts[minute] for minute in minutes],
         "recall": {
             source: {
-                name: [_ratio(*counts[of][bucket][::-1]) for counts in recall_M] for bucket, name in enumerate(KINDS)
+                kind: [_ratio(*recall[i][bucket][::-1]) for recall in recall_M] for bucket, kind in enumerate(KINDS)
             }
-            for of, source in enumerate(SOURCES)
+            for i, source in enumerate(SOURCES)
         },
         "bias_removal": list(map(_ratio, counts_M["bias_removal"], queries_M)),
         "requests_per_second": list(map(_ratio, counts_M["requests"], seconds_M)),
@@ -219,75 +218,31 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return float(numerator / denominator) if denominator else None
 
 
-def _iso(at: float) -> str:
+def _iso(timestamp: float) -> str:
     """Format seconds since 1970 as ISO 8601, UTC, to the second."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def report_metrics(report: Mapping[str, Any] | None, labels: Mapping[str, int]) -> Iterator[Metric]:
-    """Yield the series that are computed at the scrape, NaN where a figure is undefined.
-
-    Args:
-        report: the report of GET /v1/monitoring; None before a release is in service.
-        labels: numbers of labels that are added, hidden and available.
-    """
-
-    def gauge(name: str, text: str, names: tuple[str, ...], samples: Iterable[_Sample]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"longtail_{name}", text, labels=names)
-        for values, figure in samples:
-            family.add_metric(values, figure)
-        return family
-
-    windows = {window: None if report is None else report["windows"][window] for window in WINDOWS}
-    by_bucket = [(bucket, window) for window in WINDOWS for bucket in BUCKET_NAMES]
-    by_source = [(source, bucket, window) for window in WINDOWS for source in SOURCES for bucket in KINDS]
-    yield gauge(
-        "exposure_share", "Share of the judged answers' labels in the bucket.", ("bucket", "window"),
-        ((of, _at(windows[of[1]], "judged", "shares", of[0])) for of in by_bucket),
-    )  # fmt: skip
-    yield gauge(
-        "exposure_baseline_share", "The same share of calibration queries, at the same λ.", ("bucket", "window"),
-        ((of, _at(windows[of[1]], "judged", "promised", of[0])) for of in by_bucket),
-    )  # fmt: skip
-    covered = [(of, _at(windows[of[1]], "exposures", of[0], "coverage")) for of in by_bucket]
-    covered += [(("all", window), _at(figures, "coverage")) for window, figures in windows.items()]
-    text = "Share of ids in requests and feedback that the release does not know."
-    kinds = [(kind, window) for window in WINDOWS for kind in ID_KINDS]
-    yield gauge(
-        "ids_unknown_share", text, ("list", "window"),
-        ((of, _at(windows[of[1]], "ids", of[0], "share")) for of in kinds),
-    )  # fmt: skip
-    text = "Share of the bucket's labels that were answered at all."
-    yield gauge("coverage", text, ("bucket", "window"), covered)
-    for name, text, figure in (
-        ("online_recall", "Share of the labels interacted with that the answer held.", "value"),
-        ("online_positives", "Labels interacted with.", "positives"),
-    ):
-        samples = ((of, _at(windows[of[2]], "recall", *of[:2], figure)) for of in by_source)
-        yield gauge(name, text, ("source", "bucket", "window"), samples)
-    for name, (text, path) in _OF_WINDOW.items():
-        yield gauge(name, text, ("window",), (((window,), _at(of, *path)) for window, of in windows.items()))
-    text = "Gini coefficient of the labels' exposures of today and yesterday (UTC)."
-    yield gauge("gini", text, (), [((), _at(report, "gini"))])
-    found = dict.fromkeys(SIGNALS, math.nan if report is None else 0.0)
-    for finding in reversed(
-        [] if report is None else report["verdict"]["findings"]
-    ):  # the worst last, so that it overwrites the others
-        found[finding["signal"]] = _SEVERITIES[finding["severity"]]
-    text = "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers."
-    yield gauge("verdict", text, ("signal",), (((signal,), value) for signal, value in found.items()))
-    for name, text in (
-        ("added", "Labels added since the release was built."),
-        ("hidden", "Labels of the release that are hidden."),
-        ("available", "Labels that answers may have now: not hidden, and within their lifetimes."),
-    ):
-        yield GaugeMetricFamily(f"longtail_labels_{name}", text, value=labels[name])
+def latency_bin(seconds: float) -> int:
+    """Return the bin of a duration, 0 … LATENCY_BINS − 1."""
+    return 0 if seconds < 1e-4 else min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
 
 
-def _at(figures: Any, *path: str) -> float:
-    """Return the number at the end of a path of keys; NaN if a value on the path is None."""
-    for name in path:
-        if figures is None:
-            return math.nan
-        figures = figures[name]
-    return math.nan if figures is None else float(figures)
+def latency_ms(bins: Counts, quantile: float) -> float | None:
+    """Return a quantile in ms, interpolated logarithmically, at most 10 s; None without observations."""
+    cumulated = np.cumsum(bins)
+    if not cumulated[-1]:
+        return None
+    rank = quantile * float(cumulated[-1])
+    cell = min(int(np.searchsorted(cumulated, rank)), LATENCY_BINS - 1)
+    inside = (rank - float(cumulated[cell] - bins[cell])) / float(bins[cell]) if bins[cell] else 1.0
+    if cell == 0:
+        return 0.1 * inside
+    if cell == LATENCY_BINS - 1:
+        return 10_000.0
+    return float(10.0 ** ((cell - _SHIFT + inside) / _PER_DECADE) * 1000)
+
+
+def _dial_json(bins: Array) -> list[dict[str, Any]]:
+    """Return the non-empty bins, ascending by the dial's value."""
+    return [{"at": round(LOWEST_DIAL + DIAL_WIDTH * int(i), 2), "queries": int(bins[i])} for i in np.flatnonzero(bins)]

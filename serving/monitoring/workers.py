@@ -7,9 +7,8 @@ from collections.abc import Iterator, MutableSequence
 from enum import IntEnum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-_RESTARTS, _STATE, _CONNECTIONS, _CELLS = 0, 1, 2, 3
+_RESTARTS, _STATE, _CONNECTIONS, _QUEUE_DEPTH, _CELLS = 0, 1, 2, 3, 4
 _UNEVEN_SHARE, _UNEVEN_CONNECTIONS = 0.5, 2
 """Differences to a fair share of the connections, relative and absolute, that are more than chance makes of new ones:
 closing connections for less would never end."""
@@ -28,32 +27,33 @@ class WorkerState(IntEnum):
     """The process serves a release."""
 
 
-class Workers(Collector):
+class Workers:
     """A board that all processes of a service share; only one process at a time writes each number.
 
     Args:
-        cells: `cells_of(workers)` integers, initially 0; in shared memory if there are several processes.
+        cells: `count_cells(workers)` integers, initially 0; in shared memory if there are several processes.
     """
 
     def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None) -> None:
         self.workers = workers
-        self._cells: MutableSequence[int] = [0] * self.cells_of(workers) if cells is None else cells
+        self._cells: MutableSequence[int] = [0] * self.count_cells(workers) if cells is None else cells
 
     @staticmethod
-    def cells_of(workers: int) -> int:
+    def count_cells(workers: int) -> int:
         """Compute the size of a board."""
         return _CELLS * workers
 
     def start(self, worker: int, *, again: bool) -> None:
         """Note that a process for a worker is about to start; `again`: it replaces an earlier one."""
         self._cells[_CELLS * worker + _RESTARTS] += again
-        self.become(worker, WorkerState.starting)
+        self.set_state(worker, WorkerState.starting)
 
-    def become(self, worker: int, state: WorkerState) -> None:
+    def set_state(self, worker: int, state: WorkerState) -> None:
         """Set the state of a worker."""
         self._cells[_CELLS * worker + _STATE] = state
         if state is WorkerState.down:
             self.set_connections(worker, 0)
+            self.set_queue_depth(worker, 0)
 
     def state(self, worker: int) -> WorkerState:
         """Get the state of a worker."""
@@ -71,17 +71,20 @@ class Workers(Collector):
         """Get the number of connections that a worker holds."""
         return self._cells[_CELLS * worker + _CONNECTIONS]
 
+    def set_queue_depth(self, worker: int, queries: int) -> None:
+        """Set the number of queries that wait for a search of a worker."""
+        self._cells[_CELLS * worker + _QUEUE_DEPTH] = queries
+
     def surplus(self, worker: int) -> int:
         """Count a worker's connections above a fair share; 0 if it serves nothing, or all hold about a share."""
-        serving = [other for other in range(self.workers) if self.state(other) is WorkerState.ready]
-        held = {other: self.connections(other) for other in serving}
-        if worker not in held:
+        connections = {i: self.connections(i) for i in range(self.workers) if self.state(i) is WorkerState.ready}
+        if worker not in connections:
             return 0
-        share = sum(held.values()) / len(held)
-        uneven = max(share - min(held.values()), max(held.values()) - share)
+        share = sum(connections.values()) / len(connections)
+        uneven = max(share - min(connections.values()), max(connections.values()) - share)
         if uneven <= _UNEVEN_SHARE * share or uneven < _UNEVEN_CONNECTIONS:
             return 0
-        return max(0, math.ceil(held[worker] - share))
+        return max(0, math.ceil(connections[worker] - share))
 
     @property
     def ready(self) -> int:
@@ -95,45 +98,31 @@ class Workers(Collector):
             self.state(worker) is WorkerState.starting and not self.restarts(worker) for worker in range(self.workers)
         )
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the series of METRICS.md about all workers, for `CollectorRegistry.register`."""
-        yield GaugeMetricFamily("longtail_workers", "Worker processes that there should be.", value=self.workers)
-        ready = GaugeMetricFamily("longtail_worker_ready", "1 if a worker serves a release.", labels=["worker"])
-        restarts = CounterMetricFamily(
-            "longtail_worker_restarts", "Processes of a worker that ended and were replaced.", labels=["worker"]
-        )
-        connections = GaugeMetricFamily("longtail_worker_connections", "Open connections.", labels=["worker"])
-        for worker in range(self.workers):
-            ready.add_metric([str(worker)], float(self.state(worker) is WorkerState.ready))
-            restarts.add_metric([str(worker)], self.restarts(worker))
-            connections.add_metric([str(worker)], self.connections(worker))
-        yield from (ready, restarts, connections)
 
-
-class Seat(Collector):
-    """One worker's place on the board."""
+class WorkerSlot:
+    """One worker's slot on the board."""
 
     def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers
         self.worker = worker
-        workers.become(worker, WorkerState.starting)
+        workers.set_state(worker, WorkerState.starting)
 
     def set_ready(self, ready: bool) -> None:
         """Set whether this worker serves a release; signal handlers may call this."""
-        self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
+        self.workers.set_state(self.worker, WorkerState.ready if ready else WorkerState.up)
 
     @property
     def ready(self) -> bool:
         """Whether this worker serves, and no worker is still starting for the first time."""
         return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
 
-    def has_looked(self) -> None:
+    def end_start(self) -> None:
         """Note that this worker has looked for a release, successfully or not."""
-        if self.waited_for:
+        if self.is_starting:
             self.set_ready(False)
 
     @property
-    def waited_for(self) -> bool:
+    def is_starting(self) -> bool:
         """Whether this worker has not looked for a release yet."""
         return self.workers.state(self.worker) is WorkerState.starting
 
@@ -142,6 +131,26 @@ class Seat(Collector):
         """Whether another process was this worker before."""
         return self.workers.restarts(self.worker) > 0
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield whether this worker is ready, for `CollectorRegistry.register`."""
+    def set_queue_depth(self, queries: int) -> None:
+        """Set the number of queries that wait for a search."""
+        self.workers.set_queue_depth(self.worker, queries)
+
+    def collect(self, queue_limit: int) -> Iterator[Metric]:
+        """Yield the series of METRICS.md about this worker and all workers."""
+        workers = self.workers
+        cells = [workers._cells[_CELLS * worker :][:_CELLS] for worker in range(workers.workers)]
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)
+        yield GaugeMetricFamily("longtail_workers", "Worker processes that there should be.", value=workers.workers)
+        depth = sum(row[_QUEUE_DEPTH] for row in cells)
+        yield GaugeMetricFamily("longtail_queue_depth", "Queries that wait for a search.", value=depth)
+        text = "Queries that may wait for a search in each process."
+        yield GaugeMetricFamily("longtail_queue_limit", text, value=queue_limit)
+        ready = GaugeMetricFamily("longtail_worker_ready", "1 if a worker serves a release.", labels=["worker"])
+        text = "Processes of a worker that ended and were replaced."
+        restarts = CounterMetricFamily("longtail_worker_restarts", text, labels=["worker"])
+        connections = GaugeMetricFamily("longtail_worker_connections", "Open connections.", labels=["worker"])
+        for worker, row in enumerate(cells):
+            ready.add_metric([str(worker)], float(row[_STATE] == WorkerState.ready))
+            restarts.add_metric([str(worker)], row[_RESTARTS])
+            connections.add_metric([str(worker)], row[_CONNECTIONS])
+        yield from (ready, restarts, connections)

@@ -73,10 +73,10 @@ class Server(uvicorn.Server):
 
         After a worker's death the others hold its clients' connections, and its successor none.
         """
-        seat = self._service.monitoring.seat
-        seat.workers.set_connections(seat.worker, len(self.server_state.connections))
+        slot = self._service.monitoring.slot
+        slot.workers.set_connections(slot.worker, len(self.server_state.connections))
         if counter % _TICKS_A_SECOND == 0:
-            self._service.surplus_connections = seat.workers.surplus(seat.worker)
+            self._service.surplus_connections = slot.workers.surplus(slot.worker)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

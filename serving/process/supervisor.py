@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -18,11 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
 
-from prometheus_client import multiprocess
-
 from longtail.serving import logs
 from longtail.serving.errors import StateError
-from longtail.serving.monitoring.prometheus import MULTIPROCESS
 from longtail.serving.monitoring.workers import Workers, WorkerState
 from longtail.serving.process.server import BACKLOG, Terminal, run, take_hangups
 from longtail.serving.refresh import refreshing
@@ -65,7 +61,7 @@ class Supervisor:
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
         self._settings, self._listener, self._log_level = settings, listener, log_level
         self._spawn = get_context("spawn")
-        self._board = Workers(settings.workers, self._spawn.RawArray("q", Workers.cells_of(settings.workers)))
+        self._board = Workers(settings.workers, self._spawn.RawArray("q", Workers.count_cells(settings.workers)))
         for worker in range(settings.workers):
             self._board.start(worker, again=False)
         self._alive: dict[int, BaseProcess] = {}
@@ -81,10 +77,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until a signal comes, or workers keep dying; returns the exit status."""
-        figures = self._settings.state_directory / "prometheus"
-        shutil.rmtree(figures, ignore_errors=True)
-        figures.mkdir(parents=True)
-        os.environ[MULTIPROCESS] = str(figures)
         # The handlers only set flags, so a signal is acted upon between two starts of workers, never during one.
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, lambda sig, _: self._signals.append(sig))
@@ -124,8 +116,7 @@ class Supervisor:
 
     def _worker_ended(self, worker: int, process: BaseProcess) -> None:
         del self._alive[worker]
-        self._board.become(worker, WorkerState.down)
-        multiprocess.mark_process_dead(process.pid or 0, os.environ[MULTIPROCESS])  # type: ignore[no-untyped-call]
+        self._board.set_state(worker, WorkerState.down)
         if self._stopping:
             return
         young = time.monotonic() - self._started[worker] < _SHORT_LIFE_SECONDS

@@ -19,8 +19,7 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.queries import Query
 from longtail.serving.core.service import Service
 from longtail.serving.events.folder import FolderEvents
-from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.prometheus import Metrics
+from longtail.serving.monitoring import Monitoring
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
@@ -74,7 +73,7 @@ class Following:
         self.made, self.root, self.now = made, root, 0.0
         shutil.copytree(made, root, dirs_exist_ok=True)
         self.second = root / "second"
-        monitoring = Monitoring(Metrics([]), LiveFigures(root / ".state"))
+        monitoring = Monitoring(root / ".state")
         events = FolderEvents(root / ".state" / "events", days=1, most_bytes=1)
         self.service = Service(Settings(releases=root), monitoring, events)
         self._follower = ReleaseFollower(root, self.service, clock=lambda: self.now)

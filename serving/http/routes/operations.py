@@ -80,5 +80,5 @@ async def ready(request: Request) -> dict[str, Any]:
     """
     service: Service = request.app.state.service
     service.check_ready()
-    workers = service.monitoring.seat.workers
+    workers = service.monitoring.slot.workers
     return {"status": "ready", "workers": {"expected": workers.workers, "ready": workers.ready}}

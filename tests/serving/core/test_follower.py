@@ -22,8 +22,7 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
 from longtail.serving.events.folder import FolderEvents
-from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.prometheus import Metrics
+from longtail.serving.monitoring import Monitoring
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.serving.plane import plane_retriever, plane_settings
@@ -54,9 +53,9 @@ class Loads:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    settings, live = plane_settings(tmp_path), LiveFigures(tmp_path / ".state")
+    settings = plane_settings(tmp_path)
     events = FolderEvents(tmp_path / ".state/events", days=1, most_bytes=1 << 20)
-    service = Service(settings, Monitoring(Metrics([]), live), events)
+    service = Service(settings, Monitoring(tmp_path / ".state"), events)
     yield service
     service.close()
 

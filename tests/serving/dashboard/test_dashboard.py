@@ -20,7 +20,7 @@ from longtail.serving.dashboard import csp, page
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReleaseAnswer
 from tests.serving.dashboard.browser import shown
-from tests.serving.monitoring.shop import Clock, a_live, answered, chosen
+from tests.serving.monitoring.shop import Clock, answered, chosen, count_batch, count_request, open_monitoring
 
 PAGE = page().decode()
 (STYLE,) = re.findall(r"<style>(.*?)</style>", PAGE, flags=re.DOTALL)
@@ -77,14 +77,14 @@ RETRIEVED = {
 def report(tmp_path: Path) -> dict[str, Any]:
     """What GET /v1/monitoring says of a shop whose tail gets twice what was promised."""
     clock = Clock()
-    live = a_live(tmp_path, clock)
-    live.count_answers(answered([[0, 4, 8, 9]] * 400, score=0.5))
-    live.count_requests([(200, 0.004)])
-    live.count("shed")
-    live.count_choice(chosen([0, 1], [0, 4, 8, 9]))
+    monitoring = open_monitoring(tmp_path, clock)
+    count_batch(monitoring, answered([[0, 4, 8, 9]] * 400, score=0.5))
+    count_request(monitoring, 200, 0.004)
+    monitoring.count("shed")
+    monitoring.count_choice(chosen([0, 1], [0, 4, 8, 9]))
     clock.pass_(61)
-    found = live.report() | {"request_id": "r-monitoring", "staged": None}
-    live.close()
+    found = monitoring.report() | {"request_id": "r-monitoring", "staged": None}
+    monitoring.close()
     return found
 
 

@@ -272,5 +272,5 @@ def test_events_that_no_disk_takes_are_refused_and_not_counted(
     assert trouble.items() <= client.get("/v1/monitoring").json()["verdict"]["findings"][0].items()
     say(client, event)
     assert "records" not in {of["signal"] for of in client.get("/v1/monitoring").json()["verdict"]["findings"]}
-    app.state.service.monitoring.figures._report = None
+    app.state.service.monitoring._report = None
     assert found(client)["all"]["positives"] == 1

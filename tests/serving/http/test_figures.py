@@ -19,14 +19,14 @@ from tests.serving.process import until
 
 
 def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Client) -> None:
-    before, figures = series(client), app.state.service.monitoring.figures
+    before = series(client)
     first = retrieve(client, preview=True)
     assert ids(first) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
     assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
     refused(retrieve(client, preview=True, release="no such"), 404, "unknown_release", "release")
     # Nobody saw the answer, so there is nothing to say of it.
     assert "answer_id" not in first.json()["results"][0]
-    monitored, after = figures.report(), series(client)
+    monitored, after = app.state.service.monitoring.report(), series(client)
     assert after.pop('longtail_previews_total{status="2xx"}') == 3
     assert after.pop('longtail_previews_total{status="4xx"}') == 1
     for name, value in before.items():

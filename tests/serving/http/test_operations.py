@@ -37,17 +37,17 @@ def test_a_service_of_several_workers_is_ready_when_all_have_looked_for_a_releas
         workers.start(worker, again=False)
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever(), worker=1, workers=workers)
     with client_of(app) as client:
-        workers.become(0, WorkerState.up)
+        workers.set_state(0, WorkerState.up)
         response = client.get("/readyz")
         assert (response.status_code, response.json()["error"]["message"]) == (
             503, "expected 3 workers that have loaded a release, found 1; others are starting"
         )  # fmt: skip
         assert "longtail_ready 0.0" in client.get("/metrics").text
         assert client.post("/v1/retrieve", json=QUERY).status_code == 200
-        workers.become(2, WorkerState.ready)
+        workers.set_state(2, WorkerState.ready)
         answer = client.get("/readyz").json()
         assert (answer["status"], answer["workers"]) == ("ready", {"expected": 3, "ready": 2})
-        workers.become(2, WorkerState.down)
+        workers.set_state(2, WorkerState.down)
         workers.start(2, again=True)
         assert client.get("/readyz").json()["workers"] == {"expected": 3, "ready": 1}
         assert "longtail_ready 1.0" in client.get("/metrics").text

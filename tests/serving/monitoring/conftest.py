@@ -6,28 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from longtail.serving.monitoring import LiveFigures
-from tests.serving.monitoring.shop import Clock, a_live
+from longtail.serving.monitoring import Monitoring
+from tests.serving.monitoring import shop
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> shop.Clock:
+    return shop.Clock()
 
 
 @pytest.fixture
-def open_live(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., LiveFigures]]:
-    """Opens the facade on one state directory; what is still open at the end is closed."""
+def open_monitoring(tmp_path: Path, clock: shop.Clock) -> Iterator[Callable[..., Monitoring]]:
+    """Opens monitoring on one state directory; what is still open at the end is closed."""
     with ExitStack() as stack:
 
-        def opened(**arguments: object) -> LiveFigures:
-            live = a_live(tmp_path, clock, **arguments)  # type: ignore[arg-type]
-            stack.callback(live.close)
-            return live
+        def opened(**arguments: object) -> Monitoring:
+            monitoring = shop.open_monitoring(tmp_path, clock, **arguments)  # type: ignore[arg-type]
+            stack.callback(monitoring.close)
+            return monitoring
 
         yield opened
 
 
 @pytest.fixture
-def live(open_live: Callable[..., LiveFigures]) -> LiveFigures:
-    return open_live()
+def monitoring(open_monitoring: Callable[..., Monitoring]) -> Monitoring:
+    return open_monitoring(routes=["/v1/retrieve", "/v1/similar", "/v1/labels", "/livez"])

@@ -14,11 +14,12 @@ from longtail.serving.monitoring import (
     ArmAnswer,
     Baseline,
     ChosenLabels,
-    LiveFigures,
+    Monitoring,
     NamedIds,
     Promises,
 )
-from longtail.serving.monitoring.records import IdKind, Restriction, Source
+from longtail.serving.monitoring.records import AnsweredSearch, IdKind, Restriction, Source
+from longtail.serving.monitoring.workers import Workers, WorkerSlot
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -106,8 +107,24 @@ def chosen(
     )
 
 
-def a_live(state: Path, clock: Clock, *, worker: int = 0, begin: bool = True, **more: Any) -> LiveFigures:
-    live = LiveFigures(state, worker=worker, clock=clock, **more)
+def open_monitoring(state: Path, clock: Clock, *, worker: int = 0, begin: bool = True, **more: Any) -> Monitoring:
+    monitoring = Monitoring(state, WorkerSlot(Workers(worker + 1), worker), clock=clock, **more)
     if begin:
-        live.begin_release("r1", BUCKETS, Promises(BASELINE))
-    return live
+        monitoring.begin_release("r1", BUCKETS, Promises(BASELINE))
+    return monitoring
+
+
+def count_batch(monitoring: Monitoring, batch: AnsweredBatch) -> None:
+    monitoring.count_answers(AnsweredSearch(batch, {}, [], {}))
+    monitoring.flush()
+
+
+def count_request(monitoring: Monitoring, status: int, seconds: float) -> None:
+    monitoring.count_request("/v1/retrieve", status, seconds)
+    monitoring.flush()
+
+
+def scrape(monitoring: Monitoring) -> dict[str, float]:
+    """Read the value of every series."""
+    lines = monitoring.scrape().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}

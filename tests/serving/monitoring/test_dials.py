@@ -21,9 +21,9 @@ from longtail.serving.core.experiments import parse_experiments
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.monitoring import LiveFigures, OfflineFigures
+from longtail.serving.monitoring import Monitoring, OfflineFigures
 from tests.bundles import make_bundle
-from tests.serving.monitoring.shop import Clock
+from tests.serving.monitoring.shop import Clock, count_batch
 
 DIM, QUERIES, K = 16, 2000, 10
 SEEDS = [pytest.param(seed, marks=pytest.mark.nightly if seed else ()) for seed in range(20)]
@@ -73,13 +73,15 @@ def loaded(bundle: Bundle, folder: Path) -> Retriever:
 
 def verdict_of(retriever: Retriever, queries: Sequence[Query], state: Path) -> dict[str, Any]:
     clock = Clock()
-    live = LiveFigures(state, clock=clock)
-    live.begin_release(retriever.name, retriever.buckets_L, retriever.promises, OfflineFigures.of(retriever.manifest))
+    monitoring = Monitoring(state, clock=clock)
+    monitoring.begin_release(
+        retriever.name, retriever.buckets_L, retriever.promises, OfflineFigures.of(retriever.manifest)
+    )
     for start in range(0, len(queries), 100):
-        live.count_answers(retriever.retrieve(queries[start : start + 100]))
+        count_batch(monitoring, retriever.retrieve(queries[start : start + 100]))
     clock.pass_(1)
-    report = live.report()
-    live.close()
+    report = monitoring.report()
+    monitoring.close()
     assert report["windows"]["1h"]["judged"]["queries"] == len(queries)
     said: dict[str, Any] = report["verdict"]
     return said

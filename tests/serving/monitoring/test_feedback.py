@@ -8,75 +8,74 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.serving.monitoring import LiveFigures
+from longtail.serving.monitoring import Monitoring
 from longtail.serving.monitoring.records import Source
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen, count_batch
 
 
-def recall(live: LiveFigures, clock: Clock, source: Source = "feedback") -> dict[str, tuple[int, int]]:
+def recall(monitoring: Monitoring, clock: Clock, source: Source = "feedback") -> dict[str, tuple[int, int]]:
     """Positives and hits by bucket, of a report that is not the one cached."""
     clock.pass_(1)
-    figures: dict[str, Any] = live.report()["windows"]["24h"]["recall"][source]
+    figures: dict[str, Any] = monitoring.report()["windows"]["24h"]["recall"][source]
     return {bucket: (of["positives"], of["hits"]) for bucket, of in figures.items()}
 
 
-def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
-    assert live.count_choice(chosen([0, 2, 8, 11], [0, 1, 8])) == ([2, 0, 2, 0], [1, 0, 1, 0])
-    live.count_choice(chosen([4], [4, 5, 9]))
-    assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "new": (0, 0), "all": (5, 3)}
-    assert recall(live, clock, "organic")["all"] == (0, 0)
-    figures = live.report()["windows"]["5m"]["recall"]["feedback"]["all"]
+def test_recall_by_hand(monitoring: Monitoring, clock: Clock) -> None:
+    monitoring.count_choice(chosen([0, 2, 8, 11], [0, 1, 8]))
+    monitoring.count_choice(chosen([4], [4, 5, 9]))
+    assert recall(monitoring, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "new": (0, 0), "all": (5, 3)}
+    assert recall(monitoring, clock, "organic")["all"] == (0, 0)
+    figures = monitoring.report()["windows"]["5m"]["recall"]["feedback"]["all"]
     # Clopper and Pearson's interval of 3 of 5.
     exact = pytest.approx((3 / 5, 0.1466, 0.9473), abs=1e-4)
     assert (figures["value"], figures["low"], figures["high"]) == exact
-    series = live.report()["series"]["recall"]
+    series = monitoring.report()["series"]["recall"]
     assert (series["feedback"]["head"], series["organic"]["head"]) == ([pytest.approx(1 / 2)], [None])
 
 
-def test_organic_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
+def test_organic_recall_by_hand(monitoring: Monitoring, clock: Clock) -> None:
     # A label that nobody knows (−1) is no positive; one added since (row 12) is new.
-    live.count_choice(chosen([0, 1, 12], [0, 4, 12], source="organic"))
-    live.count_choice(chosen([4, -1], [5], source="organic"))
+    monitoring.count_choice(chosen([0, 1, 12], [0, 4, 12], source="organic"))
+    monitoring.count_choice(chosen([4, -1], [5], source="organic"))
     organic = {"head": (2, 1), "torso": (1, 0), "tail": (0, 0), "new": (1, 1), "all": (4, 2)}
-    assert recall(live, clock, "organic") == organic
-    assert recall(live, clock)["all"] == (0, 0)
+    assert recall(monitoring, clock, "organic") == organic
+    assert recall(monitoring, clock)["all"] == (0, 0)
 
 
-def test_a_choice_is_of_the_release_that_answered(live: LiveFigures, clock: Clock) -> None:
-    live.begin_release("r2", BUCKETS, None)
-    live.count_choice(chosen([0], [0]))
-    assert recall(live, clock)["all"] == (0, 0)
-    assert live.report()["series"]["recall"]["feedback"]["all"] == [1]
+def test_a_choice_is_of_the_release_that_answered(monitoring: Monitoring, clock: Clock) -> None:
+    monitoring.begin_release("r2", BUCKETS, None)
+    monitoring.count_choice(chosen([0], [0]))
+    assert recall(monitoring, clock)["all"] == (0, 0)
+    assert monitoring.report()["series"]["recall"]["feedback"]["all"] == [1]
 
 
-def test_a_release_not_begun_lately_counts_answers_and_choices(live: LiveFigures, clock: Clock) -> None:
+def test_a_release_not_begun_lately_counts_answers_and_choices(monitoring: Monitoring, clock: Clock) -> None:
     """A staged release that an arm of an experiment answers from."""
-    shown, deciles = live.count_answers(answered([[0, 4]], release="staged"))
-    assert (shown.tolist(), deciles) == ([1, 1, 0, 0], None)
-    live.count_choice(chosen([0, 5], [0, 4], release="staged"))
-    assert recall(live, clock)["all"] == (0, 0)
-    live.begin_release("staged", BUCKETS, None)
-    assert recall(live, clock)["all"] == (2, 1)
-    assert live.report()["windows"]["5m"]["queries"] == 1
+    count_batch(monitoring, answered([[0, 4]], release="staged"))
+    monitoring.count_choice(chosen([0, 5], [0, 4], release="staged"))
+    assert recall(monitoring, clock)["all"] == (0, 0)
+    monitoring.begin_release("staged", BUCKETS, None)
+    assert recall(monitoring, clock)["all"] == (2, 1)
+    assert monitoring.report()["windows"]["5m"]["queries"] == 1
 
 
-def test_choices_of_all_workers_add_up(open_live: Callable[..., LiveFigures], clock: Clock) -> None:
-    first, second = (open_live(worker=worker) for worker in range(2))
+def test_choices_of_all_workers_add_up(open_monitoring: Callable[..., Monitoring], clock: Clock) -> None:
+    first, second = (open_monitoring(worker=worker) for worker in range(2))
     first.count_choice(chosen([0, 8], [0]))
     second.count_choice(chosen([0], [0]))
-    for live in (first, second):
-        assert recall(live, clock)["all"] == (3, 2)
+    for monitoring in (first, second):
+        assert recall(monitoring, clock)["all"] == (3, 2)
 
 
-def test_planted_recall_is_recovered(live: LiveFigures) -> None:
+def test_planted_recall_is_recovered(monitoring: Monitoring) -> None:
     rng, planted = np.random.default_rng(0), {"head": 0.8, "torso": 0.5, "tail": 0.15}
     for _ in range(1500):
         # One label of every bucket is chosen, and answered as often as planted.
         rows = [int(4 * bucket + rng.integers(4)) for bucket in range(3)]
-        live.count_choice(
+        monitoring.count_choice(
             chosen(rows, [row for row, of in zip(rows, planted.values(), strict=True) if rng.random() < of])
         )
-    figures = live.report()["windows"]["5m"]["recall"]["feedback"]
+    figures = monitoring.report()["windows"]["5m"]["recall"]["feedback"]
     for bucket, share in planted.items():
         assert figures[bucket]["positives"] == 1500
         assert figures[bucket]["low"] < share < figures[bucket]["high"] < figures[bucket]["low"] + 0.06

@@ -11,23 +11,21 @@ from typing import Any
 
 import pytest
 
-from longtail.serving.monitoring import LiveFigures, Promises
+from longtail.serving.monitoring import Monitoring, Promises
 from tests.serving.monitoring.shop import BASELINE, BUCKETS
 
 pytestmark = pytest.mark.process
 
 _WORKER = """
-import sys
+import sys, time
 from pathlib import Path
-from longtail.serving.monitoring import LiveFigures, Promises
-from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered, chosen
+from tests.serving.monitoring.shop import answered, chosen, count_batch, open_monitoring
 
 state, worker, batches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-live = LiveFigures(state, worker=worker)
-live.begin_release("r1", BUCKETS, Promises(BASELINE))
+monitoring = open_monitoring(state, time.time, worker=worker)
 for number in range(batches):
-    live.count_answers(answered([[0, 4], [1, 8]]))
-    live.count_choice(chosen([0, 8], [0, 4]))
+    count_batch(monitoring, answered([[0, 4], [1, 8]]))
+    monitoring.count_choice(chosen([0, 8], [0, 4]))
     print(number, flush=True)
 """
 
@@ -39,10 +37,10 @@ def worker(state: Path, number: int, batches: int) -> subprocess.Popen[str]:
 
 def figures(state: Path) -> tuple[int, int, int]:
     """Queries, and positives and hits of choices."""
-    live = LiveFigures(state)
-    live.begin_release("r1", BUCKETS, Promises(BASELINE))
-    found: dict[str, Any] = live.report()["windows"]["24h"]
-    live.close()
+    monitoring = Monitoring(state)
+    monitoring.begin_release("r1", BUCKETS, Promises(BASELINE))
+    found: dict[str, Any] = monitoring.report()["windows"]["24h"]
+    monitoring.close()
     return found["queries"], *(found["recall"]["feedback"]["all"][name] for name in ("positives", "hits"))
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from longtail.serving.monitoring import ArmAnswer, LiveFigures, Monitoring
-from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE, Metrics
+from longtail.serving.monitoring import ArmAnswer, Monitoring
+from longtail.serving.monitoring.outcomes import UNKNOWN_ROUTE
 from longtail.serving.monitoring.records import AnsweredSearch, NamedIds
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen
-
-
-@pytest.fixture
-def monitoring(live: LiveFigures) -> Monitoring:
-    return Monitoring(Metrics(["/v1/retrieve", "/v1/similar", "/v1/labels", "/livez"]), live)
-
-
-def series(monitoring: Monitoring) -> dict[str, float]:
-    lines = monitoring.scrape().decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen, scrape
 
 
 def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:
@@ -50,7 +41,7 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
     monitoring: Monitoring, clock: Clock, route: str, status: int, count: int, errors: int
 ) -> None:
     monitoring.count_request(route, status, 0.004)
-    counted = series(monitoring)
+    counted = scrape(monitoring)
     assert counted[f'longtail_requests_total{{route="{route}",status="{status // 100}xx"}}'] == 1
     assert counted[f'longtail_request_seconds_count{{route="{route}"}}'] == 1
     assert counted[f'longtail_request_seconds_sum{{route="{route}"}}'] == 0.004
@@ -61,7 +52,7 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
 
 def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}, [], {}))
-    counted = series(monitoring)
+    counted = scrape(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
     shown = {name: counted[f'longtail_exposures_total{{bucket="{name}",restricted="no"}}'] for name in exposures}
@@ -79,7 +70,7 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
 
 def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}, [], {}))
-    counted = series(monitoring)
+    counted = scrape(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
     assert counted['longtail_scores_total{decile="1"}'] == 0
@@ -88,7 +79,7 @@ def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
 def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]] * 5, floored=(4, 1)), {}, [], {}))
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]]), {}, [], {}))
-    counted = series(monitoring)
+    counted = scrape(monitoring)
     assert [counted[f'longtail_floored_queries_total{{met="{met}"}}'] for met in ("yes", "no")] == [3, 1]
     assert monitoring.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
 
@@ -96,7 +87,7 @@ def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
 def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_choice(chosen([0, 5, -1], [0, 4], arm=ArmAnswer("week-1", "tail", 7)))
     monitoring.count_choice(chosen([8], source="organic"))
-    counted = series(monitoring)
+    counted = scrape(monitoring)
     for name, head, torso in (("positives", 1, 1), ("hits", 1, 0)):
         of_bucket = [counted[f'longtail_{name}_total{{bucket="{of}",source="feedback"}}'] for of in ("head", "torso")]
         assert of_bucket == [head, torso]
@@ -112,17 +103,31 @@ def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
 
 
 def test_dropped_events_are_in_both(monitoring: Monitoring) -> None:
-    monitoring.count_dropped(2)
-    assert series(monitoring)["longtail_events_dropped_total"] == 2
+    monitoring.count("dropped", 2)
+    assert scrape(monitoring)["longtail_events_dropped_total"] == 2
     assert monitoring.report()["windows"]["5m"]["dropped"] == 2
 
 
-def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(
-    live: LiveFigures, clock: Clock, tmp_path: Path
-) -> None:
-    other = LiveFigures(tmp_path / "other", clock=clock)
-    other.begin_release("r1", BUCKETS, None)
-    live.begin_release("r1", BUCKETS, None)
+def test_totals_add_up_workers_and_survive_restarts(open_monitoring: Callable[..., Monitoring]) -> None:
+    for _ in range(2):
+        for worker in range(2):
+            monitoring = open_monitoring(worker=worker, routes=["/livez"], groups={"user": ["ä"]})
+            monitoring.count_request("/livez", 200, 0.1)
+            monitoring.count_answers(AnsweredSearch(answered([[0], [4]]), {}, [], {}, [{"user": "ä"}, None]))
+            monitoring.count_choice(chosen([0], [0], arm=ArmAnswer("week-1", "tail", 7)))
+            monitoring.count("timeouts")
+            monitoring.close()
+    series = scrape(open_monitoring(routes=["/livez"], groups={"user": ["ä"]}))
+    for name in (
+        'longtail_requests_total{route="/livez",status="2xx"}', 'longtail_request_seconds_count{route="/livez"}',
+        'longtail_group_queries_total{group="user",value="ä"}', "longtail_timeouts_total",
+        'longtail_arm_choices_total{arm="tail",bucket="head",run="week-1"}',
+    ):  # fmt: skip
+        assert series[name] == 4, name
+    assert series["longtail_queries_total"] == 8
+
+
+def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(clock: Clock, tmp_path: Path) -> None:
     batches = [
         answered([[0, 1, 4], [0, 8, 12]], floored=(2, 1)),
         answered([[]], bias_removal=2.5),
@@ -131,18 +136,19 @@ def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(
         replace(answered([[9]], cooccurrence=0.7, ids={"query": NamedIds(1, 1, 0)}), bases={"model": 1}),
     ]
     found = []
-    for figures, together in ((live, True), (other, False)):
-        monitoring = Monitoring(Metrics(["/v1/retrieve"]), figures)
+    for together in (True, False):
+        monitoring = Monitoring(tmp_path / str(together), routes=["/v1/retrieve"], clock=clock)
+        monitoring.begin_release("r1", BUCKETS, None)
         for position, batch in enumerate(batches):
             monitoring.count_request("/v1/retrieve", 200 + 300 * (position % 2), 0.004 * position)
             seconds = {"encode": 0.001, "search": 0.25 * position, "answer": 3.0}
             monitoring.count_answers(AnsweredSearch(batch, {"exclude": position, "allow": 1}, [0.001, 20.0], seconds))
             if not together:
                 monitoring.flush()
-        found.append((series(monitoring), monitoring.report()))
+        found.append((scrape(monitoring), monitoring.report()))
     of_process = "process_", "python_", "longtail_coverage_", "longtail_gini"
     first, second = (
         {name: of for name, of in counted.items() if not name.startswith(of_process)} for counted, _ in found
     )
-    assert first == pytest.approx(second)
+    assert first == pytest.approx(second, nan_ok=True)
     assert found[0][1] == found[1][1]

@@ -12,8 +12,8 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
-from longtail.serving.monitoring import AnsweredBatch, LiveFigures, NamedIds, Promises, measure_baseline, verdict
-from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, chosen
+from longtail.serving.monitoring import AnsweredBatch, Monitoring, NamedIds, Promises, measure_baseline, verdict
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, chosen, count_batch
 
 PROMISED = {"head": 0.93, "torso": 0.065, "tail": 0.005, "new": 0.0}
 NO_IDS = {kind: {"senders": 0, "ids": 0, "unknown": 0, "share": None} for kind in ("query", "history", "feedback")}
@@ -92,8 +92,8 @@ def findings(found_of: Mapping[str, Any], *severities: str) -> dict[tuple[str, s
 
 def test_a_bucket_that_doubled_its_share_comes_first() -> None:
     """Torso 14.2 % against 6.5 %, where the PSI of all shares is 0.07."""
-    live = {"head": 0.853, "torso": 0.142, "tail": 0.005, "new": 0.0}
-    said = judge(evidence(window(shares=live, scores=2.54)))
+    shares = {"head": 0.853, "torso": 0.142, "tail": 0.005, "new": 0.0}
+    said = judge(evidence(window(shares=shares, scores=2.54)))
     sentence = "Torso gets 14.2 % of the answers in the last hour where the release promised 6.5 %, 2.2 times as much."
     assert said["severity"] == "act"
     assert said["headline"].startswith(f"{sentence} Look at the features that queries send")
@@ -125,8 +125,8 @@ def test_what_matters_of_what_is_real(torso: float, severity: str | None) -> Non
 
 @pytest.mark.parametrize("queries", [1, 10, 30])
 def test_few_answers_are_neither_drift_nor_steady(queries: int) -> None:
-    live = {"head": 0.9, "torso": 0.09, "tail": 0.01, "new": 0.0}
-    said = judge(evidence(window(queries, live, scores=0.6)))
+    shares = {"head": 0.9, "torso": 0.09, "tail": 0.01, "new": 0.0}
+    said = judge(evidence(window(queries, shares, scores=0.6)))
     assert (said["severity"], findings(said)) == ("unknown", {})
     assert said["headline"].startswith("Too few answers of this release to judge ")
     missing = {found["bucket"]: found["enough"] for found in said["findings"]}
@@ -143,11 +143,11 @@ def test_the_day_counts_where_the_hour_cannot_tell() -> None:
 
 
 def test_labels_added_since_have_no_promise_and_take_from_the_others() -> None:
-    live = {"head": 0.6, "torso": 0.03, "tail": 0.002, "new": 0.368}
-    with_added = findings(judge(evidence(window(shares=live), added=40)))
+    shares = {"head": 0.6, "torso": 0.03, "tail": 0.002, "new": 0.368}
+    with_added = findings(judge(evidence(window(shares=shares), added=40)))
     assert ("share_drift", "new") not in with_added
     assert ("share_drift", "torso") in with_added
-    assert ("share_drift", "new") in findings(judge(evidence(window(shares=live))))
+    assert ("share_drift", "new") in findings(judge(evidence(window(shares=shares))))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_recall_against_the_evaluation(positives: int, hits: int, severity: str 
 
 
 def test_what_is_broken_comes_before_what_has_drifted() -> None:
-    live = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
-    hour = window(shares=live, requests={"count": 1000, "errors": 40, "shed": 3}, dropped=7)
+    shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
+    hour = window(shares=shares, requests={"count": 1000, "errors": 40, "shed": 3}, dropped=7)
     troubles = {"refused_release": "The published release, r2, could not be loaded.", "label_log": "No log."}
     said = judge(evidence(hour, troubles=troubles, age_days=45.0))
     told = [(found["signal"], found["severity"]) for found in said["findings"]]
@@ -206,9 +206,9 @@ def test_healthy_traffic_raises_no_alarm_and_drift_does() -> None:
             found, promised = (
                 dict(zip(BUCKET_NAMES, each.tolist(), strict=True)) for each in (counts / counts.sum(), usual)
             )
-            live = window(queries, found, promised=promised)
-            live["psi"]["buckets"] = psi(counts, usual.tolist())
-            raised.append(bool(findings(judge(evidence(live)))))
+            figures = window(queries, found, promised=promised)
+            figures["psi"]["buckets"] = psi(counts, usual.tolist())
+            raised.append(bool(findings(judge(evidence(figures)))))
         return raised
 
     assert np.mean(alarms(shares, 200)) < 0.02
@@ -230,8 +230,8 @@ def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Pat
     measured = measure_baseline(scores_BK, rows_BK, buckets, np.ones(300, np.int64), 0.0, 20)
     assert measured is not None
     for name, lean, drifts in (("usual", 1.0, False), ("other", 0.3, True)):
-        live = LiveFigures(tmp_path / name, clock=clock)
-        live.begin_release("r1", buckets, Promises(measured))
+        monitoring = Monitoring(tmp_path / name, clock=clock)
+        monitoring.begin_release("r1", buckets, Promises(measured))
         for k in mix:
             found = retrieved(6000 // len(mix), k, lean)
             batch = AnsweredBatch(
@@ -242,33 +242,33 @@ def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Pat
                 ends_B=(k * np.arange(1, 1 + len(found))).tolist(), buckets_N=buckets[found.ravel()],
                 counts_N=np.ones(found.size, np.int64),
             )  # fmt: skip
-            live.count_answers(batch)
-        said = live_verdict(live, clock)
+            count_batch(monitoring, batch)
+        said = judge_report(monitoring, clock)
         assert (said["severity"] == "act", bool(findings(said))) == (drifts, drifts)
 
 
-def live_verdict(live: LiveFigures, clock: Clock) -> dict[str, Any]:
+def judge_report(monitoring: Monitoring, clock: Clock) -> dict[str, Any]:
     clock.pass_(1)
-    said: dict[str, Any] = live.report()["verdict"]
+    said: dict[str, Any] = monitoring.report()["verdict"]
     return said
 
 
-def test_restricted_answers_are_not_judged(live: LiveFigures, clock: Clock) -> None:
+def test_restricted_answers_are_not_judged(monitoring: Monitoring, clock: Clock) -> None:
     """One request with `"buckets": ["torso", "tail"]` once said "Act: Head gets 0.0 %"."""
-    live.count_answers(answered([[4, 5, 8, 9]] * 2000, bias_removal=0.0, restrictions=["buckets"]))
-    said = live_verdict(live, clock)
+    count_batch(monitoring, answered([[4, 5, 8, 9]] * 2000, bias_removal=0.0, restrictions=["buckets"]))
+    said = judge_report(monitoring, clock)
     assert (said["severity"], findings(said)) == ("unknown", {})
-    live.count_answers(answered([[0, 1, 4, 8]] * 2000, bias_removal=0.0, score=0.5))
-    assert not [bucket for signal, bucket in findings(live_verdict(live, clock)) if signal == "share_drift"]
+    count_batch(monitoring, answered([[0, 1, 4, 8]] * 2000, bias_removal=0.0, score=0.5))
+    assert not [bucket for signal, bucket in findings(judge_report(monitoring, clock)) if signal == "share_drift"]
 
 
-def test_the_report_has_the_verdict_of_what_was_answered(live: LiveFigures, clock: Clock) -> None:
-    assert live_verdict(live, clock)["severity"] == "unknown"
-    live.count_answers(answered([[0, 1, 4, 8]] * 400, bias_removal=0.0, score=0.5))
+def test_the_report_has_the_verdict_of_what_was_answered(monitoring: Monitoring, clock: Clock) -> None:
+    assert judge_report(monitoring, clock)["severity"] == "unknown"
+    count_batch(monitoring, answered([[0, 1, 4, 8]] * 400, bias_removal=0.0, score=0.5))
     # Promised half, a quarter, a quarter; but every score is in the lowest decile.
-    assert set(findings(live_verdict(live, clock))) == {("score_drift", None)}
-    live.count_answers(answered([[0]] * 3000, bias_removal=0.5))
-    assert {bucket for signal, bucket in findings(live_verdict(live, clock)) if signal == "share_drift"} == {
+    assert set(findings(judge_report(monitoring, clock))) == {("score_drift", None)}
+    count_batch(monitoring, answered([[0]] * 3000, bias_removal=0.5))
+    assert {bucket for signal, bucket in findings(judge_report(monitoring, clock)) if signal == "share_drift"} == {
         "head", "torso", "tail"
     }  # fmt: skip
 
@@ -313,8 +313,8 @@ def test_wrong_ids_of_five_minutes_after_an_hour_of_known_ones() -> None:
 
 
 def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
-    live = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
-    hour = window(shares=live, ids=NO_IDS | {"query": named(900, 900, 900)})
+    shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
+    hour = window(shares=shares, ids=NO_IDS | {"query": named(900, 900, 900)})
     said = judge(evidence(hour))
     assert [found["signal"] for found in said["findings"][:2]] == ["unknown_ids", "share_drift"]
     assert said["findings"][1]["look_at"].startswith("the unknown ids first")
@@ -354,34 +354,34 @@ def test_floors_that_answers_do_not_meet(unmet: int, severity: str | None) -> No
         assert found["sentence"].startswith(f"{unmet:,} of 1,000 answers with floors in the last hour do not")
 
 
-def test_a_filter_that_hides_the_tail_is_the_headline(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[0, 1, 4, 8]] * 600))
-    live.count_answers(answered([[0, 1, 4, 5]] * 1380, restrictions=["buckets"]))
-    live.count_answers(answered([[0, 1, 4, 5]] * 20, restrictions=["buckets", "filter"]))
-    said = live_verdict(live, clock)
+def test_a_filter_that_hides_the_tail_is_the_headline(monitoring: Monitoring, clock: Clock) -> None:
+    count_batch(monitoring, answered([[0, 1, 4, 8]] * 600))
+    count_batch(monitoring, answered([[0, 1, 4, 5]] * 1380, restrictions=["buckets"]))
+    count_batch(monitoring, answered([[0, 1, 4, 5]] * 20, restrictions=["buckets", "filter"]))
+    said = judge_report(monitoring, clock)
     sentence = "1,400 of 2,000 queries in the last hour are restricted, so that nothing is promised for their answers"
     assert findings(said, "unknown")["restricted", None]["sentence"] == f"{sentence}: by buckets 1,400, by filter 20."
 
 
-def test_traffic_without_any_promise_says_why(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[4, 5, 8, 9]] * 2000, judged_at=np.nan))
-    said = live_verdict(live, clock)
+def test_traffic_without_any_promise_says_why(monitoring: Monitoring, clock: Clock) -> None:
+    count_batch(monitoring, answered([[4, 5, 8, 9]] * 2000, judged_at=np.nan))
+    said = judge_report(monitoring, clock)
     assert said["headline"].startswith("None of the 2,000 queries of this release in the last 24 hours has a promise")
 
 
-def test_a_new_release_is_not_said_to_be_without_queries(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[0, 1, 4, 8]] * 400))
-    live.begin_release("r2", BUCKETS, Promises(BASELINE))
-    assert live_verdict(live, clock)["headline"].startswith("No queries of this release in the last 24 hours")
+def test_a_new_release_is_not_said_to_be_without_queries(monitoring: Monitoring, clock: Clock) -> None:
+    count_batch(monitoring, answered([[0, 1, 4, 8]] * 400))
+    monitoring.begin_release("r2", BUCKETS, Promises(BASELINE))
+    assert judge_report(monitoring, clock)["headline"].startswith("No queries of this release in the last 24 hours")
 
 
-def test_ids_are_counted_by_window_and_apart_from_the_rest_of_the_day(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[0]], ids={"query": NamedIds(1, 1, 0), "history": NamedIds(1, 4, 1)}))
+def test_ids_are_counted_by_window_and_apart_from_the_rest_of_the_day(monitoring: Monitoring, clock: Clock) -> None:
+    count_batch(monitoring, answered([[0]], ids={"query": NamedIds(1, 1, 0), "history": NamedIds(1, 4, 1)}))
     clock.pass_(7200)
-    live.count_answers(answered([[0]], ids={"query": NamedIds(1, 1, 1), "history": NamedIds(0, 0, 0)}))
-    live.count_choice(chosen([0, -1]))
+    count_batch(monitoring, answered([[0]], ids={"query": NamedIds(1, 1, 1), "history": NamedIds(0, 0, 0)}))
+    monitoring.count_choice(chosen([0, -1]))
     clock.pass_(1)
-    report = live.report()
+    report = monitoring.report()
     hour, day, before = report["windows"]["1h"]["ids"], report["windows"]["24h"]["ids"], report["ids_before"]
     assert hour == {"query": named(1, 1, 1), "history": named(0, 0, 0), "feedback": named(1, 2, 1)}
     assert before == {"query": named(1, 1, 0), "history": named(1, 4, 1), "feedback": named(0, 0, 0)}
