@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from longtail.serving.monitoring.report import latency_bin, latency_ms
 from longtail.serving.monitoring.intervals import binomial_interval
+from longtail.serving.monitoring.report import latency_bin, latency_ms
 
 
 def test_latency_quantiles_are_right_to_a_bin() -> None:
