@@ -231,7 +231,7 @@ class LogColumns(Record):
 
 
 _WITHOUT_TOWERS = 3.0
-"""ω without towers; of 2, 3 and 6 none is better on all five logs of benchmarks/unknown_queries.py."""
+"""ω without towers; of 2, 3 and 6 none is better on all five logs of benchmarks/RESULTS.md."""
 
 
 class CooccurrenceSettings(Popularity):

@@ -3,12 +3,11 @@
     python -m benchmarks.shops --out runs/shops
     python -m benchmarks.shops --out runs/shops --law drift --seed 7 --users 20000 --products 20000 --events 600000
     python -m benchmarks.shops --out runs/shops --log data/gowalla/train.parquet
-    python -m benchmarks.shops --out runs/shops --law sessions --peer .venv-peer/bin/python
 
 No setting is chosen per shop: `init` examines the files, and `fit` trains its recipe. Baselines are tuned on the same
-validation pairs, `--peer` adds SASRec (`sasrec.py` describes its environment), and all methods answer the same test
-queries. The law of a shop is an upper bound for every method, except for the effect of a visit's own events. Seconds
-cover training and answering with the chosen settings, then the choice; for Longtail, the whole of `fit`.
+validation pairs, and all methods answer the same test queries. The law of a shop is an upper bound for every method,
+except for the effect of a visit's own events. Seconds cover training and answering with the chosen settings, then the
+choice; for Longtail, the whole of `fit`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ def main(
         list[Path] | None,
         typer.Option(help="Real logs in place of shops; items.parquet and users.parquet beside one are its tables."),
     ] = None,
-    peer: Annotated[Path | None, typer.Option(help="Python of an environment with RecTools, for SASRec.")] = None,
     users: int = 6_000,
     products: int = 5_000,
     events: int = 150_000,
@@ -62,14 +60,14 @@ def main(
                 write(data, name, products=products, users=users, events=events, seed=seed)
             tables = ["--labels", data / "products.parquet", "--queries", data / "users.parquet"]
             odds = log_odds(shop_of(name, products=products, users=users, seed=seed), name, _TESTED)
-            ahead.append(_rows(name, data, data / "events.parquet", tables, peer, odds))
+            ahead.append(_rows(name, data, data / "events.parquet", tables, odds))
     for file in log or []:
         tables = []
         for option, table in (("--labels", "items.parquet"), ("--queries", "users.parquet")):
             tables += [option, file.with_name(table)] if file.with_name(table).exists() else []
         data = out / file.parent.name
         data.mkdir(exist_ok=True)
-        ahead.append(_rows(file.parent.name, data, file, tables, peer))
+        ahead.append(_rows(file.parent.name, data, file, tables))
     print("\nAhead in recall@20:")
     for line in ahead:
         print(f"- {line}")
@@ -87,9 +85,7 @@ def train(folder: Path, log: Path, tables: Sequence[object], overrides: Sequence
         (folder / "seconds.json").write_text(json.dumps(time.perf_counter() - began), encoding="utf-8")
 
 
-def _rows(
-    name: str, data: Path, log: Path, tables: list[object], peer: Path | None, odds_UP: Float64 | None = None
-) -> str:
+def _rows(name: str, data: Path, log: Path, tables: list[object], odds_UP: Float64 | None = None) -> str:
     """Print the rows of one data set, with the law's row if known; return Longtail's leads as text."""
     recipe, run = data / "recipe.toml", data / "run"
     train(data, log, tables)
@@ -97,8 +93,6 @@ def _rows(
     ours = measurement.ours(json.loads((data / "seconds.json").read_text(encoding="utf-8")))
     _print(name, measurement, ours)
     others = [row for baseline in BASELINES if (row := measurement.baseline(baseline))]
-    if peer and (row := measurement.sasrec(peer, data / "peer")):
-        others.append(row)
     if odds_UP is not None:
         others.append(measurement.law(odds_UP))
     words = []

@@ -1,35 +1,26 @@
-"""Lists of a trained bundle, of baselines and of a peer for the same test queries, with times.
+"""Lists of a trained bundle and of baselines for the same test queries, with times.
 
 Legend: `N` test queries, `K` list length, `L` labels.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.baselines import Row, Trial
 from longtail.bundle import Bundle, Interval
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.bundle.tower import onnx_session
 from longtail.trainer import Recipe
-from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import top_labels
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import tower_lists
-
-_SASREC = Path(__file__).with_name("sasrec.py")
 
 
 class Measurement:
@@ -88,29 +79,6 @@ class Measurement:
 
         return Row("the law itself", top_labels(self.task, data, scores), None, None)
 
-    def sasrec(self, python: Path, folder: Path) -> Row | None:
-        """Answer by the peer, in an environment of its own; None if pairs have no times and so no order."""
-        dataset = self.dataset
-        if dataset.train.times is None:
-            return None
-        if not (folder / "sasrec.json").exists():
-            folder.mkdir(exist_ok=True)
-            for name, pairs in (("train", dataset.train), ("valid", dataset.valid)):
-                pq.write_table(_as_peers_read(pairs), folder / f"{name}.parquet")
-            if features := _categories(dataset, self.recipe):
-                pq.write_table(features, folder / "features.parquet")
-            np.save(folder / "asked.npy", self.task.past.queries(self.task.rows_N))
-            subprocess.run(
-                [str(python), str(_SASREC), str(folder), "--k", str(self.task.k), "--seed", str(self.recipe.seed)],
-                check=True,
-            )
-        figures = json.loads((folder / "sasrec.json").read_text(encoding="utf-8"))
-        top_NK = np.load(folder / "sasrec.npy")
-        popular = self.baseline("popularity")
-        assert popular is not None
-        top_NK = np.where((top_NK < 0).all(axis=1)[:, None], popular.top_NK, top_NK)
-        return Row(f"SASRec ({figures['epochs']} epochs)", top_NK, figures["seconds"], figures["choosing"])
-
     def metrics(self, row: Row) -> dict[str, Interval]:
         """Compute every metric of a method's lists."""
         return self.task.metrics(row.top_NK, self._facts)
@@ -122,27 +90,3 @@ class Measurement:
             self.task.ratio(metric, row.top_NK, self._facts) for row in (ours, other)
         )
         return self.task.bootstrap.interval(ours_N - theirs_N, denominator_N)
-
-
-def _as_peers_read(pairs: Pairs) -> pa.Table:
-    """Convert pairs to a table with the column names of RecTools and times as datetimes."""
-    assert pairs.times is not None
-    times = pairs.times.astype(np.int64).astype("datetime64[us]")  # only the order of times is read
-    weights = np.ones(len(pairs), np.float32)
-    return pa.table({"user_id": pairs.queries, "item_id": pairs.labels, "weight": weights, "datetime": times})
-
-
-def _categories(dataset: Dataset, recipe: Recipe) -> pa.Table | None:
-    """List id features of the label table, except the label id, as (id, feature, value); None without any."""
-    own = recipe.data.label_id
-    names = [feature.source for feature in recipe.label.features if feature.kind == "id" and feature.name != own]
-    if dataset.label_table is None or not names:
-        return None
-    parts = [
-        pa.table({
-            "id": np.arange(len(dataset.label_ids)), "feature": pa.array([name] * len(dataset.label_ids)),
-            "value": dataset.label_table[name].combine_chunks().cast(pa.string()).fill_null(""),
-        })
-        for name in names
-    ]  # fmt: skip
-    return pa.concat_tables(parts)

@@ -1,7 +1,7 @@
 """Attacks on the real server process: each is refused or bounded, and a polite client is answered as before.
 
 Heads that never end, slow or large ones, and silence are in test_heads.py; cases of the API's own document in
-test_hostile.py; what a client waits while another attacks is measured by benchmarks/attacks.py.
+test_hostile.py; benchmarks/RESULTS.md has what a client waits while another attacks.
 """
 
 from __future__ import annotations

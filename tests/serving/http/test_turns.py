@@ -1,7 +1,7 @@
 """No legal request holds up others: CPU time of one piece of the event loop's work, and of one turn of a search.
 
-CPU time of a thread does not depend on what else the machine does; what clients wait is measured by
-benchmarks/attacks.py.
+CPU time of a thread does not depend on what else the machine does; benchmarks/RESULTS.md
+has what clients wait.
 """
 
 from __future__ import annotations
