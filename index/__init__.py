@@ -1,13 +1,14 @@
 """From a bundle to a published release: FAISS indexes whose recall was measured, and a pointer to the one that serves.
 
 build(bundle, releases, spec="auto")                       a new release, measured
-publish(releases, name)                                    CURRENT points at it, if it meets the bucket floors
+publish(releases, name)                                    CURRENT points at it, if it keeps its promise
 Releases(releases).open(name).searcher.search(queries, k)  answers
 """
 
 from __future__ import annotations
 
 from longtail.bundle.conditions import Condition
+from longtail.bundle.promise import QualityPromise
 from longtail.index.building.build import build, refresh, refresh_priors
 from longtail.index.building.merge import MergeReport, merge_labels
 from longtail.index.building.priors import Limits, PriorTable
@@ -30,9 +31,8 @@ from longtail.index.errors import (
     SpecError,
 )
 from longtail.index.manifests import RecallAt, ReleaseManifest
-from longtail.index.release.bucket_floors import BucketFloors, Report
 from longtail.index.release.release import Release
-from longtail.index.release.releases import Releases, publish
+from longtail.index.release.releases import PublishReport, Releases, publish
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.milvus_server import MilvusServer
@@ -40,7 +40,6 @@ from longtail.index.search.searcher import Searcher
 from longtail.index.spec import IndexSpec
 
 __all__ = [
-    "BucketFloors",
     "Condition",
     "DeviceError",
     "EngineUnavailableError",
@@ -55,6 +54,8 @@ __all__ = [
     "NothingNewError",
     "PriorTable",
     "PriorsError",
+    "PublishReport",
+    "QualityPromise",
     "QueriesError",
     "QueryError",
     "QueryTable",
@@ -68,7 +69,6 @@ __all__ = [
     "ReleaseNotFoundError",
     "ReleaseVersionError",
     "Releases",
-    "Report",
     "Searcher",
     "Selection",
     "SpecError",

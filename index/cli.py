@@ -16,6 +16,7 @@ from rich.status import Status
 from longtail.bundle import BundleError, LabelChanges
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.manifest import LogColumns
+from longtail.bundle.promise import QualityPromise
 from longtail.bundle.report_table import ReportTable
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
@@ -28,7 +29,6 @@ from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.recall import Progress
-from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.releases import Releases
 from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
@@ -137,7 +137,7 @@ def build(
     ] = None,
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
-    checked, floors = _device(device), Releases(releases).floors() if publish else None
+    checked, promise = _device(device), Releases(releases).promise() if publish else None
     table = _table_of(priors, prior, missing)
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the bundle") as status:
@@ -160,8 +160,8 @@ def build(
             queries=None if queries is None else QueryTable(as_place(queries), query_id, query_choices),
         )
     _report(releases, manifest, notes, published=publish)
-    if floors is not None:
-        _publish(releases, manifest.name, floors)
+    if promise is not None:
+        _publish(releases, manifest.name, promise)
 
 
 @app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases")
@@ -202,7 +202,7 @@ def from_vectors(
     """Index vectors of any two-tower model. Requests to that release have the dial, too."""
     if similarity not in SIMILARITIES:
         raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {similarity!r}")
-    floors = Releases(releases).floors() if publish else None
+    promise = Releases(releases).promise() if publish else None
     files = VectorFiles(
         as_place(labels), vectors, None if queries is None else as_place(queries), id_column, vector, count, noise,
         similarity, temperature, tower, label_tower, pairs if pairs is None else as_place(pairs),
@@ -214,8 +214,8 @@ def from_vectors(
         progress = _progress(status, notes)
         manifest = building.build_from_vectors(files, releases, spec=spec, name=name, progress=progress)
     _report(releases, manifest, notes, published=publish)
-    if floors is not None:
-        _publish(releases, manifest.name, floors)
+    if promise is not None:
+        _publish(releases, manifest.name, promise)
 
 
 @app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
@@ -403,8 +403,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _publish(releases: str, name: str, floors: BucketFloors | None = None, *, force: bool = False) -> None:
-    report = Releases(releases).publish(name, floors=floors, force=force)
+def _publish(releases: str, name: str, promise: QualityPromise | None = None, *, force: bool = False) -> None:
+    report = Releases(releases).publish(name, promise=promise, force=force)
     for line in report.lines:
         print(line)
     if report.unmet:

@@ -20,13 +20,12 @@ from typer.main import get_command
 import demo
 from longtail import client
 from longtail.bundle import Bundle
+from longtail.bundle.promise import QualityPromise
 from longtail.index import Releases
 from longtail.index.cli import app as index_app
-from longtail.index.release.bucket_floors import BucketFloors
 from longtail.serving.cli import app as serve_app
 from longtail.serving.http.schemas.retrieval import RetrieveRequest
 from longtail.trainer.audit.cli import app as audit_app
-from longtail.trainer.audit.promise import Promise
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.dial import Dial, Setting
@@ -68,9 +67,9 @@ def test_recipe_is_valid() -> None:
 def test_promise_is_valid() -> None:
     for page, floor in (("production", 0.02), ("tutorial_operator", 0.001)):
         (promise,) = blocks("toml", (ROOT / "docs" / f"{page}.md").read_text())
-        assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": floor}
+        assert QualityPromise.model_validate(tomllib.loads(promise)).floors == {"tail": floor}
     (of_audits,) = blocks("toml", (ROOT / "docs" / "audit.md").read_text())
-    assert Promise.model_validate(tomllib.loads(of_audits)).floors["tail"] == 0.02
+    assert QualityPromise.model_validate(tomllib.loads(of_audits)).floors["tail"] == 0.02
 
 
 def test_client_code_compiles_and_names_what_is_there() -> None:

@@ -1,1 +1,1 @@
-"""Releases: a bundle and its index in one directory, the pointer to the one that serves, and bucket floors."""
+"""Releases: a bundle and its index in one directory, the pointer to the one that serves, and promises."""

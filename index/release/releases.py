@@ -6,6 +6,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from longtail.bundle import BundleError, BundleVersionError, Manifest
 from longtail.bundle.errors import StorageError
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.objects import is_url, local_path
+from longtail.bundle.one_line import one_line
+from longtail.bundle.promise import PROMISE_FILE, QualityPromise
 from longtail.bundle.remote import downloading
 from longtail.index.errors import (
     LongtailIndexError,
@@ -23,7 +26,6 @@ from longtail.index.errors import (
     ReleaseNotFoundError,
 )
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, Report
 from longtail.index.release.compatibility import refused_features, refused_priors, refused_queries
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.milvus import HeldCollections
@@ -41,6 +43,16 @@ from longtail.index.search.milvus_server import MilvusServer
 
 EXPERIMENTS_FILE = "experiments.toml"
 """File in the directory of the releases from which the service reads its experiments."""
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """Hold the figures of a release for people, and a sentence for each requirement that is not met."""
+
+    lines: list[str]
+    unmet: list[str]
+
+    __repr__ = one_line
 
 
 class Releases:
@@ -120,9 +132,9 @@ class Releases:
         with self.shelf.manifests(name) as path:
             yield path
 
-    def floors(self) -> BucketFloors:
-        """Read `promise.toml` of this directory; raises LongtailIndexError."""
-        return BucketFloors.read(self.beside(FLOORS_FILE))
+    def promise(self) -> QualityPromise:
+        """Read `promise.toml` of this directory; raises BundleError."""
+        return QualityPromise.of_releases(self.beside(PROMISE_FILE))
 
     def beside(self, file: str) -> Path:
         """Get the path of a small file in the releases directory, such as experiments.toml.
@@ -163,23 +175,22 @@ class Releases:
         self,
         name: str,
         *,
-        floors: BucketFloors | None = None,
+        promise: QualityPromise | None = None,
         force: bool = False,
         instead_of: str | None = None,
-    ) -> Report:
+    ) -> PublishReport:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
-            floors: least metrics of the buckets; None: those of `promise.toml`.
-            force: publish even if a bucket is below its floor, or the release refuses requests that CURRENT accepts.
+            promise: bounds of the release's figures; None: those of `promise.toml`.
+            force: publish even if the promise is broken, or the release refuses requests that CURRENT accepts.
             instead_of: name of the release that must still be published; otherwise PublishedMeanwhileError.
 
         Returns:
-            The figures of the buckets, and, with `force`, the requirements that are not met.
+            The figures, and, with `force`, the requirements that are not met.
 
         Raises:
-            NotPublishableError: a bucket is below its floor, or the release refuses features or priors that CURRENT
-                accepts.
+            NotPublishableError: the promise is broken, or the release refuses features or priors that CURRENT accepts.
             LongtailIndexError, BundleError: there is no such release, or it is damaged; CURRENT is unchanged.
         """
         check_name(name)
@@ -189,11 +200,9 @@ class Releases:
                 raise PublishedMeanwhileError(
                     f"{name} is not published: expected {instead_of} to be published still, found {now.current}"
                 )
-            floors = floors or self.floors()
             release = self.verify(name)
             bundle, index = self._manifests_of(now.current, force=force)
-            report = floors.compare(release.bundle.manifest, bundle)
-            unmet = [*report.unmet]
+            lines, unmet = (promise or self.promise()).judge_release(release.bundle.manifest, bundle)
             if bundle is not None and index is not None and now.current != name:
                 before, after = ([prior.name for prior in each.priors] for each in (index, release.manifest))
                 unmet += refused_features(bundle, release.bundle.manifest) + refused_priors(before, after)
@@ -213,7 +222,7 @@ class Releases:
             move(now.model_copy(update=update))
             # Points the alias again, in case the release was copied here by hand and nothing holds its collection.
             self.collections.hold(name, release.manifest.collection)
-            return Report(report.lines, unmet)
+            return PublishReport(lines, unmet)
 
     def rollback(self) -> str:
         """Point CURRENT back at the last published release that still exists; returns its name.
@@ -350,20 +359,20 @@ def publish(
     releases: str | Path,
     name: str,
     *,
-    floors: BucketFloors | None = None,
+    promise: QualityPromise | None = None,
     force: bool = False,
-) -> Report:
+) -> PublishReport:
     """Verify a release in a directory or at a URL, and publish it; see `Releases.publish`.
 
     Example:
-        >>> from longtail.index import BucketFloors, Releases, build, publish
+        >>> from longtail.index import QualityPromise, Releases, build, publish
         >>> manifest = build("runs/model", "releases", name="first")
         >>> publish("releases", "first").unmet
         []
         >>> Releases("releases").current()
         'first'
-        >>> publish("releases", "first", floors=BucketFloors(floors={"tail": 0.02}))
+        >>> publish("releases", "first", promise=QualityPromise(floors={"tail": 0.02}))
         Traceback (most recent call last):
         longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: expected ...
     """
-    return Releases(releases).publish(name, floors=floors, force=force)
+    return Releases(releases).publish(name, promise=promise, force=force)

@@ -29,7 +29,7 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     values = (-1, -0.5, 0, 0.25, 0.5, 0.75, 1, 1.5, 2)
     assert "recall@100 at λ: " + ", ".join(f"{value}: 1.000" for value in values) in output
     assert f"written: {tmp_path / 'first'}" in output
-    assert output.endswith("bucket floors: none configured\npublished: first\n")
+    assert output.endswith("published: first\n")
     assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "ivf_flat") == 0
     assert f"next: longtail-serve run {tmp_path}\n" in next_step
     assert "GET /v1/release" in next_step
@@ -39,7 +39,7 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     assert command == f"longtail-index publish {tmp_path} second"
 
     assert run(*shlex.split(command)[1:]) == 0
-    assert capsys.readouterr().out == "bucket floors: none configured\npublished: second\n"
+    assert capsys.readouterr().out == "published: second\n"
     assert run("rollback", tmp_path) == 0
     assert capsys.readouterr().out == "published: first\n"
     assert run("verify", tmp_path, "second") == 0

@@ -79,11 +79,11 @@ def run(
     from longtail.bundle.store import refuse_existing
     from longtail.tables import as_place, is_query
     from longtail.trainer.audit.measure import Audited, audit
-    from longtail.trainer.audit.promise import Promise
+    from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
 
     refuse_existing(out)
-    promised = Promise() if promise is None else Promise.read(promise)
+    promised = None if promise is None else read_promise(promise)
     baselines = ["popularity", "item-kNN"] if baseline is None else [name for name in baseline if name != "none"]
     found = audit(
         Audited(
@@ -93,10 +93,10 @@ def run(
             include_seen=include_seen,
         )
     )  # fmt: skip
-    judged = promised.judge(found)
-    show(found, judged, Console())
-    write(found, judged, out)
-    raise typer.Exit(0 if all(each.kept for each in judged) else 1)
+    verdicts = [] if promised is None else judge(promised, found)
+    show(found, verdicts, Console())
+    write(found, verdicts, out)
+    raise typer.Exit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 
 def main() -> None:

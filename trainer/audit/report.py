@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.page import INK, page, plot
+from longtail.bundle.promise import PromiseVerdict
 from longtail.bundle.report_table import ReportTable, metric_cell, metric_cells
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.audit.measure import Audit
-from longtail.trainer.audit.promise import Judged
 from longtail.trainer.evaluation.groups import record_of
 from longtail.trainer.evaluation.report import (
     baseline_table,
@@ -32,7 +32,7 @@ _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1
 """The recommender, then greys for baselines: other colours are of buckets."""
 
 
-def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
+def show(audit: Audit, verdicts: Sequence[PromiseVerdict], console: Console) -> None:
     """Print what an audit found."""
     metrics, k = audit.metrics, k_of(audit.metric)
     overall = ", ".join(f"{name} {_bounds(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
@@ -52,24 +52,24 @@ def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
     lines = [*(audit.compared.notes if audit.compared else []), *audit.notes, *found]
     for line in [*lines, *([f"none: {nothing}"] if nothing else [])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for each in judged:
+    for each in verdicts:
         style = "bold green" if each.kept else "bold red"
         console.print(f"[{style}]{escape(str(each))}[/]", highlight=False, soft_wrap=True)
 
 
-def write(audit: Audit, judged: Sequence[Judged], out: Path) -> None:
+def write(audit: Audit, verdicts: Sequence[PromiseVerdict], out: Path) -> None:
     """Write report.html and metrics.json to a new folder; raises BundleExistsError where it is there."""
     record = {
         "lists": audit.name, "metric": audit.metric, "queries": audit.queries, "pairs": audit.pairs,
         "labels": audit.labels, "metrics": {name: figure.model_dump() for name, figure in audit.metrics.items()},
         "buckets": {bucket.name: asdict(bucket) for bucket in audit.buckets}, "groups": record_of(audit.groups),
         "findings": {each.name: asdict(each) | {"in_words": str(each)} for each in audit.findings},
-        "notes": audit.notes, "promise": [each.record() for each in judged],
+        "notes": audit.notes, "promise": [each.record() for each in verdicts],
     }  # fmt: skip
     record |= {} if audit.compared is None else audit.compared.record()
     with atomic_directory(out) as folder:
         (folder / "metrics.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
-        (folder / "report.html").write_bytes(_html(audit, judged))
+        (folder / "report.html").write_bytes(_html(audit, verdicts))
 
 
 def _bounds(figure: Interval) -> str:
@@ -90,15 +90,15 @@ def _bucket_table(audit: Audit) -> ReportTable:
     return ReportTable(headings, rows, title=f"By bucket of labels, top {k}")
 
 
-def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
+def _html(audit: Audit, verdicts: Sequence[PromiseVerdict]) -> bytes:
     k = k_of(audit.metric)
     models = {"the recommender": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
     cards = {
         "Queries": f"{audit.queries:,}", "Pairs to find": f"{audit.pairs:,}", "Labels": f"{audit.labels:,}",
         **{name: _bounds(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
     }  # fmt: skip
-    if judged:
-        cards["Promise"] = f"{sum(each.kept for each in judged)} of {len(judged)} kept"
+    if verdicts:
+        cards["Promise"] = f"{sum(each.kept for each in verdicts)} of {len(verdicts)} kept"
     plots = [
         plot(lambda axes: _bars(axes, models, "recall", k), f"Recall@{k} by bucket of labels"),
         plot(lambda axes: _bars(axes, models, "exposure", k), f"Share of the top {k} given to each bucket of labels"),
@@ -107,7 +107,7 @@ def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
     none = ", ".join(each.name for each in audit.findings if not each.count)
     folded = f"<details><summary>Looked for and not found</summary><p>{none}</p></details>" if none else ""
     body = (
-        f"{_lines('Promise', [str(each) for each in judged])}"
+        f"{_lines('Promise', [str(each) for each in verdicts])}"
         f"{_lines('Leaks and gaps', [*found, *audit.notes])}{folded}"
         f"<h2>By bucket of labels</h2>{_bucket_table(audit).html()}"
         f"{groups_html(audit.groups, audit.metric)}{baselines_html(audit.compared)}"

@@ -46,7 +46,7 @@ class TfrsOptions:
         label_tower: exports the candidate model as well, so that labels can be added while serving; it needs other
             features than the id. None exports it if possible, and warns if a model of named features cannot be
             exported.
-        validation: pairs to measure the curve of λ and μ on; bucket floors need one.
+        validation: pairs to measure the curve of λ and μ on; promises of releases need one.
         evaluation: what to measure of them and what to choose the default λ by: keys of a recipe's `[evaluation]`, such
             as `{"ks": [20], "metric": "recall@20", "floor": {"tail": 0.02}}`.
         bias_removal: λ of requests that name none. By default chosen on `validation`; without that 0, though what
