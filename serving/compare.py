@@ -41,7 +41,7 @@ from longtail.index import Releases
 from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.events.folder import kept_since
-from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
+from longtail.serving.events.reader import open_events
 
 ALPHA = 0.05
 _RHO = 64.0
@@ -53,17 +53,12 @@ _CONCENTRATION = 100.0
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in range(4)))
 _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _UNITS = f"""
-WITH once AS ({ONCE}),
-answered AS (
-    SELECT DISTINCT ON (answer) answer, arm, unit, buckets
-    FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}
-),
+WITH answered AS (SELECT * FROM answers WHERE run = $run AND time >= to_timestamp($since)),
 shown AS (SELECT arm, unit, unnest(buckets) AS bucket FROM answered),
-each AS (
-    SELECT answer, arm, unit, time, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) AS position
-    FROM once WHERE kind = 'choice' AND run = $run
+chosen AS (
+    SELECT * FROM (SELECT DISTINCT ON (answer, label) * FROM choices WHERE run = $run ORDER BY time)
+    WHERE time >= to_timestamp($since)
 ),
-chosen AS (SELECT * FROM (SELECT DISTINCT ON (answer, label) * FROM each ORDER BY time) WHERE {IN_WINDOW}),
 counts AS (
     SELECT arm, unit, 'answers' AS name, count(*) AS found FROM answered GROUP BY ALL
     UNION ALL SELECT arm, unit, 'shown_' || bucket, count(*) FROM shown GROUP BY ALL
@@ -182,8 +177,8 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
     """
     kept, (since, until) = kept_since(folder), window
     cut, since = kept > since, max(kept, since)
-    with events_of(folder) as connection:
-        units = connection.sql(_UNITS, params={"run": experiment.run, "since": since, "until": until}).to_arrow_table()
+    with open_events(folder, since, until) as connection:
+        units = connection.sql(_UNITS, params={"run": experiment.run, "since": since}).to_arrow_table()
     units = units.rename_columns(["arm", "unit", *_COUNTS])
     arm_of_unit = units["arm"].to_numpy(zero_copy_only=False)
     counted = np.stack([units[name].to_numpy() for name in _COUNTS]).astype(np.float64)

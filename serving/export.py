@@ -31,7 +31,7 @@ from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.errors import ServingError
 from longtail.serving.events.folder import kept_since
-from longtail.serving.events.reader import IN_WINDOW, ONCE, damaged_files, events_of
+from longtail.serving.events.reader import damaged_files, open_events
 
 _OWN = {
     "answer": "answer",
@@ -53,27 +53,11 @@ _OWN = {
     "impressions": "impressions",
 }
 """SQL expression of each column."""
-_CHOSEN = f"""
-CREATE TEMP TABLE chosen AS
-WITH once AS ({ONCE}),
-answers AS (
-    SELECT answer, any_value(labels) AS impressions, any_value(features) AS features
-    FROM events WHERE kind = 'answer' GROUP BY answer
-),
-each AS (
-    SELECT *, unnest(labels) AS label, unnest(positions) AS position, unnest(propensities) AS propensity
-    FROM once WHERE kind IN ('choice', 'organic')
-),
-first AS (
-    SELECT * FROM each
-    QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer, label, event ORDER BY time) = 1
-)
-SELECT first.* EXCLUDE (features), coalesce(first.features, answers.features) AS features, impressions
-FROM first LEFT JOIN answers USING (answer) WHERE {IN_WINDOW}
-"""
+_IN_WINDOW = "time >= to_timestamp($since)"
+_CHOSEN = f"CREATE TEMP TABLE chosen AS SELECT * FROM choices WHERE {_IN_WINDOW}"
 _REPEATS = f"""
 SELECT coalesce(sum(len(labels)), 0)::BIGINT - (SELECT count(*) FROM chosen) FROM events
-WHERE kind IN ('choice', 'organic') AND {IN_WINDOW} AND time < to_timestamp($until)
+WHERE kind IN ('choice', 'organic') AND {_IN_WINDOW} AND time < to_timestamp($until)
 """
 _LATER = """
 SELECT count(*), count(*) FILTER (time > to_timestamp($now)) FROM events
@@ -162,8 +146,8 @@ def export(
     since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with events_of(events) as connection:
-            connection.execute(_CHOSEN, {"since": since, "until": until})
+        with open_events(events, since, until) as connection:
+            connection.execute(_CHOSEN, {"since": since})
             repeats = connection.execute(_REPEATS, {"since": since, "until": until}).fetchone() or (0,)
             later = connection.execute(_LATER, {"until": until, "now": time.time()}).fetchone() or (0, 0)
             kept = "TRUE" if everything else "features IS NOT NULL"

@@ -57,7 +57,7 @@ from longtail.serving.core.queries import BucketName, Query
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.events.folder import kept_since
-from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
+from longtail.serving.events.reader import open_events
 from longtail.state import LabelStore, Place
 
 COVERED = 0.95
@@ -66,18 +66,14 @@ Interval = dict[str, float]
 """A figure and the bounds that hold at every look: `value`, `low`, `high`."""
 _AT_ONCE = 512
 """Queries in one search."""
-_ANSWERS = f"""
-WITH once AS ({ONCE}),
-answered AS (
-    SELECT DISTINCT ON (answer) * FROM once WHERE kind = 'answer' AND len(labels) > 0 AND {IN_WINDOW}
-),
-each AS (
-    SELECT answer, unnest(labels) AS label FROM once
-    WHERE kind = 'choice' AND ($event IS NULL OR event = $event)
-),
-chosen AS (SELECT answer, list(DISTINCT label) AS chosen FROM each GROUP BY answer)
-SELECT answered.release, epoch(time) AS time, unit, labels, propensities, buckets, features, options, chosen
-FROM answered LEFT JOIN chosen USING (answer) ORDER BY time, answer
+_ANSWERS = """
+SELECT answers.release, epoch(answers.time) AS time, answers.unit, labels, answers.propensities, answers.buckets,
+    answers.features, answers.options, chosen
+FROM answers LEFT JOIN (
+    SELECT answer, list(DISTINCT label) AS chosen FROM choices
+    WHERE kind = 'choice' AND ($event IS NULL OR event = $event) GROUP BY answer
+) USING (answer)
+WHERE len(labels) > 0 AND answers.time >= to_timestamp($since) ORDER BY time, answer
 """
 """Query for answers and chosen labels. A label that was both clicked and bought counts as one chosen label."""
 _OTHER_RELEASE = "of other releases"
@@ -202,8 +198,8 @@ def read_log(
     unit_N: list[int] = []
     exposures_GB = np.zeros((len(at) + 1, len(BUCKET_NAMES)), np.int64)
     open_G, gained_G, lost_G, changed_G = np.zeros((4, len(at) + 1), np.int64)
-    with events_of(folder) as connection:
-        params = {"since": window[0], "until": window[1], "event": event}
+    with open_events(folder, *window) as connection:
+        params = {"since": window[0], "event": event}
         for batch in connection.sql(_ANSWERS, params=params).to_arrow_reader(_AT_ONCE):
             kept = []
             for row in batch.to_pylist():

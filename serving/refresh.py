@@ -29,7 +29,7 @@ from longtail.index.errors import NothingNewError
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
-from longtail.serving.events.reader import ONCE, events_of
+from longtail.serving.events.reader import open_events
 from longtail.serving.export import id_of, query_features, value_of
 from longtail.serving.settings import Settings
 from longtail.state import StoreError, read_label_changes
@@ -48,20 +48,17 @@ _LONGEST_FAILURE = 10_000
 """Most characters of a failure, which a pipe of 64 KiB holds: it is read when the process has ended."""
 _UNDER_WAY_SECONDS = 5
 """Age after which every accepted event is on disk."""
-_CHOSEN = f"""
-WITH once AS ({ONCE}),
-chosen AS (
-    SELECT nullif({{id}}, '') AS id, features, answer, client, unnest(labels) AS label, time, event, weight,
-        unnest(propensities) AS propensity
-    FROM once
-    WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
+_CHOSEN = """
+WITH chosen AS (
+    SELECT nullif({id}, '') AS id, features, answer, client, label, time, event, weight, propensity
+    FROM choices WHERE coalesce(features, answer) IS NOT NULL
 ),
-told_apart AS (
+pairs AS (
     SELECT id, label, epoch_us(time) / 1e6 AS time, event, CASE WHEN $weighs THEN weight / propensity END AS weight,
         (hash(coalesce(id, concat_ws(' ', client, coalesce(features, answer), time::DATE))) >> 1)::BIGINT AS query
-    FROM chosen WHERE id IS NOT NULL OR NOT coalesce({{in_history}}, false)
+    FROM chosen WHERE id IS NOT NULL OR NOT coalesce({in_history}, false)
 )
-SELECT * FROM told_apart WHERE time > $after OR query IN (SELECT query FROM told_apart WHERE time > $after)
+SELECT * FROM pairs WHERE time > $after OR query IN (SELECT query FROM pairs WHERE time > $after)
 """
 """Pairs of queries with their ids. A query without one is a client's features of a day, and its choice of a label that
 its own history holds already is a repeated one: the history grows with every choice, and would pass for another query.
@@ -70,7 +67,7 @@ _ANSWERED = """
 SELECT label AS label_id, sum(weight) AS places FROM (
     SELECT unnest(labels) AS label,
         pow(2, (epoch_us(time) / 1e6 - $until) / $half_life) * CASE WHEN run IS NULL THEN 1 ELSE $share END AS weight
-    FROM events WHERE kind = 'answer' AND epoch_us(time) / 1e6 > $after AND epoch_us(time) / 1e6 <= $until
+    FROM answers WHERE epoch_us(time) / 1e6 > $after AND epoch_us(time) / 1e6 <= $until
 ) GROUP BY label
 """
 """Places of labels in answers. Answers of an experiment are all recorded, so each weighs as much as the share of the
@@ -120,9 +117,9 @@ def refresh(settings: Settings) -> str:
         in_history = " OR ".join(f"list_contains({value_of(feature)}, label)" for feature in histories) or "false"
         query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
         query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
-        with events_of(folder) as connection:
-            end = round(until + 1e-6, 6)  # `until` itself counts
-            parameters = {"since": begin, "after": after, "until": end, "weighs": columns.weight is not None}
+        end = round(until + 1e-6, 6)  # `until` itself counts
+        with open_events(folder, begin, end) as connection:
+            parameters = {"after": after, "weighs": columns.weight is not None}
             return connection.sql(query, params=parameters).to_arrow_table()
 
     def answered(after: float, half_life: float) -> pa.Table:
@@ -130,7 +127,7 @@ def refresh(settings: Settings) -> str:
             logger.warning("LONGTAIL_ANSWER_SHARE is 0: the prior exposed knows the answers of experiments alone")
         share = settings.answer_share or 1.0
         parameters = {"after": after, "until": until, "half_life": half_life, "share": share}
-        with events_of(folder) as connection:
+        with open_events(folder) as connection:
             return connection.sql(_ANSWERED, params=parameters).to_arrow_table()
 
     building.refresh(

@@ -1,4 +1,4 @@
-"""Read the events of a folder as a view of DuckDB, also while services write to the folder."""
+"""Read the events of a folder as views of DuckDB, also while services write to the folder."""
 
 from __future__ import annotations
 
@@ -13,21 +13,46 @@ from longtail.serving.errors import StateError
 from longtail.serving.events.folder import DAMAGED, FINISHED, SEGMENT, read_lines
 from longtail.serving.events.schema import SCHEMA
 
-ONCE = """
-SELECT * FROM events WHERE time >= to_timestamp($since - 48 * 3600) AND time < to_timestamp($until)
-QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY client, idempotency_key ORDER BY time) = 1
-"""
-"""Query for the events before `until`, one for each idempotency key of a client.
+_FOREVER = 253_402_300_000.0
+"""A time in the year 9999."""
+_RESENT_SECONDS = 48 * 3600
+"""Time during which an answer accepts feedback, and so the longest time between a choice and its repetitions."""
+_VIEWS = """
+CREATE TEMP VIEW recent AS
+SELECT * FROM events WHERE time >= to_timestamp({begin}) AND time < to_timestamp({until})
+QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY client, idempotency_key ORDER BY time) = 1;
 
-The query starts 48 hours before `since`, the time during which an answer accepts feedback. So an event that was sent
-again later counts in one window only.
+CREATE TEMP VIEW answers AS SELECT DISTINCT ON (answer) * FROM recent WHERE kind = 'answer';
+
+CREATE TEMP VIEW choices AS
+WITH labels AS (
+    SELECT * EXCLUDE (labels, positions, propensities, buckets), unnest(labels) AS label,
+        unnest(positions) AS position, unnest(propensities) AS propensity, unnest(buckets) AS bucket
+    FROM recent WHERE kind IN ('choice', 'organic')
+),
+distinct_labels AS (
+    SELECT * FROM labels
+    QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer, label, event ORDER BY time) = 1
+)
+SELECT chosen.* EXCLUDE (features), coalesce(chosen.features, answers.features) AS features,
+    answers.labels AS impressions
+FROM distinct_labels AS chosen LEFT JOIN answers USING (answer);
 """
-IN_WINDOW = "time >= to_timestamp($since)"
 
 
 @contextmanager
-def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with the view `events`, of SCHEMA, over the present content of a folder.
+def open_events(folder: Path, since: float = 0.0, until: float = _FOREVER) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection with views of the present events of a folder.
+
+    `events` are all events, of SCHEMA. Views of the window, from `since` to before `until` in seconds since 1970:
+
+        recent     events, one for each idempotency key of a client
+        answers    recorded answers, each once
+        choices    labels chosen from an answer or without one, the first of an answer, label and event; with the
+                   features and labels (`impressions`) of the answer if it was recorded
+
+    The views begin 48 hours before `since`, so that a repeated event counts in one window only: readers select
+    `time >= to_timestamp(since)` themselves.
 
     Raises:
         StateError: there is no such folder, or its files cannot be read.
@@ -54,6 +79,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             # By name, because files of earlier versions lack newer columns.
             union += f" UNION ALL BY NAME SELECT * FROM read_parquet([{paths}], union_by_name = true)"
         connection.execute(f"CREATE TEMP VIEW events AS SELECT {columns} FROM ({union})")
+        connection.execute(_VIEWS.format(begin=since - _RESENT_SECONDS, until=until))
         yield connection
     except (duckdb.Error, OSError) as error:
         raise StateError(f"{folder}: expected files of events, found {error}") from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from longtail.bundle import Bundle, Tower
 from longtail.index import Releases, merge_labels
-from longtail.serving.events.reader import events_of
+from longtail.serving.events.reader import open_events
 from longtail.state import AnswerKeys, read_label_changes
 from tests.index.conftest import brute_force
 
@@ -82,7 +82,7 @@ def test_the_events_are_read() -> None:
     names = (
         "kind, epoch(time), answer, release, bias_removal, priors, arm, unit, labels, positions, propensities, buckets"
     )
-    with events_of(FIXTURES / "state" / "events") as connection:
+    with open_events(FIXTURES / "state" / "events") as connection:
         found = connection.sql(f"SELECT {names} FROM events ORDER BY time").fetchall()
         (choice,) = connection.sql(
             "SELECT idempotency_key, event, weight, json_extract_string(features, 'user_id') FROM events "

@@ -17,7 +17,7 @@ from longtail.serving.errors import StateError, StorageError
 from longtail.serving.events import folder as module
 from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import FolderEvents, Segment, finish_segment, kept_since
-from longtail.serving.events.reader import damaged_files, events_of
+from longtail.serving.events.reader import damaged_files, open_events
 from longtail.serving.events.schema import SCHEMA, event_json
 
 NOW = 1_800_000_000.0
@@ -32,7 +32,7 @@ def opened(folder: Path, **options: Any) -> FolderEvents:
 
 
 def labels(folder: Path) -> list[str]:
-    with events_of(folder) as connection:
+    with open_events(folder) as connection:
         return sorted(
             label for (found,) in connection.execute("SELECT labels FROM events").fetchall() for label in found
         )
@@ -80,7 +80,7 @@ def test_files_of_earlier_services_lack_columns_and_are_read(tmp_path: Path) -> 
     (file,) = tmp_path.glob("*.parquet")
     pq.write_table(pq.read_table(file).drop_columns("options"), file)
     assert labels(tmp_path) == ["a"]
-    with events_of(tmp_path) as connection:
+    with open_events(tmp_path) as connection:
         assert connection.sql("SELECT options FROM events").fetchall() == [(None,)]
 
 
@@ -375,8 +375,8 @@ def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
 
 
 def test_no_folder_of_events(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="expected a folder of events, found none"), events_of(tmp_path / "none"):
+    with pytest.raises(StateError, match="expected a folder of events, found none"), open_events(tmp_path / "none"):
         pass
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(StateError, match="expected files of events"), events_of(tmp_path):
+    with pytest.raises(StateError, match="expected files of events"), open_events(tmp_path):
         pass

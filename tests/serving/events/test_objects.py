@@ -12,7 +12,7 @@ from longtail.bundle.objects import ObjectStore
 from longtail.serving import cli
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.objects import download_events, upload_events
-from longtail.serving.events.reader import events_of
+from longtail.serving.events.reader import open_events
 from longtail.serving.events.schema import event_json
 from tests.s3 import S3Server
 
@@ -25,7 +25,7 @@ def keep(folder: Path, *keys: str) -> None:
 
 
 def keys_in(folder: Path) -> list[str]:
-    with events_of(folder) as connection:
+    with open_events(folder) as connection:
         return sorted(key for (key,) in connection.execute("SELECT idempotency_key FROM events").fetchall())
 
 

@@ -18,7 +18,7 @@ from longtail.serving.core import service as module
 from longtail.serving.core.answer_ids import read_answer_id
 from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import Segment
-from longtail.serving.events.reader import events_of
+from longtail.serving.events.reader import open_events
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
 from longtail.serving.monitoring.workers import Workers
 from longtail.state import answer_keys
@@ -47,7 +47,7 @@ def name_of(app: Starlette, answer_id: str) -> str:
 
 def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     """Events, in the order of their times."""
-    with events_of(releases / ".state/events") as connection:
+    with open_events(releases / ".state/events") as connection:
         found = connection.sql("SELECT * FROM events WHERE kind = ? ORDER BY time", params=[kind])
         rows: list[dict[str, Any]] = found.to_arrow_table().to_pylist()
     return rows
