@@ -1,4 +1,4 @@
-"""Allocate all memory of the service from the C library's main heap, so that freed pages return to the system.
+"""Allocate all memory from one heap, so that freed pages return.
 
 Arrow's own allocator keeps pages for each of its threads, and glibc gives threads heaps of their own. Long-lived memory
 of a release then lies between short-lived allocations of other threads, and with every swap of releases fewer whole
@@ -21,7 +21,7 @@ _M_ARENA_MAX = -8
 
 
 def use_one_heap() -> None:
-    """Make new threads share the main thread's heap, unless MALLOC_ARENA_MAX is set.
+    """Share one heap among threads, unless MALLOC_ARENA_MAX is set.
 
     This changes glibc alone; other C libraries have a single heap anyway, or no such setting.
     """
@@ -30,7 +30,7 @@ def use_one_heap() -> None:
 
 
 def give_back_memory() -> None:
-    """Return empty pages to the system; takes milliseconds, while other threads run."""
+    """Return empty pages to the system, within milliseconds."""
     from pyarrow import default_memory_pool
 
     default_memory_pool().release_unused()
@@ -40,7 +40,7 @@ def give_back_memory() -> None:
 
 @cache
 def _glibc() -> Any:
-    """Load the C library if it is glibc, otherwise return None."""
+    """Load the C library; None unless it is glibc."""
     try:
         libc = ctypes.CDLL(None)
         return libc if libc.mallopt and libc.malloc_trim else None

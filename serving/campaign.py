@@ -1,4 +1,4 @@
-"""Write the best queries for each label of a table into a file."""
+"""Write the best queries for each label of a table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def invert(
     release: str | None = None,
     state: Place | None = None,
 ) -> int:
-    """Write the queries of a table of labels into a `.parquet`, `.csv` or `.jsonl` file; returns the number of rows.
+    """Write labels' queries into `.parquet`, `.csv` or `.jsonl`; returns rows.
 
     Args:
         labels: table with a column of label ids, named as in training or `label_id`.
@@ -66,15 +66,15 @@ def invert(
     retriever = load_release(source, name_of(source, release))
     with suppress(FileNotFoundError):
         retriever = retriever.with_changes(read_label_changes(state or source.root / ".state").records())
-    together = retriever.manifest.cooccurrence
-    log = LogColumns() if together is None else together.log
+    cooccurrence = retriever.manifest.cooccurrence
+    log = LogColumns() if cooccurrence is None else cooccurrence.log
     column = retriever.manifest.own_id or log.label_id
     rows = campaign(retriever, _label_ids(labels, column), options, max_per_query)
     answers = pa.table({
         column: pa.array([id_ for id_, _, _ in rows], pa.string()),
         log.query_id: pa.array([query["id"] for _, _, query in rows], pa.string()),
         **{name: pa.array([query[name] for _, _, query in rows], pa.float32()) for name in _FIGURES},
-        "place": pa.array([place for _, place, _ in rows], pa.int32()),
+        "place": pa.array([position for _, position, _ in rows], pa.int32()),
     })  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     working = out.with_name(f".{out.name}.{uuid4().hex}")
@@ -89,32 +89,32 @@ def invert(
 def campaign(
     retriever: Retriever, ids: Sequence[str], options: Mapping[str, Any], max_per_query: int | None = None
 ) -> list[tuple[str, int, dict[str, Any]]]:
-    """Choose queries for labels: label id, place from 1, and query as in `QueriesResult`, label by label.
+    """Choose queries for labels: label id, position from 1, query.
 
     Pairs of a label and a query are taken by falling `log_p`, or `choices` if `by` says so, over all labels together;
     equal ones in the order of labels. A pair counts unless its label has k queries or its query `max_per_query` labels.
     """
     request = checked(QueriesFor, {"k": DEFAULT_K, "display": False, **options, "ids": [*ids[:1]]})
-    depth, lists, short = request.k, dict[str, list[dict[str, Any]]](), [*ids]
-    while short:
-        for start in range(0, len(short), MOST_QUERIES):
-            part = request.model_copy(update={"ids": short[start : start + MOST_QUERIES], "k": depth})
+    depth, lists, short_ids = request.k, dict[str, list[dict[str, Any]]](), [*ids]
+    while short_ids:
+        for start in range(0, len(short_ids), MOST_QUERIES):
+            part = request.model_copy(update={"ids": short_ids[start : start + MOST_QUERIES], "k": depth})
             lists |= {answer["id"]: answer["queries"] for answer in queries_for(retriever, [part])}
-        pairs = [(-query[request.by], place, query) for place, id_ in enumerate(ids) for query in lists[id_]]
+        pairs = [(-query[request.by], i, query) for i, id_ in enumerate(ids) for query in lists[id_]]
         chosen, counts = {id_: list[dict[str, Any]]() for id_ in ids}, Counter[str]()
-        for _, place, query in sorted(pairs, key=lambda pair: pair[:2]):
-            of_label = chosen[ids[place]]
-            if len(of_label) < request.k and (max_per_query is None or counts[query["id"]] < max_per_query):
-                of_label.append(query)
+        for _, i, query in sorted(pairs, key=lambda pair: pair[:2]):
+            label_queries = chosen[ids[i]]
+            if len(label_queries) < request.k and (max_per_query is None or counts[query["id"]] < max_per_query):
+                label_queries.append(query)
                 counts[query["id"]] += 1
         # A label that lacks queries, and whose list was cut, needs a longer one; full labels need no more of theirs.
-        short = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
+        short_ids = [id_ for id_ in ids if len(chosen[id_]) < request.k and len(lists[id_]) == depth]
         depth *= 4
-    return [(id_, place, query) for id_ in ids for place, query in enumerate(chosen[id_], start=1)]
+    return [(id_, position, query) for id_ in ids for position, query in enumerate(chosen[id_], start=1)]
 
 
 def _label_ids(labels: Path | str, column: str) -> list[str]:
-    """Read the distinct ids of a table of labels, in order; raises BatchError."""
+    """Read the distinct ids of labels; raises BatchError."""
     try:
         with engine(memory=MEMORY) as duck:
             table = read_table(duck, find_files(labels), lambda opened, _: {

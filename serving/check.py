@@ -1,4 +1,4 @@
-"""Check a release before it is published: whether this machine can serve it, how fast, and in how much memory."""
+"""Check whether and how fast this machine serves a release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _K = 20
 
 
 def check_release(path: Path) -> Iterator[str]:
-    """Verify and load a release and answer queries; yields a line for every passed check.
+    """Verify, load and query a release; yields passed checks.
 
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first check that fails.
@@ -38,12 +38,12 @@ def check_release(path: Path) -> Iterator[str]:
     dial = manifest.bias_removal
     k = min(_K, manifest.labels)
     example = retriever.example
-    places = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
+    dials = [(value, 0.0) for value in sorted({dial.minimum, dial.default, dial.maximum})]
     if manifest.kappa_popularity is not None or PROPOSAL in manifest.files:
         prior = manifest.popularity
         weights = {prior.minimum, prior.default, prior.maximum} - {0.0}
-        places += [(dial.default, weight) for weight in sorted(weights)]
-    for bias_removal, popularity in places:
+        dials += [(dial.default, weight) for weight in sorted(weights)]
+    for bias_removal, popularity in dials:
         query = Query(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
         retrieval = retriever.retrieve([query])
         buckets = np.bincount(retrieval.buckets_N, minlength=len(BUCKET_NAMES))
@@ -51,9 +51,9 @@ def check_release(path: Path) -> Iterator[str]:
         yield f"answers at {dial_words(bias_removal, popularity)}: {len(retrieval.rows_N)} labels, {counts}"
     durations = []
     for _ in range(_QUERIES):
-        before = perf_counter()
+        query_start = perf_counter()
         retriever.retrieve([Query(features=example, k=k)])
-        durations.append(perf_counter() - before)
+        durations.append(perf_counter() - query_start)
     p50, p99 = np.quantile(durations, [0.5, 0.99]) * 1e3
     yield f"one query after the other: p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     yield f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MiB at most, mapped files among it"

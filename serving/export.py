@@ -73,7 +73,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 
 
-class ExportError(ServingError):
+class FeedbackExportError(ServingError):
     """Feedback that cannot be exported: a column has two meanings, or a time is malformed."""
 
 
@@ -91,7 +91,7 @@ def read_window(since: str | None, until: str | None, now: float, events: str | 
         events: folder or URL of the events; None for the folder of a service.
 
     Raises:
-        ExportError: a time has neither form.
+        FeedbackExportError: a time has neither form.
     """
     under_way = minutes_under_way(events)
     begin, end = (
@@ -99,7 +99,7 @@ def read_window(since: str | None, until: str | None, now: float, events: str | 
         for option, text, default in (("--since", since, 0.0), ("--until", until, now - 60 * under_way))
     )
     if begin >= end:
-        raise ExportError(
+        raise FeedbackExportError(
             f"--since: expected a time before --until, received {since!r} and {until or f'{under_way}m'!r}"
         )
     return begin, end
@@ -129,16 +129,16 @@ def export(
         Lines for people that describe the export.
 
     Raises:
-        ExportError: a column has two meanings, or there is no release.
+        FeedbackExportError: a column has two meanings, or there is no release.
         StateError: the events cannot be read.
         OSError: the file cannot be written.
     """
     if label_id.casefold() in _OWN or '"' in label_id:
-        raise ExportError(
+        raise FeedbackExportError(
             f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
         )
     if query_id is not None and (query_id.casefold() in (*_OWN, label_id.casefold()) or not _NAME.fullmatch(query_id)):
-        raise ExportError(
+        raise FeedbackExportError(
             f"--query-id: expected a name of letters, digits and _ that is none of {', '.join((label_id, *_OWN))}, "
             f"received {describe(query_id)}"
         )
@@ -228,10 +228,10 @@ def _columns(
 
 
 def query_features(releases: str | Path) -> dict[str, Feature]:
-    """Read the published release's query features by name; raises ExportError if there is none."""
+    """Read the published release's query features by name; raises FeedbackExportError if there is none."""
     found = Releases(releases)
     if (current := found.current()) is None:
-        raise ExportError(f"{releases}: expected a published release, whose features are columns, found none")
+        raise FeedbackExportError(f"{releases}: expected a published release, whose features are columns, found none")
     with found.manifests(current) as path:
         return {feature.name: feature for feature in read_manifest(path / BUNDLE).query_features}
 
@@ -277,7 +277,7 @@ def _seconds(option: str, text: str, now: float) -> float:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ExportError(
+        raise FeedbackExportError(
             f"{option}: expected ISO 8601, or an age such as 7d, 12h or 30m, received {describe(text)}"
         ) from None
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,4 @@
-"""Format log lines as JSON for machines or text for people, with the id of the request."""
+"""Format log lines as JSON or as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format a record as one line of JSON, without the line break."""
+        """Format a record as one line of JSON."""
         line: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as a line for people, followed by the fields of a call's `extra={"fields": {…}}`."""
+    """Formats a record and its `extra={"fields": {…}}` for people."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format the line, without an exception."""
@@ -50,7 +50,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _word(value: object) -> str:
-    """Return a value as JSON, or bare if it is a word."""
+    """Return a word bare, other values as JSON."""
     bare = isinstance(value, str) and value.isprintable() and not {*value} & {*' "='}
     return str(value) if bare else _json(value)
 
@@ -63,7 +63,7 @@ def _json(value: object) -> str:
 
 
 def configure(level: str) -> None:
-    """Send every logger of the process to standard error: as text on a terminal, else as JSON."""
+    """Log to standard error: text on a terminal, else JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter(_TEXT, _TIME) if sys.stderr.isatty() else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Draw the page of `longtail-serve off-policy`: estimates by λ with bounds, and where the log cannot decide."""
+"""Draw the page of `longtail-serve off-policy`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Setting = Mapping[str, Any]
 
 def html_report(report: Mapping[str, Any]) -> bytes:
     """Draw a report of `off_policy` as one HTML file."""
-    own, *others = report["settings"]
+    logged, *others = report["settings"]
     covered = [setting for setting in others if setting["covered"] >= COVERED]
     intro = (
         "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bounds of a "
@@ -33,7 +33,7 @@ def html_report(report: Mapping[str, Any]) -> bytes:
         **{f"left out: answers {what}": f"{count:,}" for what, count in report["left_out"].items()},
     }
     plots = [
-        plot(lambda axes: _chosen(axes, own, others), "Labels chosen per answer against λ, with bounds"),
+        plot(lambda axes: _chosen(axes, logged, others), "Labels chosen per answer against λ, with bounds"),
         plot(lambda axes: _exposure(axes, others), "Share of the slots given to head, torso, tail and new, against λ"),
         plot(
             lambda axes: _recall(axes, covered), "Recall of every bucket against λ, with bounds, where the log can tell"
@@ -48,8 +48,8 @@ def _lambdas(settings: Sequence[_Setting]) -> list[float]:
     return [setting["bias_removal"] for setting in settings]
 
 
-def _chosen(axes: Axes, own: _Setting, others: Sequence[_Setting]) -> None:
-    axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="own λ")
+def _chosen(axes: Axes, logged: _Setting, others: Sequence[_Setting]) -> None:
+    axes.axhline(logged["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="own λ")
     for setting in others:
         figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"] >= COVERED else SOFT
         bounds = [[figure["value"] - figure["low"]], [figure["high"] - figure["value"]]]
@@ -69,9 +69,9 @@ def _exposure(axes: Axes, others: Sequence[_Setting]) -> None:
 
 def _recall(axes: Axes, covered: Sequence[_Setting]) -> None:
     for name, colour in _COLOURS.items():
-        found = [(setting["bias_removal"], setting["recall"][name]) for setting in covered if setting["recall"][name]]
-        grid, figures = [at for at, _ in found], [figure for _, figure in found]
-        low, value, high = ([figure[part] for figure in figures] for part in ("low", "value", "high"))
+        measured = [setting for setting in covered if setting["recall"][name]]
+        grid, figures = _lambdas(measured), [setting["recall"][name] for setting in measured]
+        low, value, high = ([figure[bound] for figure in figures] for bound in ("low", "value", "high"))
         axes.plot(grid, value, color=colour, marker="o", markersize=3.5, label=name)
         axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set(title="Recall, of what the log could show", xlabel="bias removal λ", ylim=(0, 1))

@@ -21,7 +21,7 @@ from longtail.serving.core.queries import Query
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.core.resolved import NO_HISTORY, History
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.monitoring import NamedIds
+from longtail.serving.monitoring import IdCounts
 from longtail.serving.monitoring.records import IdKind
 
 
@@ -38,7 +38,7 @@ class CountedIds(NamedTuple):
     query: list[tuple[int, int]]
     history: list[tuple[int, int]]
     of_nothing: list[int]
-    sums: dict[IdKind, NamedIds]
+    sums: dict[IdKind, IdCounts]
 
 
 class Histories:
@@ -140,12 +140,12 @@ class Histories:
         if of_nothing and inputs:
             nothing_B = says_nothing(self._encoder.features, inputs)
             of_nothing = [row for row in of_nothing if nothing_B[row]]
-        sums = dict[IdKind, NamedIds]()
+        sums = dict[IdKind, IdCounts]()
         for kind, counts in (("query", of_query), ("history", of_history)):
             senders = all_ids = all_unknown = 0
             for ids, unknown in counts:
                 senders, all_ids, all_unknown = senders + (ids > 0), all_ids + ids, all_unknown + unknown
-            sums[cast("IdKind", kind)] = NamedIds(senders, all_ids, all_unknown)
+            sums[cast("IdKind", kind)] = IdCounts(senders, all_ids, all_unknown)
         return CountedIds(of_query, of_history, of_nothing if inputs else [], sums)
 
 

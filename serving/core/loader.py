@@ -25,7 +25,7 @@ from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRan
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
 from longtail.serving.monitoring import Promises, measure_baseline
-from longtail.serving.monitoring.baseline import Candidates
+from longtail.serving.monitoring.baseline import CalibrationCandidates
 
 _BASELINE_K = 20
 _CANDIDATES, _CANDIDATES_EVERY = 50, 0.5
@@ -127,14 +127,16 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
     whole = available is None or available.share >= NEARLY_WHOLE
     candidates = _candidates(ranker, batch, rows_B, low, high)
-    return Promises(default, candidates, labels.buckets, labels.counts, whole=whole)
+    return Promises(default, candidates, labels.buckets, labels.counts, is_complete=whole)
 
 
 def _at(batch: Batch, bias_removal: float) -> Batch:
     return batch._replace(bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
 
 
-def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float) -> Candidates:
+def _candidates(
+    ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float
+) -> CalibrationCandidates:
     """Score the candidates at both ends of λ, between which scores are linear."""
     shape, lengths_B = (len(rows_B), max(map(len, rows_B))), list(map(len, rows_B))
     inside_BP = np.arange(shape[1]) < np.array(lengths_B)[:, None]
@@ -152,4 +154,4 @@ def _candidates(ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: floa
         if boost is not None:
             at_low_BP[query, : lengths_B[query]] += boost.values_of(rows_B[query])
     slopes_BP /= np.float32(max(high - low, 1e-6))
-    return Candidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)
+    return CalibrationCandidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)

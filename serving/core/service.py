@@ -244,7 +244,7 @@ class Service:
                     "belong into the table that it is trained on",
                     changed.name, len(undone), ", ".join(map(describe, undone[:_MOST_NAMED])),
                 )  # fmt: skip
-            offline = OfflineFigures.of(changed.manifest)
+            offline = OfflineFigures.from_manifest(changed.manifest)
             self.monitoring.begin_release(
                 changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until
             )

@@ -1,4 +1,4 @@
-"""Serve the page at /, and the operator's page at /dashboard.
+"""Serve the pages at / and /dashboard.
 
 The latter is one file that reads /v1/monitoring, /v1/release(/staged) and /v1/retrieve.
 
@@ -24,7 +24,7 @@ SCRIPTS = (
 
 @cache
 def page() -> bytes:
-    """Assemble the page once, as UTF-8 HTML; it contains no data, so no key is needed."""
+    """Assemble the operator's page, which holds no data."""
     return Template(_read("index.html")).substitute(style=_style(), script=_script()).encode()
 
 
@@ -53,13 +53,13 @@ def csp() -> str:
 
 @cache
 def home() -> bytes:
-    """Assemble the page at /, which leads to the others; it contains no data, so no key is needed."""
+    """Assemble the page at /, which holds no data."""
     return Template(_read("home.html")).substitute(style=_read("home.css")).encode()
 
 
 @cache
 def home_csp() -> str:
-    """Create the Content-Security-Policy of the page at /, which allows its own style alone."""
+    """Create the Content-Security-Policy of the page at /."""
     style = _source(_read("home.css"))
     return f"default-src 'none'; style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 

@@ -1,4 +1,4 @@
-"""Record events for training and analysis: choices, label changes, and a share of the answers.
+"""Record events for training and analysis.
 
     schema.py    the one schema of all events, and events as JSON
     folder.py    a folder: segments of JSON lines, rotated to Parquet
@@ -24,17 +24,17 @@ class EventSink(Protocol):
     """Time of the newest event stored before, in seconds since 1970; 0 if unknown."""
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Accept events, each as JSON; the future completes when the events are stored durably.
+        """Accept JSON events; the future completes when they are durable.
 
         The future's exception is StorageError if the events may be lost, or if too many events wait; the caller may
         send the events again later.
         """
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Accept events without an acknowledgement, and return at once how many were dropped."""
+        """Accept events unacknowledged; return the number dropped."""
 
     def close(self) -> None:
-        """Store the waiting events, within some seconds, and close files and connections."""
+        """Store waiting events within seconds, and close."""
 
 
 CountDropped = Callable[[int], None]

@@ -1,4 +1,4 @@
-"""Tell the time of events: never back, because an export takes only events later than the one before."""
+"""Tell times of events that never run back."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from datetime import UTC, datetime
 
 logger = logging.getLogger(__name__)
 
-_MOST_AHEAD = 86_400.0
-"""Seconds; the times of events further ahead of the clock are errors, which no clock can wait for."""
-_NOTABLE = 3600.0
-"""Seconds between the times of events and the clock of which an operator should know."""
+_MOST_AHEAD_SECONDS = 86_400.0
+"""Times of events further ahead of the clock are errors, which no clock can wait for."""
+_NOTABLE_SECONDS = 3600.0
+"""Distance of event times from the clock that an operator should know."""
 
 
 class ForwardClock:
-    """Tells seconds since 1970, which pass on where the system's clock is set back. Thread-safe.
+    """Seconds since 1970 that go on when the clock is set back. Thread-safe.
 
     Args:
-        newest: time of the newest event before, in seconds since 1970.
+        newest: time of the newest stored event, in seconds since 1970.
     """
 
     def __init__(self, newest: float = 0.0) -> None:
-        self._newest, self._began = newest, time.time()
-        self._told = newest if newest - time.time() <= _MOST_AHEAD else 0.0
-        self._at, self._lock = time.monotonic(), threading.Lock()
+        self._newest, self._start = newest, time.time()
+        self._time = newest if newest - time.time() <= _MOST_AHEAD_SECONDS else 0.0
+        self._monotonic, self._lock = time.monotonic(), threading.Lock()
         if problem := self.problem():
             logger.error(problem)
 
     def __call__(self) -> float:
-        """Return the present time, at least the time before plus what has passed since."""
+        """Return the present time, never less than before."""
         with self._lock:
-            at = time.monotonic()
-            self._told, self._at = max(time.time(), self._told + at - self._at), at
-            return self._told
+            monotonic = time.monotonic()
+            self._time, self._monotonic = max(time.time(), self._time + monotonic - self._monotonic), monotonic
+            return self._time
 
     def problem(self) -> str | None:
-        """Say how far events are dated ahead of the clock; None up to an hour."""
-        now = time.time()
-        ahead = self() - now
-        if ahead > _NOTABLE:
+        """Say how far events are ahead of the clock; None up to an hour."""
+        system_time = time.time()
+        ahead = self() - system_time
+        if ahead > _NOTABLE_SECONDS:
             hours = f"{ahead / 3600:,.0f} hours"
             return (
                 f"Events are dated {hours} ahead of this machine's clock, because it has been set back: exports and "
                 "refreshes take them once it is there."
             )
-        if self._newest - now > _NOTABLE:
-            newest, began = (
-                datetime.fromtimestamp(at, UTC).strftime("%F %R UTC") for at in (self._newest, self._began)
+        if self._newest - system_time > _NOTABLE_SECONDS:
+            newest, start = (
+                datetime.fromtimestamp(at, UTC).strftime("%F %R UTC") for at in (self._newest, self._start)
             )
             return (
-                f"Older events are dated up to {newest}, ahead of this machine's clock, and those since {began} before "
+                f"Older events are dated up to {newest}, ahead of this machine's clock, and those since {start} before "
                 "them: export with an earlier --since."
             )
         return None

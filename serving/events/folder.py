@@ -1,4 +1,4 @@
-"""Store events in a folder: each worker appends JSON lines to its own segment, which becomes a Parquet file.
+"""Store events in a folder: segments of JSON lines become Parquet files.
 
 `append` completes when its lines are on disk: one write and one fsync serve all waiting events. A segment ends by size,
 by age and when the process stops. A second thread then converts the segment to Parquet, and also segments of killed
@@ -50,9 +50,9 @@ _Waiting = tuple[bytes, int, Future[None] | None]
 
 
 class FolderEvents:
-    """The events of one worker; several workers and hosts may share the folder. Thread-safe.
+    """Events of one worker in a folder that workers and hosts may share. Thread-safe.
 
-    The constructor starts threads, so a forking process creates this object after the fork.
+    The constructor starts threads, so create it after a fork.
 
     Args:
         folder: created if missing, accessible to its owner alone.
@@ -93,7 +93,7 @@ class FolderEvents:
             thread.start()
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Accept events; the future completes when they are on disk, or fails with StorageError."""
+        """Accept events; the future completes when they are on disk."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a running future cannot be cancelled when its client hangs up
         if not self._put(lines, future):
@@ -130,7 +130,7 @@ class FolderEvents:
         self._ended.set()
 
     def _next(self) -> list[_Waiting]:
-        """Get all waiting events; an empty list after a second without any."""
+        """Get all waiting events, after a second at most."""
         waiting: list[_Waiting] = []
         with suppress(Empty):
             waiting.append(self._queue.get(timeout=_TICK_SECONDS))
@@ -148,11 +148,11 @@ class FolderEvents:
                 self._segment = self._segment or Segment(self._folder, self._clock())
                 self._segment.write(content, sync=any(future for _, _, future in waiting))
             self._trouble = None
-        except Exception as found:  # the thread must survive any error, as later events may succeed
-            if str(found) != self._trouble:
-                unexpected = not isinstance(found, OSError)
-                logger.error("events cannot be written to %s: %s", self._folder, found, exc_info=unexpected)
-            self._trouble = str(found)
+        except Exception as cause:  # the thread must survive any error, as later events may succeed
+            if str(cause) != self._trouble:
+                unexpected = not isinstance(cause, OSError)
+                logger.error("events cannot be written to %s: %s", self._folder, cause, exc_info=unexpected)
+            self._trouble = str(cause)
             error = StorageError("the events could not be written to the disk; send them again later")
             self._segment = None
         for _, count, future in waiting:
@@ -170,7 +170,7 @@ class FolderEvents:
             self._ended.set()
 
     def _tidy_all(self) -> None:
-        """Tidy up at the start, after each segment, every ten minutes, and at the end."""
+        """Tidy up at the start, after segments, and at the end."""
         while True:
             closing = self._closing.is_set()
             self._tidy()
@@ -180,21 +180,21 @@ class FolderEvents:
             self._ended.clear()
 
     def _tidy(self) -> None:
-        """Delete files beyond age and size limits, and convert finished segments to Parquet."""
-        works: list[tuple[Callable[[Path], None], Path]] = [(self._delete_old, self._folder)]
-        works += [(finish_segment, path) for path in sorted(self._folder.glob(f"*{SEGMENT}"))]
-        for work, path in works:
+        """Delete old files, and convert finished segments."""
+        tasks: list[tuple[Callable[[Path], None], Path]] = [(self._delete_old, self._folder)]
+        tasks += [(finish_segment, path) for path in sorted(self._folder.glob(f"*{SEGMENT}"))]
+        for task, path in tasks:
             try:
-                work(path)
+                task(path)
             except Exception as error:  # one damaged file must not keep the others from being tidied up
                 logger.error("%s cannot be tidied up: %s: %s", path, type(error).__name__, error)
 
     def _delete_old(self, folder: Path) -> None:
-        kept, age, later, doubted = 0, 0.0, self._clock(), False
+        total_bytes, age, later, doubted = 0, 0.0, self._clock(), False
         files = list[tuple[float, int, Path]]()
         for path in folder.glob(f"*{FINISHED}"):
             with suppress(FileNotFoundError):  # another worker deleted it first
-                files.append(((found := path.stat()).st_mtime, found.st_size, path))
+                files.append(((status := path.stat()).st_mtime, status.st_size, path))
         for written, size, path in sorted(files, reverse=True):
             silence, later = max(later - written, 0.0), min(later, written)  # not by files that are ahead of the clock
             # A clock that jumps ahead looks like the latest silence, and what is deleted is lost.
@@ -202,8 +202,8 @@ class FolderEvents:
                 doubted = True
             else:
                 age += silence
-            kept += size
-            if age > 86_400 * self._days or kept > self._most_bytes:
+            total_bytes += size
+            if age > 86_400 * self._days or total_bytes > self._most_bytes:
                 with suppress(FileNotFoundError):
                     path.unlink()
                     logger.info("%s was deleted: older than events are kept, or more than are", path)
@@ -213,7 +213,7 @@ class FolderEvents:
 
 
 def _newest(folder: Path) -> float:
-    """Return the time of the newest file of events, in seconds since 1970; 0 without any."""
+    """Return the time of the newest file; 0 without any."""
     times = [0.0]
     for path in [*folder.glob(f"*{FINISHED}"), *folder.glob(f"*{SEGMENT}")]:
         with suppress(FileNotFoundError):  # converted or deleted meanwhile
@@ -222,7 +222,7 @@ def _newest(folder: Path) -> float:
 
 
 def kept_since(folder: Path) -> float:
-    """Return the time since which all events are still kept, in seconds since 1970."""
+    """Return the time since which all events are kept."""
     try:
         return (folder / _DELETED).stat().st_mtime
     except FileNotFoundError:
@@ -230,7 +230,7 @@ def kept_since(folder: Path) -> float:
 
 
 class Segment:
-    """A locked file of JSON lines that one process appends to."""
+    """A locked file of JSON lines for one process."""
 
     def __init__(self, folder: Path, now: float) -> None:
         self._began = now
@@ -245,7 +245,7 @@ class Segment:
         fsync_path(folder)
 
     def write(self, lines: bytes, *, sync: bool) -> None:
-        """Append complete lines, and fsync if `sync`; after an OSError none of them is kept."""
+        """Append lines, all or none; `sync`: fsync."""
         try:
             written = 0
             while written < len(lines):
@@ -263,7 +263,7 @@ class Segment:
         self._size += len(lines)
 
     def full(self, now: float) -> bool:
-        """Return whether the segment has reached its size or age limit."""
+        """Return whether the segment is large or old enough."""
         return self._size >= _SEGMENT_BYTES or now - self._began >= _SEGMENT_SECONDS
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class Segment:
 
 
 def finish_segment(path: Path) -> None:
-    """Replace a segment by a Parquet file of the same name, unless a process still appends to it."""
+    """Replace a segment by a Parquet file, unless it is in use."""
     with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks only files opened for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -302,19 +302,19 @@ def finish_segment(path: Path) -> None:
 
 
 def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
-    """Parse lines of JSON into a table of SCHEMA; returns the table and the lines that are not events."""
+    """Parse JSON lines into a table and the lines without events."""
     if not lines:
         return SCHEMA.empty_table(), b""
     try:
-        return _parsed(lines), b""
+        return _parse(lines), b""
     except (pa.ArrowException, UnicodeDecodeError):
-        each = lines.splitlines(keepends=True)
-        good = [line for line in each if _is_event(line)]
-        damaged = b"".join([line for line in each if not _is_event(line)])
-        return (_parsed(b"".join(good)) if good else SCHEMA.empty_table()), damaged
+        good, damaged = list[bytes](), list[bytes]()
+        for line in lines.splitlines(keepends=True):
+            (good if _is_event(line) else damaged).append(line)
+        return (_parse(b"".join(good)) if good else SCHEMA.empty_table()), b"".join(damaged)
 
 
-def _parsed(lines: bytes) -> pa.Table:
+def _parse(lines: bytes) -> pa.Table:
     lines.decode()  # raises for invalid UTF-8, which Arrow accepts but readers of Parquet do not
     options = pa.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
     read = pa.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
@@ -323,6 +323,6 @@ def _parsed(lines: bytes) -> pa.Table:
 
 def _is_event(line: bytes) -> bool:
     try:
-        return bool(_parsed(line)["kind"][0].as_py())
+        return bool(_parse(line)["kind"][0].as_py())
     except (pa.ArrowException, UnicodeDecodeError, IndexError):
         return False

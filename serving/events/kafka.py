@@ -1,4 +1,4 @@
-"""Send events to a topic of Kafka, one message each, through librdkafka of the extra `kafka`."""
+"""Send events to a topic of Kafka through librdkafka."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def parse_kafka(url: str) -> tuple[dict[str, str], str]:
     address, _, query = url.partition("?")
     if "@" in address:
         raise ValueError("expected kafka://HOST:PORT/TOPIC, received @: write ?sasl.username=…&sasl.password=…")
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
-        shown = re.split(r"[^\w.:/,\[\]-]", address)[0]  # a setting may follow without ?
-        raise ValueError(f"expected kafka://HOST:PORT/TOPIC, received {describe(shown)}")
-    settings = {"bootstrap.servers": found[1], "enable.idempotence": "true", "acks": "all"}
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        public_text = re.split(r"[^\w.:/,\[\]-]", address)[0]  # a setting may follow without ?
+        raise ValueError(f"expected kafka://HOST:PORT/TOPIC, received {describe(public_text)}")
+    settings = {"bootstrap.servers": match[1], "enable.idempotence": "true", "acks": "all"}
     for part in filter(None, query.split("&")):
         name, equals, value = part.partition("=")
         if not equals:
@@ -53,25 +53,26 @@ def parse_kafka(url: str) -> tuple[dict[str, str], str]:
         if name in settings:
             raise ValueError(f"expected each setting once, received {describe(name)} twice")
         settings[name] = unquote(value)
-    return settings, found[2]
+    return settings, match[2]
 
 
 class KafkaEvents:
-    """An EventSink whose events wait in librdkafka's bounded buffer until all in-sync brokers have them.
+    """Sends events until all in-sync brokers have them.
 
-    The constructor starts a thread, so a forking process creates this object after the fork.
+    The constructor starts a thread, so create it after a fork.
 
     Args:
         seconds: time after which an event without acknowledgement is given up.
 
-    Raises ValueError: the URL or a setting is wrong, or the extra `kafka` is not installed.
+    Raises:
+        ValueError: the URL or a setting is wrong, or the extra `kafka` is not installed.
     """
 
     newest = 0.0
 
     def __init__(self, url: str, count_dropped: CountDropped, seconds: float = 5.0) -> None:
         settings, self._topic = parse_kafka(url)
-        self._log = _Log()
+        self._log = _QuietLog()
         self._settings: dict[str, Any] = {
             "message.timeout.ms": int(1000 * seconds),
             "socket.timeout.ms": int(1000 * seconds),  # bounds the delay that silent brokers cause
@@ -98,7 +99,7 @@ class KafkaEvents:
         self._thread.start()
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Send events; the future completes when all are acknowledged, or fails with StorageError."""
+        """Send events; the future completes when all are acknowledged."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a client that goes away cancels nothing
         waiting = len(lines)
@@ -119,7 +120,7 @@ class KafkaEvents:
         return future
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Send events without an acknowledgement; return at once how many were dropped."""
+        """Send events unacknowledged; return the number dropped."""
         return len(lines) - self._send(lines, self._offered)[0]
 
     def _offered(self, error: Any, _: object) -> None:
@@ -141,7 +142,7 @@ class KafkaEvents:
         return len(lines), None
 
     def close(self) -> None:
-        """Wait some seconds for acknowledgements, then give up the remaining events."""
+        """Wait seconds for acknowledgements, then give up."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -152,7 +153,7 @@ class KafkaEvents:
         self._producer.close()
 
     def _poll(self) -> None:
-        """Serve callbacks for messages and log lines; replace the producer after a fatal error."""
+        """Serve callbacks; replace the producer after a fatal error."""
         ended = False
         while not self._closing.is_set():
             try:
@@ -173,8 +174,8 @@ class KafkaEvents:
             self._producer.flush(self._seconds)  # calls back with errors
 
 
-class _Log:
-    """A logger that passes on lines which differ only in numbers once in ten minutes."""
+class _QuietLog:
+    """A logger that repeats similar lines every ten minutes."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Copy finished files of events to an object store and back, so that training reads the events of all replicas."""
+"""Copy finished files of events to an object store and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from longtail.serving.events.folder import FINISHED
 
 
 def upload_events(folder: Path, url: str) -> int:
-    """Upload the Parquet files of a folder that a store lacks; returns their number, raises StorageError."""
+    """Upload Parquet files that a store lacks; return their number."""
     store, uploaded = ObjectStore(url), 0
     for name in sorted({path.name for path in folder.glob(f"*{FINISHED}")} - store.list().keys()):
         with suppress(FileNotFoundError):  # the service has deleted the file meanwhile, as too old
@@ -22,7 +22,7 @@ def upload_events(folder: Path, url: str) -> int:
 
 
 def download_events(url: str) -> Path:
-    """Return a folder with copies of a store's Parquet files, which only its owner may read.
+    """Copy a store's Parquet files into a private folder.
 
     Raises StorageError, or OSError for a full disk.
     """

@@ -1,4 +1,4 @@
-"""Define the schema of events, version 1, in Parquet files and in JSON.
+"""Define the schema of events, version 1.
 
 An event is one choice, one answer or one label change. In JSON, keys with null values are left out.
 """
@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
 
 
 def event_json(**fields: Any) -> bytes:
-    """Return an event as one line of JSON, without the line break.
+    """Return an event as one line of JSON.
 
     Args:
         fields: columns of SCHEMA, times in seconds since 1970; None is left out.

@@ -1,4 +1,4 @@
-"""Measure what a release promises: answers to its calibration queries, and recall of its offline evaluation.
+"""Measure what a release promises: answers and recall.
 
 Legend: `B` calibration queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release,
 `P` candidate labels of a query, −1 beyond its last.
@@ -23,13 +23,13 @@ DECILES = 10
 ALL = "all"
 _RECALL = re.compile(rf"recall@(\d+)(?:/({'|'.join(BUCKET_NAMES)}))?")
 _EXPOSURE = re.compile(r"exposure@(\d+)/head")
-_NEAR = 1e-6
-_STEPS = 100
+_TOLERANCE = 1e-6
+_STEPS_PER_UNIT = 100
 """Places of λ per unit that have their own promise: shares that halve within 0.05 differ by 7 % within half a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class AnswerBaseline:
     """Distributions of the answers to calibration queries.
 
     Attributes:
@@ -54,11 +54,11 @@ class Baseline:
 
     def report_json(self) -> dict[str, Any]:
         """Return the baseline in the form of GET /v1/monitoring."""
-        shown = asdict(self)
-        del shown["by_k"]
-        scores = {"edges": list(shown.pop("score_edges")), "shares": list(shown.pop("score_shares"))}
-        of_buckets = {name: dict(zip(BUCKET_NAMES, shown[name], strict=True)) for name in ("shares", "coverage")}
-        return shown | of_buckets | {"scores": scores}
+        figures = asdict(self)
+        del figures["by_k"]
+        scores = {"edges": list(figures.pop("score_edges")), "shares": list(figures.pop("score_shares"))}
+        of_buckets = {name: dict(zip(BUCKET_NAMES, figures[name], strict=True)) for name in ("shares", "coverage")}
+        return figures | of_buckets | {"scores": scores}
 
 
 def measure_baseline(
@@ -69,7 +69,7 @@ def measure_baseline(
     bias_removal: float,
     k: int,
     popularity_weight: float = 0.0,
-) -> Baseline | None:
+) -> AnswerBaseline | None:
     """Measure the baseline of answers; None if they are empty.
 
     Args:
@@ -89,7 +89,7 @@ def measure_baseline(
     for columns_N in (buckets_L[rows_N], len(BUCKET_NAMES) + decile_N):
         np.add.at(counts_KC, (rank_N, columns_N), 1 / len(rows_BK))
     coverage = coverage_by_bucket(np.bincount(rows_N, minlength=len(buckets_L)), buckets_L, sizes)
-    return Baseline(
+    return AnswerBaseline(
         bias_removal=float(bias_removal),
         k=int(k),
         shares=tuple((exposures / len(rows_N)).tolist()),
@@ -104,8 +104,8 @@ def measure_baseline(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """Labels that the calibration queries are answered at any λ, with scores that are linear in λ.
+class CalibrationCandidates:
+    """Labels answered to calibration queries at any λ; scores are linear in λ.
 
     Attributes:
         rows_BP: label rows.
@@ -120,7 +120,7 @@ class Candidates:
     slopes_BP: Float32
 
     def rank(self, bias_removal: float, k: int) -> tuple[Float32, Int64]:
-        """Rank the best labels at one λ: scores, descending, and rows, both [B, K]."""
+        """Rank the best labels at one λ: scores and rows, [B, K]."""
         scores_BP = self.scores_BP + np.float32(bias_removal - self.minimum) * self.slopes_BP
         best_BK = np.argpartition(-scores_BP, min(k, scores_BP.shape[1]) - 1, axis=1)[:, :k]
         scores_BK = np.take_along_axis(scores_BP, best_BK, axis=1)
@@ -130,7 +130,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class DialPromise:
     """The baseline at one λ, as arrays.
 
     Attributes:
@@ -142,56 +142,56 @@ class Promise:
     by_k: Float64
 
     @classmethod
-    def of(cls, baseline: Baseline) -> Self:
+    def from_baseline(cls, baseline: AnswerBaseline) -> Self:
         """Convert a baseline."""
         by_k = np.array(baseline.by_k)
         return cls(np.array(baseline.score_edges), np.concatenate([np.zeros_like(by_k[:1]), by_k]))
 
 
 class Promises:
-    """What a release promises at every λ, its other dials at their defaults. Thread-safe.
+    """What a release promises at every λ, other dials at their defaults. Thread-safe.
 
     Args:
         default: baseline at the default λ.
         candidates: candidate labels of the same queries; None: there is no promise at another λ.
         buckets_L, counts_L: bucket and training pairs of every label; for candidates alone.
-        whole: whether nearly all labels were available when this was measured, as in the evaluation.
+        is_complete: whether nearly all labels were available when this was measured, as in the evaluation.
     """
 
     def __init__(
         self,
-        default: Baseline,
-        candidates: Candidates | None = None,
+        default: AnswerBaseline,
+        candidates: CalibrationCandidates | None = None,
         buckets_L: Int8 | None = None,
         counts_L: Int64 | None = None,
         *,
-        whole: bool = True,
+        is_complete: bool = True,
     ) -> None:
-        self.default, self.whole = default, whole
-        at_default = Promise.of(default)
+        self.default, self.is_complete = default, is_complete
+        at_default = DialPromise.from_baseline(default)
 
         @lru_cache(1024)
-        def measure(step: int) -> Promise | None:
-            if step == round(_STEPS * default.bias_removal):
+        def measure(step: int) -> DialPromise | None:
+            if step == round(_STEPS_PER_UNIT * default.bias_removal):
                 return at_default
             if candidates is None or buckets_L is None or counts_L is None:
                 return None
-            bias_removal = step / _STEPS
-            if not candidates.minimum - _NEAR <= bias_removal <= candidates.maximum + _NEAR:
+            bias_removal = step / _STEPS_PER_UNIT
+            if not candidates.minimum - _TOLERANCE <= bias_removal <= candidates.maximum + _TOLERANCE:
                 return None
             scores_BK, rows_BK = candidates.rank(bias_removal, default.k)
             baseline = measure_baseline(scores_BK, rows_BK, buckets_L, counts_L, bias_removal, default.k)
-            return None if baseline is None else Promise.of(baseline)
+            return None if baseline is None else DialPromise.from_baseline(baseline)
 
         self._measure = measure
 
-    def at(self, bias_removal: float) -> Promise | None:
-        """Return the promise at the nearest hundredth of λ; None if the release makes none there."""
-        return self._measure(round(_STEPS * bias_removal))
+    def get(self, bias_removal: float) -> DialPromise | None:
+        """Return the promise at the nearest hundredth of λ."""
+        return self._measure(round(_STEPS_PER_UNIT * bias_removal))
 
 
 class OfflineRecall(NamedTuple):
-    """Recall on held-out queries, with a 95 % interval if there is one."""
+    """Recall on held-out queries, with a 95 % interval if known."""
 
     value: float
     low: float | None
@@ -217,7 +217,7 @@ class OfflineFigures:
     data_until: float | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
+    def from_manifest(cls, manifest: Manifest) -> Self:
         """Read the offline figures from a bundle's manifest."""
         together = 0.0 if manifest.cooccurrence is None else manifest.cooccurrence.default
         defaults = np.array([manifest.popularity.default, together])
@@ -225,7 +225,7 @@ class OfflineFigures:
         curve: list[tuple[float, Mapping[int, RecallByKind]]] = []
         exposures: list[tuple[float, int, tuple[float, ...]]] = []
         for point in manifest.bias_removal.curve:
-            if np.abs(defaults - (point.popularity, point.cooccurrence)).max() > _NEAR or point.bonus != bonus:
+            if np.abs(defaults - (point.popularity, point.cooccurrence)).max() > _TOLERANCE or point.bonus != bonus:
                 continue
             recall: dict[int, dict[str, OfflineRecall]] = {}
             for name, figure in point.metrics.items():
@@ -241,12 +241,12 @@ class OfflineFigures:
                     )
         return cls(sorted(curve, key=lambda point: point[0]), exposures, manifest.data_until.timestamp())
 
-    def evaluated(self, promises: Promises) -> list[dict[str, Any]]:
-        """Compare what the release promises with what its evaluation had, at every λ, for the largest k of both."""
+    def compare_exposures(self, promises: Promises) -> list[dict[str, Any]]:
+        """Compare promised exposures with the evaluation, at the largest common k."""
         cutoffs = {k for _, k, _ in self.exposures if k <= promises.default.k}
         compared = []
         for bias_removal, k, shares in self.exposures:
-            promise = promises.at(bias_removal)
+            promise = promises.get(bias_removal)
             if promise is None or k != max(cutoffs, default=0):
                 continue
             labels = promise.by_k[k][: len(BUCKET_NAMES)]
@@ -255,21 +255,21 @@ class OfflineFigures:
             compared.append({"bias_removal": bias_removal, "k": k, "shares": of_then, "now": of_now})
         return compared
 
-    def recall_at(self, bias_removal: float, k: int) -> RecallByKind:
-        """Return recall at λ, linear between the measured λ, and the largest measured k up to `k`.
+    def interpolate_recall(self, bias_removal: float, k: int) -> RecallByKind:
+        """Interpolate recall at λ, for the largest measured k up to `k`.
 
         Recall grows with k, so that a smaller k is a lower bound. Empty beyond the measured λ and below the smallest k.
         """
-        above = next((i for i, (at, _) in enumerate(self.curve) if at >= bias_removal - _NEAR), None)
-        if above is None or (above == 0 and self.curve[0][0] > bias_removal + _NEAR):
+        above = next((i for i, (at, _) in enumerate(self.curve) if at >= bias_removal - _TOLERANCE), None)
+        if above is None or (above == 0 and self.curve[0][0] > bias_removal + _TOLERANCE):
             return {}
         (low, recall_low), (high, recall_high) = self.curve[max(above - 1, 0)], self.curve[above]
-        weight = 1.0 if high - low < _NEAR else min((bias_removal - low) / (high - low), 1.0)
+        weight = 1.0 if high - low < _TOLERANCE else min((bias_removal - low) / (high - low), 1.0)
         cutoff = max((cutoff for cutoff in recall_high if cutoff <= k and cutoff in recall_low), default=None)
         if cutoff is None:
             return {}
         before, after = recall_low[cutoff], recall_high[cutoff]
-        return {kind: _between(before[kind], after[kind], weight) for kind in after if kind in before}
+        return {kind: _interpolate(before[kind], after[kind], weight) for kind in after if kind in before}
 
 
 def _exposure(point: CurvePoint, k: int, bucket: str) -> float:
@@ -277,8 +277,8 @@ def _exposure(point: CurvePoint, k: int, bucket: str) -> float:
     return 0.0 if figures is None else figures.value
 
 
-def _between(before: OfflineRecall, after: OfflineRecall, weight: float) -> OfflineRecall:
-    """Interpolate two figures; one without an interval leaves the result without one."""
+def _interpolate(before: OfflineRecall, after: OfflineRecall, weight: float) -> OfflineRecall:
+    """Interpolate two figures; both need an interval for one."""
     value, low, high = (
         None if start is None or end is None else (1 - weight) * start + weight * end
         for start, end in zip(before, after, strict=True)

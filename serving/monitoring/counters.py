@@ -1,4 +1,4 @@
-"""Store all counters of a worker in one mapped file; readers add up the files of all workers of a host.
+"""Store all counters of a worker in one mapped file.
 
 Every outcome is counted once: in the row of its minute and release if the page reports it, otherwise in `totals`, or in
 a row of `labelled` if routes, settings or an experiment name its labels. A row that gives way to a newer minute is
@@ -52,7 +52,7 @@ BATCH_QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _cells(bounds: tuple[float, ...]) -> int:
-    """Return the size of a histogram: its bins, one beyond the last bound, and the sum of the values."""
+    """Return the size of a histogram: bins and sum."""
     return len(bounds) + 2
 
 
@@ -141,7 +141,7 @@ class Counters:
         self._labelled_rows = {name: row["counts"] for name, row in _labelled_rows(self._file)}
 
     def get_minute(self, timestamp: float, release: str) -> np.void:
-        """Return the counts of a release in the minute of a time, for adding to."""
+        """Return a release's counts in a minute, for adding to."""
         minute = int(timestamp // 60)
         if minute != self._minute:
             self._minute, self._open_rows = minute, {}
@@ -158,7 +158,7 @@ class Counters:
         return row
 
     def get_labelled(self, *labels: str) -> Array:
-        """Return the counts of labels, float64 [ROUTE_CELLS], for adding to; new ones are 0."""
+        """Return the counts of labels, float64 [ROUTE_CELLS], for adding to."""
         name = _SEPARATOR.join(labels).encode()
         row = self._labelled_rows.get(name)
         if row is None:
@@ -174,7 +174,7 @@ class Counters:
         return row
 
     def read_day(self, timestamp: float) -> npt.NDArray[np.void]:
-        """Return a copy of all workers' rows of the last day."""
+        """Copy all workers' rows of the last day."""
         newest = int(timestamp // 60)
         tables = []
         for file in self._all_files():
@@ -184,7 +184,7 @@ class Counters:
         return np.concatenate(tables)
 
     def read_totals(self) -> tuple[np.void, np.void, Mapping[tuple[str, ...], Array]]:
-        """Add up all counts of all workers: of type COUNTS, of type TOTALS, and by labels, float64 [ROUTE_CELLS]."""
+        """Add up all counts of all workers, typed COUNTS and TOTALS, and by labels."""
         counts, totals, labelled = (
             np.zeros(_columns(COUNTS)),
             np.zeros(_columns(TOTALS)),
@@ -212,20 +212,20 @@ class Counters:
 
 
 def observe(histogram: Array, bounds: tuple[float, ...], values: npt.ArrayLike) -> None:
-    """Add values, float [V], to a histogram: bins up to each bound, the bin beyond, and the sum."""
+    """Add values, float [V], to a histogram: bins, then the sum."""
     values_V = np.asarray(values, np.float64)
     histogram[:-1] += np.bincount(np.searchsorted(bounds, values_V), minlength=len(bounds) + 1)
     histogram[-1] += values_V.sum()
 
 
 def sum_counts(rows: npt.NDArray[np.void]) -> np.void:
-    """Add up the counts of some rows, of type COUNTS."""
+    """Add up rows to one of type COUNTS."""
     total: np.void = _numbers(rows["counts"]).sum(axis=0).view(COUNTS)[0]
     return total
 
 
 def sum_by_minute(rows: npt.NDArray[np.void], timestamp: float) -> npt.NDArray[np.void]:
-    """Add up the last MINUTES minutes, oldest first, of type COUNTS [MINUTES]."""
+    """Add up the last MINUTES minutes, oldest first."""
     sums = np.zeros((MINUTES, _columns(COUNTS)))
     np.add.at(sums, rows["minute"] - int(timestamp // 60) + MINUTES - 1, _numbers(rows["counts"]))
     return sums.view(COUNTS)[:, 0]
@@ -241,7 +241,7 @@ def _numbers(table: npt.NDArray[np.void]) -> Array:
 
 
 def _is_valid(numbers: Array) -> npt.NDArray[np.bool_]:
-    """Return whether all counts of a row are possible, bool [rows]."""
+    """Return whether all counts of a row are possible."""
     return np.asarray((np.abs(numbers) <= _LARGEST).all(axis=1))
 
 
@@ -252,7 +252,7 @@ def _labelled_rows(file: npt.NDArray[np.void]) -> Iterator[tuple[bytes, np.void]
 
 
 def map_file(path: Path, size: int) -> mmap.mmap | bytearray:
-    """Map a file of a size for writing, created with zeros; plain memory if the disk is full.
+    """Map a file for writing, created with zeros; memory if the disk is full.
 
     The file is allocated completely: writing to a hole of a mapped file on a full disk would kill the process.
     """
@@ -279,7 +279,7 @@ def map_file(path: Path, size: int) -> mmap.mmap | bytearray:
 
 
 class ExposedLabels:
-    """Counts of answered labels in a mapped file of 12·L bytes that all workers of a host share.
+    """Counts of answered labels in a file of 12·L bytes, shared by all workers.
 
     Not thread-safe: the owner holds a lock. The array is int32 [3, 1 + L]: row 0 has the minute since 1970 in which a
     label was last answered; rows 1 and 2 have its answers on even and odd days (UTC), with the day in the first column.
@@ -296,7 +296,7 @@ class ExposedLabels:
         self._sizes: Int64 = np.bincount(buckets_L, minlength=len(BUCKET_NAMES))
 
     def count(self, rows_N: Int64, timestamp: float) -> None:
-        """Count answered labels by their rows; labels added since (L and above) are left out."""
+        """Count answered labels; rows from L on are left out."""
         if len(rows_N) and rows_N.max() >= len(self._buckets_L):
             rows_N = rows_N[rows_N < len(self._buckets_L)]
         minute = int(timestamp // 60)
@@ -309,12 +309,12 @@ class ExposedLabels:
         np.add.at(answers, rows_N + 1, np.int32(1))  # the same dtype: NumPy adds any other a dozen times slower
 
     def measure_coverage(self, first_minute: int) -> tuple[list[float], float]:
-        """Return the share of labels answered since a minute, by bucket and in total."""
+        """Return the share of labels answered since a minute."""
         is_exposed_L = (self._last_L >= first_minute).astype(np.int8)
         return coverage_by_bucket(is_exposed_L, self._buckets_L, self._sizes), coverage(is_exposed_L)
 
     def gini(self, timestamp: float) -> float | None:
-        """Return the Gini coefficient of the answers of today and yesterday (UTC); None without answers."""
+        """Return Gini of today's and yesterday's answers (UTC); None without answers."""
         today = int(timestamp // 60) // MINUTES
         answers = self._days[(self._days[:, 0] >= today - 1) & (self._days[:, 0] <= today), 1:]
         return gini(answers.sum(axis=0, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Compute exact binomial intervals [Clopper & Pearson 1934] without SciPy, which the service does not install."""
+"""Compute exact binomial intervals [Clopper & Pearson 1934] without SciPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @lru_cache(256)
 def binomial_interval(share: float, trials: float, confidence: float) -> tuple[float, float]:
-    """Compute the exact interval of a share of trials; the number of hits need not be whole."""
+    """Compute the exact interval of a share; hits may be fractional."""
     hits, aside = share * trials, (1 - confidence) / 2
     low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < aside)
     high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - aside)
@@ -25,7 +25,7 @@ def _bisect(is_below: Callable[[float], bool]) -> float:
 
 
 def _beta(x: float, a: float, b: float) -> float:
-    """Compute the regularised incomplete beta function I_x(a, b), 0 < x < 1, by Lentz's method [DLMF 8.17.22]."""
+    """Compute I_x(a, b), 0 < x < 1, by Lentz's method [DLMF 8.17.22]."""
     if x > (a + 1) / (a + b + 2):
         return 1 - _beta(1 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)

@@ -1,4 +1,4 @@
-"""Count every outcome of a worker once, and report all workers' counts to the page and to Prometheus.
+"""Count every outcome once; report all workers' counts.
 
 | outcome | series of /metrics | figures of GET /v1/monitoring |
 |---|---|---|
@@ -111,7 +111,7 @@ class _JudgedAnswers(NamedTuple):
 
 
 class Monitoring(Collector):
-    """Counts the outcomes of one worker, and reports those of all workers. Thread-safe.
+    """Counts one worker's outcomes, reports all workers'. Thread-safe.
 
     Requests and answers wait until `flush` counts them together, which takes a tenth of the time. Files in `state`:
 
@@ -174,7 +174,7 @@ class Monitoring(Collector):
         self, release: str, buckets_L: Int8, promises: Promises | None, offline: OfflineFigures | None = None,
         forecast: ForecastSettings | None = None, cooccurrence_until: float | None = None,
     ) -> None:  # fmt: skip
-        """Count `release` as the one in service from now on; after a restart its figures continue.
+        """Count later answers as this release's.
 
         A full disk does not prevent this: counts then stay in memory, with a warning.
 
@@ -187,7 +187,9 @@ class Monitoring(Collector):
             others = [other for other in self._releases.values() if other.name != release]
             self._releases = {other.name: other for other in (*others[1 - self._most_releases :], counted)}
             offline = offline or OfflineFigures()
-            self._evaluated = [] if promises is None or not promises.whole else offline.evaluated(promises)
+            self._evaluated = (
+                [] if promises is None or not promises.is_complete else offline.compare_exposures(promises)
+            )
             self._current, self._offline, self._report = counted, offline, None
             self._forecast, self._cooccurrence_until = forecast, cooccurrence_until
             with self._warning("forgetting old releases"):
@@ -213,13 +215,13 @@ class Monitoring(Collector):
             self.flush()
 
     def count_answers(self, search: AnsweredSearch) -> None:
-        """Count a search for a batch of queries, and its answers."""
+        """Count a search and its answers."""
         self._searches.append(search)
         if len(self._searches) >= _MOST_WAITING:
             self.flush()
 
     def count(self, name: Countable, amount: int = 1) -> None:
-        """Count outcomes without further figures, such as requests refused because a queue was full."""
+        """Count outcomes without further figures."""
         if amount:
             with self._lock:
                 counts = self._counters.totals if name not in ("shed", "dropped") else self._get_current_minute()
@@ -277,11 +279,11 @@ class Monitoring(Collector):
                 self._counters.get_labelled("arm", chosen.arm.run, chosen.arm.arm)[5:9] += hits
 
     def _find_promised_recall(self, chosen: ChosenLabels) -> dict[int, OfflineRecall]:
-        """Return the recall that the release in service promises for an event, by index of the kind."""
+        """Return the promised recall of an event, by index of the kind."""
         current = self._current
         if current is None or chosen.release != current.name or math.isnan(chosen.judged_at):
             return {}
-        recall = self._offline.recall_at(chosen.judged_at, chosen.k)
+        recall = self._offline.interpolate_recall(chosen.judged_at, chosen.k)
         return {KINDS.index(kind): figures for kind, figures in recall.items()}
 
     def flush(self) -> None:
@@ -302,7 +304,7 @@ class Monitoring(Collector):
                 self._count_searches(searches)
 
     def _count_requests(self, route: str, requests: Sequence[tuple[int, float]]) -> None:
-        """Count answered requests of one route by status and seconds."""
+        """Count answered requests of one route."""
         statuses, seconds = zip(*requests, strict=True)
         row = self._counters.get_labelled("route", route)
         classes = len(STATUS_CLASSES)
@@ -376,7 +378,7 @@ class Monitoring(Collector):
                 counts["ids"][ID_KINDS.index(kind)] += id_counts
 
     def _count_arms(self, batch: AnsweredBatch) -> None:
-        """Count answers that arms are compared by, and their labels by bucket."""
+        """Count answers that arms are compared by."""
         for i, arm in enumerate(batch.arms_B or ()):
             if arm is not None and arm.counted:
                 start = batch.ends_B[i - 1] if i else 0
@@ -384,7 +386,7 @@ class Monitoring(Collector):
                 self._counters.get_labelled("arm", arm.run, arm.arm)[:5] += [1, *exposures]
 
     def _count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
-        """Count queries and answered labels of a batch by group; None: a query with a vector."""
+        """Count queries and answered labels by group."""
         queries = len(batch.ends_B)
         query_N = np.repeat(np.arange(queries), np.diff(batch.ends_B, prepend=0))
         exposures_BU = np.bincount(query_N * _BUCKETS + batch.buckets_N, minlength=queries * _BUCKETS)
@@ -394,16 +396,16 @@ class Monitoring(Collector):
                 self._counters.get_labelled("group", name, value)[:5] += [1, *exposures]
 
     def set_label_counts(self, *, added: int, hidden: int, available: Callable[[], int]) -> None:
-        """Set the numbers of labels added to the release, hidden in it, and available when the report is made."""
+        """Set the numbers of added, hidden and available labels."""
         self._labels = lambda: {"added": added, "hidden": hidden, "available": available()}
 
     def set_trouble(self, signal: Signal, sentence: str | None) -> None:
-        """Set the sentence about a problem for the verdict; None: the problem is solved."""
+        """Set a problem's sentence for the verdict; None: solved."""
         troubles = self._troubles | {signal: sentence}
         self._troubles = {name: text for name, text in troubles.items() if text is not None}
 
     def report(self) -> dict[str, Any]:
-        """Create the report of GET /v1/monitoring, without the request's id; it may be a second old.
+        """Create the report of GET /v1/monitoring, at most a second old.
 
         Callers must not modify the report, and must not call this in the event loop: it sorts all labels' exposures,
         about 0.1 s for a million labels.
@@ -457,7 +459,7 @@ class Monitoring(Collector):
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Log errors of the files instead of raising them; the same error once, until a success."""
+        """Log errors of files instead of raising them."""
         try:
             yield
         except OSError as error:
@@ -470,7 +472,7 @@ class Monitoring(Collector):
 
 
 def _group_value(feature: Any, values: frozenset[str]) -> str:
-    """Return the value by which a query's feature is counted."""
+    """Return the value that a feature counts under."""
     if feature is None or feature in ("", [], {}):
         return NO_VALUE
     if not values:
@@ -480,13 +482,13 @@ def _group_value(feature: Any, values: frozenset[str]) -> str:
 
 
 def count_dials(bins: Array, weights_B: Float32) -> None:
-    """Add the queries of every bin of one dial to `bins`, [DIAL_BINS]; weights are finite."""
+    """Add queries to the bins of one dial, [DIAL_BINS]."""
     positions_B = np.minimum(np.maximum((weights_B - LOWEST_DIAL) / DIAL_WIDTH, 0), DIAL_BINS - 1)
     bins += np.bincount((positions_B + 0.5).astype(np.intp), minlength=DIAL_BINS)
 
 
 def _judge(batch: AnsweredBatch, promises: Promises | None) -> _JudgedAnswers:
-    """Judge the first labels of each answer by the promise at its λ; without promises, only select the answers."""
+    """Judge the first labels of each answer by the promise at its λ."""
     ends, queries_by_dial = list(batch.ends_B), dict[float, list[int]]()
     for query, bias_removal in enumerate(batch.judged_at_B.tolist()):
         if not math.isnan(bias_removal):
@@ -494,7 +496,7 @@ def _judge(batch: AnsweredBatch, promises: Promises | None) -> _JudgedAnswers:
     judged_queries, exposures = 0, np.zeros(_BUCKETS, np.int64)
     deciles, promised = np.zeros(DECILES, np.int64), np.zeros(_BUCKETS + DECILES)
     for bias_removal, queries in queries_by_dial.items():
-        promise = None if promises is None else promises.at(bias_removal)
+        promise = None if promises is None else promises.get(bias_removal)
         if promises is not None and promise is None:
             continue
         judged_queries += len(queries)

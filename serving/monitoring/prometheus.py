@@ -1,4 +1,4 @@
-"""Create the series of /metrics from the counters, the release and the report; METRICS.md lists them.
+"""Create the series of /metrics, which METRICS.md lists.
 
 All series exist, at 0, from the first scrape.
 """
@@ -164,7 +164,7 @@ def collect_counters(
 
 
 def _spread(rows: _Rows, columns: slice, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield a sample for every row and column, with the column's name as the last label."""
+    """Yield a sample for every row and column."""
     for labels, row in rows.items():
         yield from (((*labels, name), float(count)) for name, count in zip(names, row[columns], strict=True))
 
@@ -198,7 +198,7 @@ def _histogram(
 def collect_release(
     release: str | None, forecast: ForecastSettings | None, cooccurrence_until: float | None
 ) -> Iterator[Metric]:
-    """Yield the series of the release in service; None: there is no release, forecast or time of pairs."""
+    """Yield the series of the release in service."""
     release_info = [] if release is None else [((release,), 1.0)]
     yield _gauge("release_info", "The release being served, as a label; its value is 1.", ("release",), release_info)
     age = [] if forecast is None else [((), time.time() - forecast.until)]
@@ -219,7 +219,7 @@ def _gauge(name: str, text: str, label_names: tuple[str, ...], samples: Iterable
 
 
 def collect_report(report: Mapping[str, Any] | None, label_counts: Mapping[str, int]) -> Iterator[Metric]:
-    """Yield the series that are computed at the scrape, NaN where a figure is undefined.
+    """Yield the series computed at the scrape; undefined figures are NaN.
 
     Args:
         report: the report of GET /v1/monitoring; None before a release is in service.
@@ -273,7 +273,7 @@ def collect_report(report: Mapping[str, Any] | None, label_counts: Mapping[str, 
 
 
 def _figure(figures: Any, *path: str) -> float:
-    """Return the number at the end of a path of keys; NaN if a value on the path is None."""
+    """Return the number at a path of keys; NaN for None."""
     for name in path:
         if figures is None:
             return math.nan

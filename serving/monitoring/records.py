@@ -1,4 +1,4 @@
-"""Define the records that the service passes to monitoring: answered batches and chosen labels.
+"""Define what the service passes to monitoring.
 
 Legend: `B` queries, `N` answered labels of all queries, `L` labels of the release.
 """
@@ -18,7 +18,7 @@ from longtail.bundle.arrays import Float32, Int8, Int64
 
 @dataclass(frozen=True, slots=True)
 class ArmAnswer:
-    """The arm of an experiment by which an answer was given."""
+    """An answer's arm in an experiment."""
 
     run: str
     """Name of the experiment with its arms, shares and settings."""
@@ -44,7 +44,7 @@ Basis = Literal["model", "cooccurrence", "popularity"]
 BASES: tuple[Basis, ...] = get_args(Basis)
 
 
-class NamedIds(NamedTuple):
+class IdCounts(NamedTuple):
     """Ids of one kind in some queries or events.
 
     Attributes:
@@ -88,7 +88,7 @@ class AnsweredBatch:
     floored: tuple[int, int] = (0, 0)
     arms_B: Sequence[ArmAnswer | None] | None = None
     restrictions_B: Sequence[Sequence[Restriction]] | None = None
-    ids: Mapping[IdKind, NamedIds] = field(default_factory=dict)
+    ids: Mapping[IdKind, IdCounts] = field(default_factory=dict)
     bases: Mapping[Basis, int] = field(default_factory=dict)
 
     @staticmethod
@@ -105,10 +105,10 @@ class AnsweredBatch:
                 "counts_N",
             )
         }  # fmt: skip
-        ids: dict[IdKind, NamedIds] = {}
+        ids: dict[IdKind, IdCounts] = {}
         for batch in batches:
             for kind, more in batch.ids.items():
-                ids[kind] = NamedIds(*map(sum, zip(ids.get(kind, (0, 0, 0)), more, strict=True)))
+                ids[kind] = IdCounts(*map(sum, zip(ids.get(kind, (0, 0, 0)), more, strict=True)))
         return AnsweredBatch(
             release=batches[0].release,
             ends_B=[start + end for start, batch in zip(starts, batches, strict=False) for end in batch.ends_B],
@@ -131,7 +131,7 @@ def _added(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
 
 
 def _optional(columns: Sequence[Sequence[Any] | None], sizes: Sequence[int], missing: Any) -> list[Any] | None:
-    """Join columns, [B] each, with `missing` for the queries of a column that is None; None if all are."""
+    """Join optional columns, [B] each; None if all are."""
     if not any(columns):
         return None
     joined = list[Any]()
@@ -141,7 +141,7 @@ def _optional(columns: Sequence[Sequence[Any] | None], sizes: Sequence[int], mis
 
 
 class AnsweredSearch(NamedTuple):
-    """What is counted of one search for a batch of queries.
+    """The counts of one search for a batch.
 
     Attributes:
         batch: the answers.
@@ -185,6 +185,6 @@ class ChosenLabels:
     arm: ArmAnswer | None = None
 
     @property
-    def ids(self) -> NamedIds:
-        """Count the labels of the event: all labels, and labels unknown to the release."""
-        return NamedIds(1, len(self.buckets), sum(bucket < 0 for bucket in self.buckets))
+    def ids(self) -> IdCounts:
+        """Count the event's labels, all and unknown ones."""
+        return IdCounts(1, len(self.buckets), sum(bucket < 0 for bucket in self.buckets))

@@ -1,4 +1,4 @@
-"""Create the report of GET /v1/monitoring: three windows, and the day by minute.
+"""Create the report of GET /v1/monitoring.
 
 The metrics are the trainer's [METHODS §7], over answers instead of test queries. Legend: `M` minutes with traffic.
 """
@@ -16,7 +16,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import Counts, psi
 from longtail.bundle.frequency import TAIL
-from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.baseline import AnswerBaseline
 from longtail.serving.monitoring.counters import (
     DIAL_WIDTH,
     DIALS,
@@ -39,12 +39,12 @@ _SHIFT = 1 + 4 * _PER_DECADE
 
 def make_report(
     release: str,
-    baseline: Baseline | None,
+    baseline: AnswerBaseline | None,
     labels: ExposedLabels,
     rows: npt.NDArray[np.void],
     timestamp: float,
 ) -> dict[str, Any]:
-    """Create the report without the verdict and the numbers of labels.
+    """Create the report without verdict and numbers of labels.
 
     Args:
         labels: exposures of the release's labels.
@@ -127,7 +127,7 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
 
 
 def _exposure_psi(counts: np.void) -> float | None:
-    """Compute the PSI of head, torso, and tail together with new.
+    """Compute the PSI of head, torso, and tail with new.
 
     The baseline has no labels that were added since the build.
     """
@@ -139,19 +139,19 @@ def _exposure_psi(counts: np.void) -> float | None:
 
 
 def _psi(observed: Array, promised: Array) -> float | None:
-    """Compute the PSI of counts against the baseline's counts for the same depths; None without a baseline."""
+    """Compute PSI against the baseline; None without one."""
     total = promised.sum()
     return psi(observed, (promised / total).tolist()) if total else None
 
 
 def _count_recall(counts: np.void, source: int) -> list[tuple[int, int]]:
-    """Return positives and hits of one source, by bucket and in total."""
+    """Count positives and hits, by bucket and in total."""
     positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
     return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
 
 
 def _promised_json(counts: Array) -> dict[str, Any]:
-    """Return positives and hits that have a promise, and the recall promised for them with its 95 % interval."""
+    """Return promised recall with its 95 % interval."""
     positives, hits, *promised = counts.tolist()
     low, high = (_ratio(bound, positives) for bound in promised[1:])
     return {
@@ -168,13 +168,13 @@ def _ids_json(counts: np.void) -> dict[str, Any]:
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
-    """Return positives, hits, recall and its 95 % interval."""
+    """Return recall with its 95 % interval."""
     low, high = binomial_interval(hits / positives, positives, 0.95) if positives else (None, None)
     return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
 
 
 def _series(rows: npt.NDArray[np.void], timestamp: float) -> dict[str, Any]:
-    """Compute figures of the minutes with traffic over all releases, oldest first.
+    """Compute figures by minute over all releases, oldest first.
 
     The last minute is incomplete. A minute has the name and the drift of the release with most traffic in it.
     """
@@ -219,17 +219,16 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 
 def _iso(timestamp: float) -> str:
-    """Format seconds since 1970 as ISO 8601, UTC, to the second."""
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def latency_bin(seconds: float) -> int:
-    """Return the bin of a duration, 0 … LATENCY_BINS − 1."""
+    """Return the bin of a duration."""
     return 0 if seconds < 1e-4 else min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
 
 
 def latency_ms(bins: Counts, quantile: float) -> float | None:
-    """Return a quantile in ms, interpolated logarithmically, at most 10 s; None without observations."""
+    """Return a quantile in ms, at most 10 s; None without observations."""
     cumulated = np.cumsum(bins)
     if not cumulated[-1]:
         return None

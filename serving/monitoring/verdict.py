@@ -1,4 +1,4 @@
-"""Judge all signals in one verdict, which an operator should read before any figure.
+"""Judge all signals in one verdict.
 
 A signal is judged over the last hour, or over the last day if the hour has too few answers; load over five minutes.
 Every answer is held against the promise at its own λ and length; answers that the release promises nothing for, such as
@@ -84,8 +84,8 @@ _WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one signal in one bucket, or in all (None); `low` and `high` bound the observation."""
+class SignalFinding:
+    """Result of one signal in one bucket, or in all (None)."""
 
     signal: Signal
     severity: Severity
@@ -104,22 +104,22 @@ class Finding:
 def judge(
     report: Mapping[str, Any], troubles: Mapping[Signal, str], *, age_days: float | None = None
 ) -> dict[str, Any]:
-    """Create `verdict` of GET /v1/monitoring: worst severity, sentence, and findings, worst first.
+    """Create `verdict` of GET /v1/monitoring, worst finding first.
 
     Args:
         troubles: sentences about present problems, by signal.
         age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
-    findings = [Finding(name, "watch" if name in _WATCHED else "act", told) for name, told in troubles.items()]
-    findings += _counted(windows["5m"]["requests"], day, age_days)
-    findings += _unlike_evaluation(report["baseline"])
-    findings += _unknown_ids(report)
-    findings += _restricted(windows["1h"], day)
-    findings += _unmet_floors(windows["1h"]["floored"])
-    if sentence := _nothing_to_judge(report):
-        findings.append(Finding("share_drift", "unknown", sentence))
-    hour, of_day = (dict(_judged(report, name, windows[name])) for name in ("1h", "24h"))
+    findings = [SignalFinding(name, "watch" if name in _WATCHED else "act", text) for name, text in troubles.items()]
+    findings += _judge_counts(windows["5m"]["requests"], day, age_days)
+    findings += _judge_evaluation(report["baseline"])
+    findings += _judge_unknown_ids(report)
+    findings += _judge_restricted(windows["1h"], day)
+    findings += _judge_floors(windows["1h"]["floored"])
+    if sentence := _explain_silence(report):
+        findings.append(SignalFinding("share_drift", "unknown", sentence))
+    hour, of_day = (dict(_judge_window(report, name, windows[name])) for name in ("1h", "24h"))
     for key, of_hour in hour.items():
         of_both = of_day[key] if of_hour is None or of_hour.severity == "unknown" else of_hour
         if of_both is not None and of_both.severity != "steady":
@@ -131,26 +131,26 @@ def judge(
             -(finding.enough or 0),
             SIGNALS.index(finding.signal),
             finding.observed is not None,  # what is broken now, before what was counted
-            -_gap(finding),
+            -_measure_gap(finding),
         )
     )
-    explained = [_with_look_at(finding, findings) for finding in findings]
+    explained = [_add_advice(finding, findings) for finding in findings]
     queries, judged = day["queries"], day["judged"]["queries"]
     counted = f"{queries:,} queries" if judged == queries else f"{judged:,} of {queries:,} queries have a promise"
     well = f"The answers are what the release promised: {counted} in {_WORDS['24h']}."
     return {
         "severity": explained[0].severity if explained else "steady",
-        "headline": _headline(explained[0]) if explained else well,
+        "headline": _write_headline(explained[0]) if explained else well,
         "findings": [asdict(finding) for finding in explained],
     }
 
 
-def _headline(worst: Finding) -> str:
+def _write_headline(worst: SignalFinding) -> str:
     return worst.sentence if worst.look_at is None else f"{worst.sentence} Look at {worst.look_at}."
 
 
-def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
-    """Add where to look for the cause; unknown ids move shares, scores and recall, so they come first."""
+def _add_advice(finding: SignalFinding, findings: Sequence[SignalFinding]) -> SignalFinding:
+    """Add where to look for the cause."""
     if finding.severity not in ("watch", "act"):
         return finding
     moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
@@ -158,8 +158,8 @@ def _with_look_at(finding: Finding, findings: Sequence[Finding]) -> Finding:
     return replace(finding, look_at=_IDS_FIRST if caused else _LOOK_AT[finding.signal])
 
 
-def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
-    """Say why no answer of the last day can be held against a promise; None if some can."""
+def _explain_silence(report: Mapping[str, Any]) -> str | None:
+    """Say why nothing can be judged; None if something can."""
     day = report["windows"]["24h"]
     if not day["queries"]:
         return f"No queries of this release in {_WORDS['24h']}: there is nothing to judge yet."
@@ -175,13 +175,13 @@ def _nothing_to_judge(report: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Judge what the index answers to held-out queries against what the model's evaluation had them answered.
+def _judge_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[SignalFinding]:
+    """Judge answers to held-out queries against the evaluation.
 
     Yields at most one finding, at the λ where the shares differ most. Permuted counts show at λ = 0 best, where they
     rank nothing and only name the buckets.
     """
-    differences: list[tuple[float, Finding]] = []
+    differences: list[tuple[float, SignalFinding]] = []
     for evaluated in () if baseline is None else baseline["evaluated"]:
         for bucket in BUCKET_NAMES:
             share, promised = evaluated["now"][bucket], evaluated["shares"][bucket]
@@ -198,26 +198,26 @@ def _unlike_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[Finding]:
                     f"at λ = {evaluated['bias_removal']:g}, k = {evaluated['k']}, where the evaluation had "
                     f"{_percent(promised)}."
                 )
-                finding = Finding("evaluation", "act", sentence, bucket, None, share, promised, *share_bounds[1:])
+                finding = SignalFinding("evaluation", "act", sentence, bucket, None, share, promised, *share_bounds[1:])
                 differences.append((abs(share - promised), finding))
     if differences:
         yield max(differences, key=lambda share_bounds: share_bounds[0])[1]
 
 
-def _unknown_ids(report: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge the shares of unknown ids of five minutes, or else of an hour, against the rest of the day, and most."""
+def _judge_unknown_ids(report: Mapping[str, Any]) -> Iterator[SignalFinding]:
+    """Judge unknown ids of five minutes, or of an hour."""
     for kind in ID_KINDS:
         minutes, hour = (report["windows"][name]["ids"][kind] for name in ("5m", "1h"))
         before_hour = report["ids_before"][kind]
         counts = ("senders", "ids", "unknown")
         before_minutes = {name: before_hour[name] + hour[name] - minutes[name] for name in counts}
-        of_minutes = _unknown_of(kind, "5m", minutes, before_minutes)
-        finding = of_minutes if of_minutes is not None else _unknown_of(kind, "1h", hour, before_hour)
+        of_minutes = _judge_ids(kind, "5m", minutes, before_minutes)
+        finding = of_minutes if of_minutes is not None else _judge_ids(kind, "1h", hour, before_hour)
         if finding is not None:
             yield finding
 
 
-def _unknown_of(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mapping[str, Any]) -> Finding | None:
+def _judge_ids(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mapping[str, Any]) -> SignalFinding | None:
     if not ids["unknown"]:
         return None
     share = ids["unknown"] / ids["ids"]
@@ -237,13 +237,13 @@ def _unknown_of(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mappi
         f"{_percent(share)} of the {_ID_WORDS[kind]} are unknown to the release in {_WORDS[window]}, "
         f"{ids['unknown']:,} of {ids['ids']:,}{compared}."
     )
-    return Finding(
+    return SignalFinding(
         "unknown_ids", severity, sentence, None, window, share, usual if before["senders"] else None, low, high
     )
 
 
-def _restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[Finding]:
-    """Judge the share of queries that clients restrict, of an hour against the rest of the day, and most."""
+def _judge_restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[SignalFinding]:
+    """Judge the share of queries that clients restrict."""
     queries, restricted = hour["queries"], hour["restricted"]
     if not restricted["queries"]:
         return
@@ -261,11 +261,11 @@ def _restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[Fin
             f"{restricted['queries']:,} of {queries:,} queries in {_WORDS['1h']} are restricted, so that nothing is "
             f"promised for their answers: {by_option}{compared}."
         )
-        yield Finding("restricted", severity, sentence, None, "1h", share, usual, low, high)
+        yield SignalFinding("restricted", severity, sentence, None, "1h", share, usual, low, high)
 
 
-def _unmet_floors(floored: Mapping[str, int]) -> Iterator[Finding]:
-    """Judge the share of queries with a floor that the answer does not meet, of an hour."""
+def _judge_floors(floored: Mapping[str, int]) -> Iterator[SignalFinding]:
+    """Judge the share of answers with unmet floors."""
     if not floored["unmet"]:
         return
     share = floored["unmet"] / floored["queries"]
@@ -273,15 +273,15 @@ def _unmet_floors(floored: Mapping[str, int]) -> Iterator[Finding]:
     if low >= _JUMP:
         of = f"{floored['unmet']:,} of {floored['queries']:,}"
         sentence = f"{of} answers with floors in {_WORDS['1h']} do not meet them all."
-        yield Finding("floors", "watch", sentence, None, "1h", share, 0.0, low, high)
+        yield SignalFinding("floors", "watch", sentence, None, "1h", share, 0.0, low, high)
 
 
-def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:
+def _judge_counts(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[SignalFinding]:
     """Judge the signals that are exact numbers, not estimates."""
     if dropped := day["dropped"]:
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
         sentence = f"{dropped:,} events of {_WORDS['24h']} were not kept: LONGTAIL_EVENTS takes none, or too slowly."
-        yield Finding("records", severity, sentence, None, "24h", dropped, 0.0)
+        yield SignalFinding("records", severity, sentence, None, "24h", dropped, 0.0)
     arrived = load["count"] + load["shed"]
     of_load: tuple[tuple[Signal, float, str], ...] = (
         ("errors", 0.01, "broke (5xx)"), ("shed", 0.05, "found the queue full and were refused (429)"),
@@ -290,34 +290,38 @@ def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | 
         if failed := load[signal]:
             severity = "act" if failed >= 5 and failed > most * arrived else "watch"
             sentence = f"{failed:,} of {arrived:,} requests in {_WORDS['5m']} {what}."
-            yield Finding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
+            yield SignalFinding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
     if age_days is not None and age_days > _STALE_DAYS:
         sentence = f"The release's training data is {age_days:.0f} days old; more than {_STALE_DAYS:g} is stale."
-        yield Finding("stale_release", "watch", sentence, observed=age_days, expected=_STALE_DAYS)
+        yield SignalFinding("stale_release", "watch", sentence, observed=age_days, expected=_STALE_DAYS)
 
 
-def _judged(
+def _judge_window(
     report: Mapping[str, Any], window: str, figures: Mapping[str, Any]
-) -> Iterator[tuple[tuple[str, str], Finding | None]]:
-    """Judge every estimate of one window, by signal and bucket; None: there is nothing to judge."""
+) -> Iterator[tuple[tuple[str, str], SignalFinding | None]]:
+    """Judge every estimate of one window, by signal and bucket."""
     judged = figures["judged"]
     for source in ("organic", "feedback"):
         for kind in (ALL, *BUCKET_NAMES):
-            yield (source, kind), _recall(window, judged["recall"][source][kind], source, kind)
+            yield (source, kind), _judge_recall(window, judged["recall"][source][kind], source, kind)
     baseline = report["baseline"]
     if baseline is not None and report["windows"]["24h"]["judged"]["queries"]:
         for bucket in BUCKET_NAMES:
             share, promised = judged["shares"][bucket], judged["promised"][bucket]
             # Added labels have no promise, and their exposures reduce the shares of the other buckets.
-            known = bucket != "new" or (not report["labels"]["added"] and (share or promised))
-            found = _share(window, bucket, share, promised, judged["queries"], baseline["queries"]) if known else None
-            yield ("share", bucket), found
-        yield ("scores", ALL), _scores(window, figures["psi"]["scores"], judged["queries"], baseline["queries"])
+            is_judged = bucket != "new" or (not report["labels"]["added"] and (share or promised))
+            finding = (
+                _judge_share(window, bucket, share, promised, judged["queries"], baseline["queries"])
+                if is_judged
+                else None
+            )
+            yield ("share", bucket), finding
+        yield ("scores", ALL), _judge_scores(window, figures["psi"]["scores"], judged["queries"], baseline["queries"])
 
 
-def _share(
+def _judge_share(
     window: str, bucket: str, share: float | None, promised: float, queries: int, queries_before: int
-) -> Finding:
+) -> SignalFinding:
     if share is None:
         return _too_few("share_drift", bucket, window, queries, None)
     low, high = binomial_interval(share, queries, _SURE)
@@ -328,37 +332,37 @@ def _share(
         severity = "act"
     elif off and not _LESS < ratio < _MORE:
         severity = "watch"
-    elif not off and not _tells(share, promised, queries):
-        return _too_few("share_drift", bucket, window, queries, _enough(float(f"{promised:.2g}")))
+    elif not off and not _is_decisive(share, promised, queries):
+        return _too_few("share_drift", bucket, window, queries, _count_decisive(float(f"{promised:.2g}")))
     times = f", {ratio:.1f} times as much" if ratio >= 1 else f", {100 * ratio:.0f} % of it"
     sentence = (
         f"{bucket.capitalize()} gets {_percent(share)} of the answers in {_WORDS[window]} where the release promised "
         f"{_percent(promised) + times if promised else 'none'}."
     )
-    return Finding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
+    return SignalFinding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
 
 
-def _tells(share: float, promised: float, queries: int) -> bool:
-    """Return whether a share of so many queries is neither half nor twice its promise."""
+def _is_decisive(share: float, promised: float, queries: int) -> bool:
+    """Return whether so many queries exclude half and twice the promise."""
     near, far = binomial_interval(share, queries, _USUAL)
-    apart = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
-    return apart or max(promised - near, far - promised) < _NEAR_SHARE
+    is_clear = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
+    return is_clear or max(promised - near, far - promised) < _NEAR_SHARE
 
 
 @lru_cache(1024)
-def _enough(promised: float) -> int:
-    """Compute how many queries tell that a bucket gets what was promised."""
+def _count_decisive(promised: float) -> int:
+    """Compute how many queries decide about a bucket."""
     enough = 1
-    while enough < _MOST_QUERIES and not _tells(promised, promised, enough):
+    while enough < _MOST_QUERIES and not _is_decisive(promised, promised, enough):
         enough *= 2
     fewer = enough // 2
     while enough - fewer > max(enough // 20, 1):
         middle = (fewer + enough) // 2
-        fewer, enough = (fewer, middle) if _tells(promised, promised, middle) else (middle, enough)
+        fewer, enough = (fewer, middle) if _is_decisive(promised, promised, middle) else (middle, enough)
     return enough
 
 
-def _scores(window: str, index: float | None, queries: int, queries_before: int) -> Finding:
+def _judge_scores(window: str, index: float | None, queries: int, queries_before: int) -> SignalFinding:
     by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(queries_before, 1))
     if index is None or 0.1 <= index <= by_chance:
         least = 0.1 if index is None else index
@@ -370,10 +374,10 @@ def _scores(window: str, index: float | None, queries: int, queries_before: int)
         f"(PSI {index:.2f}): other queries or features than those it was measured with."
     )
     severity: Severity = "act" if index > 0.25 else "watch" if index > 0.1 else "steady"
-    return Finding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
+    return SignalFinding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
 
 
-def _recall(window: str, recall: Mapping[str, Any], source: str, kind: str) -> Finding | None:
+def _judge_recall(window: str, recall: Mapping[str, Any], source: str, kind: str) -> SignalFinding | None:
     if not recall["positives"]:
         return None
     value, promised = recall["hits"] / recall["positives"], recall["promised"]
@@ -395,10 +399,10 @@ def _recall(window: str, recall: Mapping[str, Any], source: str, kind: str) -> F
         f"{promised:.3f}{between} at the same λ."
     )
     signal: Signal = "organic_recall" if source == "organic" else "feedback_recall"
-    return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
+    return SignalFinding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
 
 
-def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enough: int | None) -> Finding:
+def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enough: int | None) -> SignalFinding:
     counted = f"{queries or 'no'} {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
     what = f"{bucket}'s share" if bucket else "the scores"
     if enough is not None:
@@ -407,18 +411,18 @@ def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enou
         enough = math.ceil(enough / digit) * digit
         counted += f"; about {enough:,} would do"
     sentence = f"Too few answers of this release to judge {what}: {counted}."
-    return Finding(signal, "unknown", sentence, bucket, window, enough=enough)
+    return SignalFinding(signal, "unknown", sentence, bucket, window, enough=enough)
 
 
-def _gap(finding: Finding) -> float:
-    """Measure the deviation of a figure from its promise; losing a share counts like gaining it."""
+def _measure_gap(finding: SignalFinding) -> float:
+    """Measure a deviation; losing a share counts like gaining it."""
     observed, expected = finding.observed or 0.0, finding.expected or 0.0
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 
 
-def _differ(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Return whether two proportions (value, low, high) differ significantly [Newcombe 1998, method 10]."""
-    (upper, upper_low, _), (lower, _, lower_high) = (one, other) if one[0] > other[0] else (other, one)
+def _differ(left: tuple[float, float, float], right: tuple[float, float, float]) -> bool:
+    """Return whether proportions (value, low, high) differ [Newcombe 1998, method 10]."""
+    (upper, upper_low, _), (lower, _, lower_high) = (left, right) if left[0] > right[0] else (right, left)
     return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
 
 

@@ -1,4 +1,4 @@
-"""Share the state of a service's processes: which of them serve, their restarts and their connections."""
+"""Share the state of a service's processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerState(IntEnum):
 
 
 class Workers:
-    """A board that all processes of a service share; only one process at a time writes each number.
+    """A board shared by all processes; each number has one writer at a time.
 
     Args:
         cells: `count_cells(workers)` integers, initially 0; in shared memory if there are several processes.
@@ -44,7 +44,7 @@ class Workers:
         return _CELLS * workers
 
     def start(self, worker: int, *, again: bool) -> None:
-        """Note that a process for a worker is about to start; `again`: it replaces an earlier one."""
+        """Note the start of a process; `again`: it replaces another."""
         self._cells[_CELLS * worker + _RESTARTS] += again
         self.set_state(worker, WorkerState.starting)
 
@@ -60,23 +60,23 @@ class Workers:
         return WorkerState(self._cells[_CELLS * worker + _STATE])
 
     def restarts(self, worker: int) -> int:
-        """Get the number of times a worker's process was replaced."""
+        """Get the number of a worker's restarts."""
         return self._cells[_CELLS * worker + _RESTARTS]
 
     def set_connections(self, worker: int, connections: int) -> None:
-        """Set the number of connections that a worker holds."""
+        """Set the number of open connections."""
         self._cells[_CELLS * worker + _CONNECTIONS] = connections
 
     def connections(self, worker: int) -> int:
-        """Get the number of connections that a worker holds."""
+        """Get the number of open connections."""
         return self._cells[_CELLS * worker + _CONNECTIONS]
 
     def set_queue_depth(self, worker: int, queries: int) -> None:
-        """Set the number of queries that wait for a search of a worker."""
+        """Set the number of waiting queries."""
         self._cells[_CELLS * worker + _QUEUE_DEPTH] = queries
 
     def surplus(self, worker: int) -> int:
-        """Count a worker's connections above a fair share; 0 if it serves nothing, or all hold about a share."""
+        """Count a worker's connections above a fair share."""
         connections = {i: self.connections(i) for i in range(self.workers) if self.state(i) is WorkerState.ready}
         if worker not in connections:
             return 0
@@ -108,16 +108,16 @@ class WorkerSlot:
         workers.set_state(worker, WorkerState.starting)
 
     def set_ready(self, ready: bool) -> None:
-        """Set whether this worker serves a release; signal handlers may call this."""
+        """Set whether this worker serves; signal handlers may call this."""
         self.workers.set_state(self.worker, WorkerState.ready if ready else WorkerState.up)
 
     @property
     def ready(self) -> bool:
-        """Whether this worker serves, and no worker is still starting for the first time."""
+        """Whether this worker serves and the first start is over."""
         return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
 
     def end_start(self) -> None:
-        """Note that this worker has looked for a release, successfully or not."""
+        """Note that this worker has looked for a release."""
         if self.is_starting:
             self.set_ready(False)
 
@@ -132,11 +132,11 @@ class WorkerSlot:
         return self.workers.restarts(self.worker) > 0
 
     def set_queue_depth(self, queries: int) -> None:
-        """Set the number of queries that wait for a search."""
+        """Set the number of waiting queries."""
         self.workers.set_queue_depth(self.worker, queries)
 
     def collect(self, queue_limit: int) -> Iterator[Metric]:
-        """Yield the series of METRICS.md about this worker and all workers."""
+        """Yield the series about this worker and all workers."""
         workers = self.workers
         cells = [workers._cells[_CELLS * worker :][:_CELLS] for worker in range(workers.workers)]
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)

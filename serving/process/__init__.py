@@ -1,1 +1,1 @@
-"""Run a service as one process, or as several that share a port, and handle their connections."""
+"""Run a service in one or several processes."""

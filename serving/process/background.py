@@ -1,4 +1,4 @@
-"""Serve one release in a thread of the caller's process, for notebooks and tests."""
+"""Serve one release in a thread, for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_SECONDS = 0.01
 
 
 class BackgroundServer:
-    """A service of one release in a thread; its state is deleted when it stops.
+    """Serves one release in a thread; stopping deletes its state.
 
     Args:
         port: port to bind; 0 lets the system choose one.

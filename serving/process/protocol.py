@@ -1,4 +1,4 @@
-"""Bound the heads of requests in bytes, in fields and in time."""
+"""Bound the heads of requests in size and time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OFFER = re.compile(rb"\n[Uu][Pp][Gg][Rr][Aa][Dd][Ee]")
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
-    """Bounds the heads of uvicorn's HTTP/1.1 in bytes, fields and time, and ignores offers of another protocol.
+    """Bounds heads in bytes, fields and time; ignores offers to upgrade.
 
     uvicorn takes a head of any length, joins its parts in quadratic time and waits for its end without a limit, all
     before a key is checked. Here a head of more than 64 KiB, or an incomplete one of more than 100 fields, gets 431,
@@ -58,7 +58,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, and refuse an incomplete head that is too large."""
+        """Parse bytes; refuse an incomplete head that is too large."""
         self._head_bytes += len(data)
         joined = self._end + data
         if _OFFER.search(joined):
@@ -73,14 +73,14 @@ class BoundedHeadProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of a head or trailer, unless a head has too many already."""
+        """Take a field, unless the head has too many."""
         super().on_header(name, value)
         if len(self.headers) > MOST_HEADERS and not self._head_complete:
             self._refuse_size(f"{MOST_HEADERS} headers")
             raise HttpParserError  # ends the parsing of these bytes
 
     def on_headers_complete(self) -> None:
-        """Start to answer a request, unless its head, which may have come in one piece, is too large."""
+        """Start to answer, unless the head is too large."""
         if len(self.pipeline) >= _MOST_PIPELINED:
             self.transport.close()
             raise HttpParserError  # ends the parsing of these bytes
@@ -132,7 +132,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message)
 
     def _refuse(self, status: HTTPStatus, kind: str, message: str) -> None:
-        """Close, after an error answer unless an earlier request is being answered."""
+        """Close, with an error unless an answer is under way."""
         if not self._answering and not self.transport.is_closing():
             id_ = new_id()
             response = error_response(id_, status, kind, message)

@@ -1,4 +1,4 @@
-"""Run a server process: uvicorn on a shared socket, a stop that drops no request, and reloaded keys on SIGHUP."""
+"""Run a server process that stops without dropping requests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         self._terminal = Terminal()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle SIGTERM and SIGINT; unlike uvicorn, do not raise them again, so the exit status is 0."""
+        """Handle SIGTERM and SIGINT; the exit status is 0."""
         first = not self._service.draining
         self._service.drain()
         if first and sig == signal.SIGTERM:
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
             self._leave()
 
     async def on_tick(self, counter: int) -> bool:
-        """Say how many connections this worker holds, and each second have those above its share given up.
+        """Count connections; each second give up a surplus.
 
         After a worker's death the others hold its clients' connections, and its successor none.
         """
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, and wait for the first requests of new connections.
+        """Stop accepting; wait for new connections' first requests.
 
         uvicorn treats a connection whose request it has not read yet as idle, and resets it.
         """
@@ -104,12 +104,12 @@ class Server(uvicorn.Server):
 
 
 def _is_new(connection: Any) -> bool:
-    """Return whether no request of a connection has been read yet."""
+    """Return whether a connection has had no request."""
     return connection.cycle is None
 
 
 class Terminal:
-    """The terminal at which a process was started, if any; closing it sends SIGHUP too."""
+    """The terminal of a process; closing it sends SIGHUP."""
 
     def __init__(self) -> None:
         self._was_one = os.isatty(0)
@@ -120,26 +120,26 @@ class Terminal:
         return self._was_one and not os.isatty(0)
 
 
-_held: list[int] = []
+_pending_hangups: list[int] = []
 
 
 def hold_hangups() -> None:
-    """Hold back a SIGHUP until the service can handle it; unhandled it would end the process."""
+    """Hold back SIGHUP until the service can handle it."""
     # Blocking the signal is not enough, because threads that NumPy has started do not block it.
-    signal.signal(signal.SIGHUP, lambda sig, _: _held.append(sig))
+    signal.signal(signal.SIGHUP, lambda sig, _: _pending_hangups.append(sig))
 
 
 def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
-    """Install the handler of SIGHUP, and handle a SIGHUP that was held back."""
+    """Install the handler of SIGHUP; handle a held one."""
     signal.signal(signal.SIGHUP, handle)
     # The supervisor starts workers with SIGHUP blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-    if _held:
-        handle(_held.pop(), None)
+    if _pending_hangups:
+        handle(_pending_hangups.pop(), None)
 
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:
-    """Serve on a socket that all workers share, until a signal comes."""
+    """Serve on a shared socket until a signal comes."""
     # Reading a mapped file that was truncated ends the process with SIGBUS: this prints where.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)

@@ -1,4 +1,4 @@
-"""Run the service as one process, or as several workers on one port, which are restarted when they die."""
+"""Run the service as one process or restarted workers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _LOOK_SECONDS = 0.1
 
 
 def serve(settings: Settings, log_level: str) -> None:
-    """Serve in one process, or in several workers with a parent, until a signal comes.
+    """Serve until a signal comes.
 
     Raises StateError, which tells the operator what to change.
     """
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
-        _refuse_left_behind(settings)
+        _refuse_empty_database(settings)
         with refreshing(settings, log_level):
             if settings.workers == 1:
                 run(settings, listener)
@@ -76,7 +76,7 @@ class Supervisor:
         self._ours, self._theirs = self._spawn.Pipe()
 
     def run(self) -> int:
-        """Run until a signal comes, or workers keep dying; returns the exit status."""
+        """Run until a signal or repeated deaths; returns the exit status."""
         # The handlers only set flags, so a signal is acted upon between two starts of workers, never during one.
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, lambda sig, _: self._signals.append(sig))
@@ -193,7 +193,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 @contextmanager
 def _exclusive(state: Path) -> Iterator[None]:
-    """Lock a state directory against other services; the system releases the lock when this process ends."""
+    """Lock a state directory against other services."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = (state / "service.lock").open("w")
@@ -209,27 +209,27 @@ def _exclusive(state: Path) -> Iterator[None]:
         yield
 
 
-def _refuse_left_behind(settings: Settings) -> None:
-    """Refuse a database without label changes while the directory has some: hidden labels would be shown again."""
+def _refuse_empty_database(settings: Settings) -> None:
+    """Refuse an empty database while the directory has label changes."""
     if not isinstance(settings.place, Postgres):
         return
     directory = settings.state_directory
     with suppress(FileNotFoundError):
-        left = len(read_label_changes(directory).records())
+        file_changes = len(read_label_changes(directory).records())
         with suppress(StoreError):  # an unreachable database may answer later, so it does not prevent the start
             try:
-                found = len(read_label_changes(settings.place).records())
+                stored_changes = len(read_label_changes(settings.place).records())
             except FileNotFoundError:
-                found = 0
-            if left and not found:
+                stored_changes = 0
+            if file_changes and not stored_changes:
                 raise StateError(
-                    f"state {settings.place}: expected label changes, found none, and {left} in {directory}: copy them "
-                    f"with longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
+                    f"state {settings.place}: expected label changes, found none, and {file_changes} in {directory}: "
+                    f"copy them with longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
                 )
 
 
 def _how(exit_code: int | None) -> str:
-    """Return an exit status, or the name of the signal that it stands for."""
+    """Describe an exit status or a signal."""
     if exit_code is None or exit_code >= 0:
         return str(exit_code)
     if -exit_code == signal.SIGBUS:

@@ -16,7 +16,7 @@ from longtail.serving import export as module
 from longtail.serving.errors import StateError
 from longtail.serving.events.folder import DAMAGED, FolderEvents
 from longtail.serving.events.schema import event_json
-from longtail.serving.export import ExportError, export, read_window
+from longtail.serving.export import FeedbackExportError, export, read_window
 from tests.bundles import make_bundle
 from tests.serving.monitoring.shop import NOON
 
@@ -224,7 +224,9 @@ def test_lines_that_are_no_events_are_said(releases: Path) -> None:
 
 def test_columns_are_those_of_the_published_release(tmp_path: Path) -> None:
     make_bundle().write(tmp_path / "bundle")
-    with pytest.raises(ExportError, match="expected a published release, whose features are columns, found none"):
+    with pytest.raises(
+        FeedbackExportError, match="expected a published release, whose features are columns, found none"
+    ):
         exported(tmp_path)
     build(tmp_path / "bundle", tmp_path, spec="flat", name="first")
     Releases(tmp_path).publish("first")
@@ -233,7 +235,7 @@ def test_columns_are_those_of_the_published_release(tmp_path: Path) -> None:
     keep(tmp_path, choice(["item-1"], {"user_id": 7, "history": ["item-1", 2]}))
     (row,), _ = exported(tmp_path)
     assert (row["user_id"], row["history"], row["label_id"]) == ("7", ["item-1", "2"], "item-1")
-    with pytest.raises(ExportError, match="--label-id: expected a column that is none of answer, "):
+    with pytest.raises(FeedbackExportError, match="--label-id: expected a column that is none of answer, "):
         exported(tmp_path, label_id="weight")
 
 
@@ -265,7 +267,9 @@ def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) 
     assert len(exported(releases, query_id="user")[0]) == 4
     assert pq.read_schema(releases / "out.parquet").names.count("user") == 1
     for name in ("weight", "label_id", "session id"):
-        with pytest.raises(ExportError, match="--query-id: expected a name of letters, digits and _ that is none of"):
+        with pytest.raises(
+            FeedbackExportError, match="--query-id: expected a name of letters, digits and _ that is none of"
+        ):
             exported(releases, query_id=name)
 
 
@@ -274,10 +278,10 @@ def test_times_that_are_none() -> None:
     assert read_window("7d", None, 1e9, "events") == (1e9 - 7 * 86_400, 1e9 - 60)
     assert read_window("7d", None, 1e9, "s3://shop/events") == (1e9 - 7 * 86_400, 1e9 - 30 * 60)
     assert read_window("7d", "5m", 1e9, "s3://shop/events") == (1e9 - 7 * 86_400, 1e9 - 5 * 60)
-    with pytest.raises(ExportError, match="received '20m' and '30m'"):
+    with pytest.raises(FeedbackExportError, match="received '20m' and '30m'"):
         read_window("20m", None, 1e9, "s3://shop/events")
     assert read_window("1970-01-02", "1970-01-02T02:00:00+01:00", 1e9) == (86_400, 86_400 + 3600)
-    with pytest.raises(ExportError, match="--since: expected ISO 8601, or an age"):
+    with pytest.raises(FeedbackExportError, match="--since: expected ISO 8601, or an age"):
         read_window("last week", None, 1e9)
-    with pytest.raises(ExportError, match="before --until"):
+    with pytest.raises(FeedbackExportError, match="before --until"):
         read_window("1h", "2h", 1e9)

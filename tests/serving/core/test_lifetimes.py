@@ -276,7 +276,7 @@ def test_answers_are_judged_only_while_nearly_the_same_labels_are_available(rele
     assert retriever.promises is not None
     query = Query(features={"user_id": "u1"})
     assert np.isfinite(retriever.retrieve([query]).judged_at_B).all()
-    assert not retriever.promises.whole
+    assert not retriever.promises.is_complete
     clock.seconds = DATED.timestamp()
     assert np.isnan(retriever.retrieve([query]).judged_at_B).all()
     assert np.isfinite(load_release(releases, "flat").retrieve([query]).judged_at_B).all()

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from longtail.serving.core.queries import Query
-from longtail.serving.monitoring import NamedIds
+from longtail.serving.monitoring import IdCounts
 from tests.bundles import make_bundle
 from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher, results_of
 
 
-def unknown(*queries: dict[str, Any], **asked: Any) -> tuple[list[tuple[int, int]], dict[str, NamedIds]]:
+def unknown(*queries: dict[str, Any], **asked: Any) -> tuple[list[tuple[int, int]], dict[str, IdCounts]]:
     """Unknown ids of the features and of the history of each query, and all of them added up."""
     bundle = make_bundle(labels=60, **asked)
     retrieval = retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(**query) for query in queries])
@@ -25,7 +25,7 @@ def unknown(*queries: dict[str, Any], **asked: Any) -> tuple[list[tuple[int, int
 def test_a_user_of_another_spelling_is_unknown(user: object, query: int) -> None:
     of_each, together = unknown({"features": {"user_id": user}})
     assert of_each == [(query, 0)]
-    assert together["query"] == NamedIds(int(user is not None), int(user is not None), query)
+    assert together["query"] == IdCounts(int(user is not None), int(user is not None), query)
 
 
 def test_entries_of_a_history_and_queries_without_any() -> None:
@@ -33,7 +33,7 @@ def test_entries_of_a_history_and_queries_without_any() -> None:
         {"features": {"user_id": "u3", "history": ["item-1", "zz1", "zz2"]}}, {"features": {}}, {"vector": [0.5] * 8}
     )
     assert of_each == [(0, 2), (0, 0), (0, 0)]
-    assert together == {"query": NamedIds(1, 1, 0), "history": NamedIds(1, 3, 2)}
+    assert together == {"query": IdCounts(1, 1, 0), "history": IdCounts(1, 3, 2)}
 
 
 def test_the_id_of_a_remembered_query_and_a_history_beside_the_features() -> None:

@@ -19,7 +19,7 @@ from longtail.serving.events.folder import Segment
 from longtail.serving.http.schemas.labels import LabelsAnswer
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
-from longtail.serving.monitoring import Baseline, Promises
+from longtail.serving.monitoring import AnswerBaseline, Promises
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -109,7 +109,7 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
     assert reload().json()["changed"] is False
 
 
-BASELINE = Baseline(
+BASELINE = AnswerBaseline(
     0.0,
     3,
     (0.5, 0.25, 0.25, 0.0),
@@ -125,7 +125,9 @@ BASELINE = Baseline(
 
 @pytest.mark.parametrize("baseline", [None, BASELINE])
 @pytest.mark.parametrize("queries", [0, 1, 100])
-def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Baseline | None, queries: int) -> None:
+def test_monitoring_is_what_the_documentation_says(
+    tmp_path: Path, baseline: AnswerBaseline | None, queries: int
+) -> None:
     retriever = plane_retriever()
     retriever.promises = None if baseline is None else Promises(baseline)
     app = create_app(plane_settings(tmp_path), retriever=retriever)

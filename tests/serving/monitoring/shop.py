@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from longtail.serving.monitoring import (
+    AnswerBaseline,
     AnsweredBatch,
     ArmAnswer,
-    Baseline,
     ChosenLabels,
+    IdCounts,
     Monitoring,
-    NamedIds,
     Promises,
 )
 from longtail.serving.monitoring.records import AnsweredSearch, IdKind, Restriction, Source
@@ -24,7 +24,7 @@ from longtail.serving.monitoring.workers import Workers, WorkerSlot
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
 COUNTS = np.repeat(np.array([100, 10, 1]), 4)
-BASELINE = Baseline(
+BASELINE = AnswerBaseline(
     bias_removal=0.0,
     k=4,
     shares=(0.5, 0.25, 0.25, 0.0),
@@ -62,7 +62,7 @@ def answered(
     restrictions: Sequence[Restriction] = (),
     cooccurrence: float = 0.0,
     judged_at: float = 0.0,
-    ids: Mapping[IdKind, NamedIds] | None = None,
+    ids: Mapping[IdKind, IdCounts] | None = None,
     floored: tuple[int, int] = (0, 0),
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since, which are new."""

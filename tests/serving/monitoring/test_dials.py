@@ -75,7 +75,7 @@ def verdict_of(retriever: Retriever, queries: Sequence[Query], state: Path) -> d
     clock = Clock()
     monitoring = Monitoring(state, clock=clock)
     monitoring.begin_release(
-        retriever.name, retriever.buckets_L, retriever.promises, OfflineFigures.of(retriever.manifest)
+        retriever.name, retriever.buckets_L, retriever.promises, OfflineFigures.from_manifest(retriever.manifest)
     )
     for start in range(0, len(queries), 100):
         count_batch(monitoring, retriever.retrieve(queries[start : start + 100]))

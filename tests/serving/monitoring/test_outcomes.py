@@ -10,7 +10,7 @@ import pytest
 
 from longtail.serving.monitoring import ArmAnswer, Monitoring
 from longtail.serving.monitoring.outcomes import UNKNOWN_ROUTE
-from longtail.serving.monitoring.records import AnsweredSearch, NamedIds
+from longtail.serving.monitoring.records import AnsweredSearch, IdCounts
 from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen, scrape
 
 
@@ -131,9 +131,9 @@ def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(clock: 
     batches = [
         answered([[0, 1, 4], [0, 8, 12]], floored=(2, 1)),
         answered([[]], bias_removal=2.5),
-        answered([[3]], restrictions=["buckets"], ids={"query": NamedIds(1, 2, 1)}),
+        answered([[3]], restrictions=["buckets"], ids={"query": IdCounts(1, 2, 1)}),
         replace(answered([[5, 6], [7]]), arms_B=[None, ArmAnswer("week-1", "tail", 7)], explored={2: 3}),
-        replace(answered([[9]], cooccurrence=0.7, ids={"query": NamedIds(1, 1, 0)}), bases={"model": 1}),
+        replace(answered([[9]], cooccurrence=0.7, ids={"query": IdCounts(1, 1, 0)}), bases={"model": 1}),
     ]
     found = []
     for together in (True, False):

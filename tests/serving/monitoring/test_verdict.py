@@ -12,7 +12,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
-from longtail.serving.monitoring import AnsweredBatch, Monitoring, NamedIds, Promises, measure_baseline, verdict
+from longtail.serving.monitoring import AnsweredBatch, IdCounts, Monitoring, Promises, measure_baseline, verdict
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, chosen, count_batch
 
 PROMISED = {"head": 0.93, "torso": 0.065, "tail": 0.005, "new": 0.0}
@@ -376,9 +376,9 @@ def test_a_new_release_is_not_said_to_be_without_queries(monitoring: Monitoring,
 
 
 def test_ids_are_counted_by_window_and_apart_from_the_rest_of_the_day(monitoring: Monitoring, clock: Clock) -> None:
-    count_batch(monitoring, answered([[0]], ids={"query": NamedIds(1, 1, 0), "history": NamedIds(1, 4, 1)}))
+    count_batch(monitoring, answered([[0]], ids={"query": IdCounts(1, 1, 0), "history": IdCounts(1, 4, 1)}))
     clock.pass_(7200)
-    count_batch(monitoring, answered([[0]], ids={"query": NamedIds(1, 1, 1), "history": NamedIds(0, 0, 0)}))
+    count_batch(monitoring, answered([[0]], ids={"query": IdCounts(1, 1, 1), "history": IdCounts(0, 0, 0)}))
     monitoring.count_choice(chosen([0, -1]))
     clock.pass_(1)
     report = monitoring.report()
