@@ -1,4 +1,4 @@
-"""Export feedback as training data: a Parquet file with one row for each label chosen.
+"""Export feedback as training data.
 
 The columns, in order:
 
@@ -74,16 +74,16 @@ _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 
 
 class FeedbackExportError(ServingError):
-    """Feedback that cannot be exported: a column has two meanings, or a time is malformed."""
+    """Feedback cannot be exported."""
 
 
 def minutes_under_way(events: str | None) -> int:
-    """Return the age in minutes after which events are in their place: a folder, or a URL that is uploaded to."""
+    """Return the age in minutes after which events are stored."""
     return _UPLOADED_MINUTES if events is not None and is_url(events) else _UNDER_WAY_MINUTES
 
 
 def read_window(since: str | None, until: str | None, now: float, events: str | None = None) -> tuple[float, float]:
-    """Parse a time window into start and end, in seconds since 1970.
+    """Parse a time window into seconds since 1970.
 
     Args:
         since, until: ISO 8601, UTC by default, or an age such as `7d`. None: from the beginning, and until
@@ -115,7 +115,7 @@ def export(
     query_id: str | None = None,
     everything: bool = False,
 ) -> list[str]:
-    """Write feedback as a Parquet file, which is complete or absent.
+    """Write feedback as a Parquet file, complete or absent.
 
     Args:
         releases: directory or URL; every query feature of CURRENT becomes a column, even if no client sent it.
@@ -150,13 +150,13 @@ def export(
             connection.execute(_CHOSEN, {"since": since})
             repeats = connection.execute(_REPEATS, {"since": since, "until": until}).fetchone() or (0,)
             later = connection.execute(_LATER, {"until": until, "now": time.time()}).fetchone() or (0, 0)
-            kept = "TRUE" if everything else "features IS NOT NULL"
+            is_kept = "TRUE" if everything else "(features IS NOT NULL)"
             # Training refuses a whole log for one row without an id.
             has_ids = "label <> ''"
             if query_id is not None:
-                has_ids += f" AND coalesce({id_of(_member(query_id))}, '') <> ''"
+                has_ids += f" AND coalesce({id_sql(_member(query_id))}, '') <> ''"
             left_out = connection.execute(
-                f"SELECT count(*) FILTER (NOT ({kept})), count(*) FILTER (({kept}) AND NOT ({has_ids})) FROM chosen"
+                f"SELECT count(*) FILTER (NOT {is_kept}), count(*) FILTER ({is_kept} AND NOT ({has_ids})) FROM chosen"
             ).fetchone() or (0, 0)
             sent = connection.execute(
                 "SELECT name FROM (SELECT unnest(json_keys(features)) AS name FROM chosen) "
@@ -167,51 +167,55 @@ def export(
             columns += [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
             target = str(working).replace("'", "''")
             connection.execute(
-                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE ({kept}) AND {has_ids} "
+                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE ({is_kept}) AND {has_ids} "
                 f"ORDER BY time, answer, label, event) TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
             )
         rows = pq.read_metadata(working).num_rows
         working.replace(out)
     finally:
         working.unlink(missing_ok=True)
-    said = [f"{rows:,} labels chosen"]
+    lines = [f"{rows:,} labels chosen"]
     if left_out[0]:
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
-        said.append(f"left out: {left_out[0]:,} labels {why}")
+        lines.append(f"left out: {left_out[0]:,} labels {why}")
     if left_out[1]:
         what = "label is empty" if query_id is None else f"label is empty, or whose query has no {query_id}"
-        said.append(f"left out: {left_out[1]:,} labels whose {what}: training refuses rows without an id")
+        lines.append(f"left out: {left_out[1]:,} labels whose {what}: training refuses rows without an id")
     if repeats[0]:
-        said.append(f"left out: {repeats[0]:,} labels sent again: by an idempotency key, or by answer, label and event")
+        lines.append(
+            f"left out: {repeats[0]:,} labels sent again: by an idempotency key, or by answer, label and event"
+        )
     if later[0]:
-        said.append(
+        lines.append(
             f"left out: {later[0]:,} events of {_iso(until)} and later, for the next export (--until 0m takes all)"
         )
     if later[1]:
         why = "ahead of this machine's clock: it has been set back, or that of a service is ahead"
-        said.append(f"of these {later[1]:,} are dated {why}; --until with a later time takes them")
-    if (whole := kept_since(events)) > since:
-        said.append(f"events from before {_iso(whole)} are not kept (LONGTAIL_EVENTS_DAYS, LONGTAIL_EVENTS_BYTES)")
+        lines.append(f"of these {later[1]:,} are dated {why}; --until with a later time takes them")
+    if (complete_since := kept_since(events)) > since:
+        lines.append(
+            f"events from before {_iso(complete_since)} are not kept (LONGTAIL_EVENTS_DAYS, LONGTAIL_EVENTS_BYTES)"
+        )
     if no_columns:
         names = ", ".join(map(describe, no_columns[:10])) + (", …" if len(no_columns) > 10 else "")
-        said.append(f"left out: {len(no_columns)} features that cannot be columns of their own: {names}")
-    said += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
-    return [*said, f"written: {out}"]
+        lines.append(f"left out: {len(no_columns)} features that cannot be columns of their own: {names}")
+    lines += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
+    return [*lines, f"written: {out}"]
 
 
 def _columns(
     features: Mapping[str, Feature], sent: Sequence[str], label_id: str, query_id: str | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the SQL of each feature's column, and the features that cannot be columns.
+    """Return each feature's column, and features that cannot be columns.
 
     Args:
         sent: names of features that clients sent, the most frequent first.
     """
     reserved = {name.casefold() for name in (*_OWN, label_id)}
-    values, taken, left_out = dict[str, str](), set(reserved), list[str]()
+    values, used, left_out = dict[str, str](), set(reserved), list[str]()
     if query_id is not None:
-        values[query_id] = id_of(_member(query_id))
-        taken.add(query_id.casefold())
+        values[query_id] = id_sql(_member(query_id))
+        used.add(query_id.casefold())
     others = [name for name in sent if name not in features]
     for name in [*features, *others]:
         if name == query_id:
@@ -219,25 +223,25 @@ def _columns(
         column = f"feature_{name}" if name.casefold() in reserved else name
         # SQL does not distinguish names that differ only in case.
         fits = _NAME.fullmatch(name) is not None and len(values) < len(features) + _MOST_OTHERS
-        if not fits or column.casefold() in taken:
+        if not fits or column.casefold() in used:
             left_out.append(name)
             continue
-        taken.add(column.casefold())
-        values[column] = value_of(features[name]) if name in features else f"features ->> '$.{name}'"
+        used.add(column.casefold())
+        values[column] = feature_sql(features[name]) if name in features else f"features ->> '$.{name}'"
     return values, left_out
 
 
 def query_features(releases: str | Path) -> dict[str, Feature]:
-    """Read the published release's query features by name; raises FeedbackExportError if there is none."""
-    found = Releases(releases)
-    if (current := found.current()) is None:
+    """Read the published release's query features."""
+    directory = Releases(releases)
+    if (current := directory.current()) is None:
         raise FeedbackExportError(f"{releases}: expected a published release, whose features are columns, found none")
-    with found.manifests(current) as path:
+    with directory.manifests(current) as path:
         return {feature.name: feature for feature in read_manifest(path / BUNDLE).query_features}
 
 
-def value_of(feature: Feature) -> str:
-    """Return the SQL that extracts a feature from JSON, in the type that the trainer reads."""
+def feature_sql(feature: Feature) -> str:
+    """Return the SQL of a feature in the type that training reads."""
     value, text = _member(feature.name), f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
         return f"TRY_CAST({value} AS DOUBLE)"
@@ -254,11 +258,11 @@ def value_of(feature: Feature) -> str:
             f"WHEN 'OBJECT' THEN json_keys({value}) "
             f"WHEN 'VARCHAR' THEN coalesce(TRY_CAST({text} AS VARCHAR[]), {joined}) END"
         )
-    return id_of(value) if feature.kind == "id" else text
+    return id_sql(value) if feature.kind == "id" else text
 
 
-def id_of(value: str) -> str:
-    """Return the SQL that converts a JSON value to an id; a whole float becomes an integer."""
+def id_sql(value: str) -> str:
+    """Return the SQL that converts JSON to an id."""
     text = f"{value} ->> '$'"
     return rf"CASE json_type({value}) WHEN 'DOUBLE' THEN regexp_replace({text}, '\.0+$', '') ELSE {text} END"
 
@@ -268,7 +272,7 @@ def _member(name: str) -> str:
 
 
 def _ids(values: str) -> str:
-    return f"[{id_of('id')} FOR id IN {values}]"
+    return f"[{id_sql('id')} FOR id IN {values}]"
 
 
 def _seconds(option: str, text: str, now: float) -> float:

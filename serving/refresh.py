@@ -1,4 +1,4 @@
-"""Refresh the served forecast of popularity, co-occurrence and exposure from the service's own events.
+"""Refresh served statistics from the service's own events.
 
 A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and shown
 in the verdict. The next attempt waits 2 intervals, then 4, then 8. The present release stays in service. After a
@@ -30,7 +30,7 @@ from longtail.index.release.releases import Releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import open_events
-from longtail.serving.export import id_of, query_features, value_of
+from longtail.serving.export import feature_sql, id_sql, query_features
 from longtail.serving.settings import Settings
 from longtail.state import StoreError, read_label_changes
 
@@ -77,7 +77,7 @@ others that are."""
 @contextmanager
 def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
     """Refresh the served release every `settings.refresh` inside the block."""
-    _tell(settings, None)  # what a service said that was stopped, also where this one does not refresh
+    _write_problem(settings, None)  # what a service said that was stopped, also where this one does not refresh
     if settings.refresh is None:
         yield
         return
@@ -92,7 +92,7 @@ def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
 
 
 def refresh(settings: Settings) -> str:
-    """Publish a release that knows the events up to now, and the labels that were added; returns its name.
+    """Publish a release with the latest events; returns its name.
 
     Raises:
         LongtailIndexError: there is no release with a forecast, co-occurrence or the prior `exposed`, or no later
@@ -114,9 +114,9 @@ def refresh(settings: Settings) -> str:
 
     def chosen(columns: LogColumns, after: float, begin: float) -> pa.Table:
         histories = [feature for feature in query_features(settings.releases).values() if feature.kind == "history"]
-        in_history = " OR ".join(f"list_contains({value_of(feature)}, label)" for feature in histories) or "false"
+        in_history = " OR ".join(f"list_contains({feature_sql(feature)}, label)" for feature in histories) or "false"
         query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
-        query = _CHOSEN.format(id=id_of(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
+        query = _CHOSEN.format(id=id_sql(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)
         end = round(until + 1e-6, 6)  # `until` itself counts
         with open_events(folder, begin, end) as connection:
             parameters = {"after": after, "weighs": columns.weight is not None}
@@ -137,16 +137,16 @@ def refresh(settings: Settings) -> str:
     try:
         releases.publish(name, instead_of=current)
     finally:  # releases that could not be published are pruned too
-        releases.prune(_KEEP, among=[each for each in releases.names() if _REFRESHED in each])
+        releases.prune(_KEEP, among=[other for other in releases.names() if _REFRESHED in other])
     return name
 
 
 def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
-    """Refresh after every interval, each time in a new process, until an event is set; waits longer after failures."""
+    """Refresh after every interval, in a new process."""
     assert settings.refresh is not None
     failures, before, problem = 0, time.time(), None
     while not stopped.wait(settings.refresh * min(2**failures, _MOST_INTERVALS)):
-        told = problem
+        last_problem = problem
         if _is_held(settings):
             failures, problem = 0, _HELD
         elif (failure := _attempt(stopped, settings, log_level)) is None:
@@ -159,14 +159,14 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
                 "Forecast, co-occurrence and exposure have not been refreshed since "
                 f"{datetime.fromtimestamp(before, UTC):%F %R} UTC: {attempts} failed, most recently: {failure}."
             )
-        if problem != told:
-            _tell(settings, problem)
+        if problem != last_problem:
+            _write_problem(settings, problem)
             if problem == _HELD:
                 logger.warning(_HELD)
 
 
 def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
-    """Refresh once in a new process; returns why that failed, or None."""
+    """Refresh once in a new process; returns why it failed."""
     spawn = get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_refresh_once, args=(settings, log_level, sender), daemon=True)
@@ -186,8 +186,8 @@ def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
     return None if stopped.is_set() else f"its process ended with {process.exitcode}"
 
 
-def _tell(settings: Settings, problem: str | None) -> None:
-    """Write why nothing is refreshed for the verdict of all workers; None removes what was written."""
+def _write_problem(settings: Settings, problem: str | None) -> None:
+    """Write why nothing is refreshed, for the verdict."""
     try:
         if problem is None:
             settings.refresh_problem.unlink(missing_ok=True)
@@ -198,7 +198,7 @@ def _tell(settings: Settings, problem: str | None) -> None:
 
 
 def _is_held(settings: Settings) -> bool:
-    """Return whether the served release was chosen by a rollback; False where it cannot be read."""
+    """Return whether a rollback chose the served release."""
     try:
         return Releases(settings.releases).pointers().held
     except (LongtailIndexError, OSError):  # the refresh reports it

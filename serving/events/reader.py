@@ -1,4 +1,4 @@
-"""Read the events of a folder as views of DuckDB, also while services write to the folder."""
+"""Read the events of a folder as views of DuckDB."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FROM distinct_labels AS chosen LEFT JOIN answers USING (answer);
 
 @contextmanager
 def open_events(folder: Path, since: float = 0.0, until: float = _FOREVER) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with views of the present events of a folder.
+    """Open views of the present events of a folder.
 
     `events` are all events, of SCHEMA. Views of the window, from `since` to before `until` in seconds since 1970:
 
@@ -96,5 +96,5 @@ def _content(path: Path) -> bytes:
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """List the files that hold lines which are not events."""
+    """List files with lines that are not events."""
     return sorted(path.name for path in folder.glob(f"*{DAMAGED}"))
