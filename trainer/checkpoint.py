@@ -7,17 +7,21 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.arrays import read_array, write_array
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.devices import WORLD, private_folder, wait_for_all
 from longtail.trainer.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import keras
+
+    from longtail.trainer.data.dataset import Dataset
 
 _STATE = "state.json"
 _VERSION = 2
@@ -42,7 +46,7 @@ class Checkpoints:
     """Keep the newest and the best state of one run; refuse checkpoints of another `identity`.
 
     A checkpoint is a directory that appears only once it is complete. The old one is removed after the new one is
-    written, so a crash always leaves one.
+    written, so a crash always leaves one. Any number of devices can read it.
     """
 
     def __init__(self, root: Path, identity: str) -> None:
@@ -53,52 +57,53 @@ class Checkpoints:
         old = self._numbered(kind)
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:
-            for at, variable in enumerate(variables):
-                write_array(working / f"{at}.npy", variable)
+            for i, variable in enumerate(variables):
+                write_array(working / f"{i}.npy", variable)
             (working / _STATE).write_text(json.dumps({"identity": self.identity, "state": state}), encoding="utf-8")
         for _, path in old:
             shutil.rmtree(path)
 
     def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
         """Restore variables from the newest checkpoint of a kind; return its state, or None without one."""
-        if (found := self._newest(kind)) is None:
-            if any(path.name.isdigit() for path in (self.root / kind).glob("*")):
-                raise CheckpointError(
-                    f'{self.root / kind}: expected training.devices = "all", as the checkpoint was written by, found '
-                    '"one": set it again, or choose another --out'
-                )
+        if (newest := self._newest(kind)) is None:
             return None
-        path, state = found
-        for at, variable in enumerate(variables):
-            read_array(path / f"{at}.npy", variable)
+        path, state = newest
+        for i, variable in enumerate(variables):
+            read_array(path / f"{i}.npy", variable)
         return state
 
     def read(self, kind: str) -> tuple[npt.NDArray[Any], dict[str, Any]] | None:
         """Return the array of a kind with its state; None without a checkpoint."""
-        if (found := self._newest(kind)) is None:
+        if (newest := self._newest(kind)) is None:
             return None
-        path, state = found
+        path, state = newest
         return np.load(path / "0.npy", allow_pickle=False), state
 
-    def finish(self) -> None:
-        """Wait until all checkpoints are written."""
-
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
-        found = self._numbered(kind)
-        if not found:
+        if not (numbered := self._numbered(kind)):
             return None
-        path = found[-1][1]
+        path = numbered[-1][1]
         content = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        self._check(path, content["identity"])
-        return path, content["state"]
-
-    def _check(self, path: Path, identity: str) -> None:
-        if identity != self.identity:
+        if content["identity"] != self.identity:
             raise CheckpointError(
                 f"{path}: expected a checkpoint of this recipe and data ({self.identity[:12]}), "
-                f"found one of another ({identity[:12]}): choose another --out, or remove {self.root}"
+                f"found one of another ({content['identity'][:12]}): choose another --out, or remove {self.root}"
             )
+        return path, content["state"]
 
     def _numbered(self, kind: str) -> list[tuple[int, Path]]:
         paths = self.root.glob(f"{kind}-*")
         return sorted((int(path.name.removeprefix(f"{kind}-")), path) for path in paths)
+
+
+class SharedCheckpoints(Checkpoints):
+    """Keep checkpoints in a folder that all processes share: all gather the variables, and the first writes them."""
+
+    def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
+        """Write variables or arrays and `state` as the newest checkpoint of a kind."""
+        if WORLD.process:
+            with private_folder() as folder:
+                Checkpoints(folder, self.identity).save(kind, variables, state)
+        else:
+            super().save(kind, variables, state)
+        wait_for_all(f"{kind} saved")

@@ -136,13 +136,13 @@ def fit(
     _choose_backend(checked)
     with importing():
         from longtail.trainer import job
-        from longtail.trainer.devices import Cluster, is_first
+        from longtail.trainer.devices import WORLD, Cluster
         from longtail.trainer.progress import Reporter
 
     job.fit(
         checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=Cluster(coordinator, process),
     )  # fmt: skip
-    if is_first():
+    if not WORLD.process:
         say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
 
@@ -296,7 +296,7 @@ def main() -> None:
     is exit code 3, unless JAX ends this process first.
     """
     from longtail.bundle import BundleError
-    from longtail.trainer.devices import number_of_processes, of_lost_process
+    from longtail.trainer.devices import WORLD, describe_lost_process
     from longtail.trainer.errors import DataError, TrainerError
     from longtail.trainer.quiet import quiet_tensorflow
 
@@ -305,11 +305,11 @@ def main() -> None:
         app()
     except (TrainerError, DataError, BundleError, OSError) as error:
         print(f"longtail-train: {error}", file=sys.stderr, flush=True)
-        if number_of_processes() > 1:
+        if WORLD.processes > 1:
             os._exit(2)  # without cleanup, in which this process and the others would wait for each other
         sys.exit(2)
     except Exception as error:
-        if (line := of_lost_process(error)) is None:
+        if (line := describe_lost_process(error)) is None:
             raise
         print(f"longtail-train: {line}", file=sys.stderr, flush=True)
         os._exit(3)

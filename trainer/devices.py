@@ -1,23 +1,21 @@
-"""Run a job on several devices and in several processes: start, shared work, files, and the loss of a process.
+"""Jobs on several devices and in several processes; a job in one process on one device runs nothing of this file.
 
-All processes run the same program on the same data and wait for each other when a variable is computed or read. Each
-process ranks its share of an evaluation's queries. Only the first process writes files.
+All processes run the same program on the same data, and wait for each other where a variable is computed or read. Each
+process ranks its share of an evaluation's queries. Only the first process writes files that stay.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from longtail.bundle.arrays import Array
-from longtail.bundle.store import working_directory
 from longtail.extras import pip_install
 from longtail.trainer import backend
 from longtail.trainer.backend import keras
@@ -27,145 +25,155 @@ from longtail.trainer.errors import ProcessError, RecipeError
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the processes of a job find each other.
+    """Locate the processes of a job.
 
     Attributes:
-        coordinator: HOST:PORT that the first of them listens on; by default what SLURM or MPI say.
-        process: which one this is, from 0; by default the same.
+        coordinator: HOST:PORT of the first process; by default the one that SLURM or MPI set.
+        process: number of this process, from 0; by default the one that SLURM or MPI set.
     """
 
     coordinator: str | None = None
     process: int | None = None
 
 
-def take_part(recipe: Recipe, cluster: Cluster) -> None:
-    """Join the other processes of a job that has several; before anything is computed."""
+@dataclass
+class World:
+    """Count the processes that compute together; `process` is the number of this one, from 0."""
+
+    processes: int = 1
+    process: int = 0
+
+
+WORLD = World()
+"""The processes of this job, which `join` sets. Process 0 writes."""
+
+
+def join_processes(recipe: Recipe, cluster: Cluster) -> None:
+    """Join the other processes of a job, before anything is computed."""
     processes = recipe.training.processes
     if processes == 1:
-        if cluster != Cluster():
-            raise RecipeError(f"--coordinator and --process: expected training.processes above 1, found {processes}")
-        return
+        raise RecipeError(f"--coordinator and --process: expected training.processes above 1, found {processes}")
     if (cluster.coordinator is None) != (cluster.process is None):
         raise RecipeError("--coordinator and --process: expected both or neither, received one of them")
     if cluster.process is not None and not 0 <= cluster.process < processes:
         raise RecipeError(f"--process: expected 0 … {processes - 1} of {processes}, received {cluster.process}")
-    if processes == number_of_processes():
+    if processes == WORLD.processes:
         return
     _check_backend()
-    from longtail.trainer.backend import mesh
-
     try:
-        mesh.join(cluster.coordinator, processes, cluster.process)
+        join(cluster.coordinator, processes, cluster.process)
     except (RuntimeError, ValueError) as error:
-        where = cluster.coordinator or "what SLURM or MPI say"
+        where = cluster.coordinator or "the address that SLURM or MPI set"
         raise ProcessError(f"expected {processes} processes by {where}, found: {_first_line(error)}") from error
 
 
+def join(coordinator: str | None, processes: int, process: int | None) -> None:
+    """Join several processes; arguments as in `Cluster`."""
+    import jax
+
+    jax.distributed.initialize(coordinator, processes, process)
+    WORLD.processes, WORLD.process = processes, int(jax.process_index())
+
+
 def use_devices(recipe: Recipe) -> None:
-    """Place models that are built from now on onto the recipe's devices."""
-    everywhere = recipe.training.devices == "all"
-    if everywhere:
-        _check_backend()
-    if keras.backend.backend() != "jax":
+    """Put models that are built later on all devices, or on one device again."""
+    if recipe.training.devices == "one":
+        keras.distribution.set_distribution(None)
+        backend.select("jax")
         return
-    from longtail.trainer.backend import mesh
+    _check_backend()
+    spread_over_devices()
+    from longtail.trainer.backend.mesh import devices
 
-    mesh.spread(everywhere)
-    size, devices = recipe.training.batch_size // recipe.training.accumulate, backend.devices()
-    if size % devices:
-        raise RecipeError(
-            f"training.batch_size: expected a multiple of {devices} devices, received {size} pairs a part"
-        )
-
-
-def number_of_processes() -> int:
-    """Return the number of processes that compute together."""
-    jax = sys.modules.get("jax")  # `process_count` opens the devices, so it is called only if there is a cluster
-    return int(jax.process_count()) if jax is not None and jax.distributed.is_initialized() else 1
+    part, count = recipe.training.batch_size // recipe.training.accumulate, devices()
+    if part % count:
+        raise RecipeError(f"training.batch_size: expected a multiple of {count} devices, received {part} pairs a part")
 
 
-def process() -> int:
-    """Return the number of this process, from 0."""
-    return 0 if number_of_processes() == 1 else int(sys.modules["jax"].process_index())
+def spread_over_devices() -> None:
+    """Put models that are built later on all devices."""
+    from longtail.trainer.backend.mesh import AXIS
+
+    names = keras.distribution.list_devices()
+    mesh = keras.distribution.DeviceMesh((len(names),), (AXIS,), names)
+    keras.distribution.set_distribution(keras.distribution.DataParallel(device_mesh=mesh))
+    backend.select("mesh")
 
 
-def is_first() -> bool:
-    """Return whether this process is the one that writes."""
-    return process() == 0
+def describe_devices() -> str:
+    """Count the devices of a job, and those of each process."""
+    from longtail.trainer.backend.mesh import devices
+
+    count, processes = devices(), WORLD.processes
+    return f"On {count} devices" + (
+        "" if processes == 1 else f", {count // processes} of each of {processes} processes"
+    )
 
 
-def wait_for_all(where: str) -> None:
-    """Wait until every process has come to the same place."""
-    if number_of_processes() > 1:
-        from longtail.trainer.backend import mesh
+def wait_for_all(step: str) -> None:
+    """Wait until every process has come to the same step."""
+    if WORLD.processes > 1:
+        from jax.experimental import multihost_utils
 
-        mesh.wait_for_all(where)
-
-
-def of_all(values: Array) -> Array:
-    """Stack what the processes have, of one shape and dtype in all of them, [processes, …]."""
-    if number_of_processes() == 1:
-        return values[None]
-    from longtail.trainer.backend import mesh
-
-    return mesh.of_all(values)
+        multihost_utils.sync_global_devices(step)
 
 
-def check_alike(facts: Mapping[str, str]) -> None:
-    """Refuse to go on where processes do not have the same facts, by name and in ASCII; 64 characters of each count."""
-    found_PF = of_all(np.array([*facts.values()], "S64"))
-    for name, found_P in zip(facts, found_PF.T, strict=True):
-        if len(others := np.flatnonzero(found_P != found_P[0])):
-            first, other = found_P[0].decode(), found_P[others[0]].decode()
+def stack_processes(values: Array) -> Array:
+    """Stack the arrays of all processes, of one shape and dtype, [processes, …], to the last bit."""
+    from jax.experimental import multihost_utils
+
+    gathered: Array = np.ascontiguousarray(multihost_utils.process_allgather(np.frombuffer(values.tobytes(), np.uint8)))
+    return gathered.view(values.dtype).reshape(WORLD.processes, *values.shape)
+
+
+def check_same_inputs(facts: Mapping[str, str]) -> None:
+    """Refuse processes with different facts, by name, in ASCII; 64 characters of each count."""
+    facts_PF = stack_processes(np.array([*facts.values()], "S64"))
+    for name, fact_P in zip(facts, facts_PF.T, strict=True):
+        if len(others := np.flatnonzero(fact_P != fact_P[0])):
             raise ProcessError(
-                f"{name}: expected the same in all {len(found_P)} processes, found {first} in process 0 and {other} in "
-                f"process {others[0]}: start all with the same recipe and data"
+                f"{name}: expected the same in all {len(fact_P)} processes, found {fact_P[0].decode()} in process 0 "
+                f"and {fact_P[others[0]].decode()} in process {others[0]}: start all with the same recipe and data"
             )
 
 
 @contextmanager
-def first_before_others(where: str) -> Iterator[None]:
-    """Run the block in the first process, then in the others, which find what it has written."""
-    if not is_first():
-        wait_for_all(where)
+def first_before_others(step: str) -> Iterator[None]:
+    """Run the block in the first process, then in the others, which find the files that it has written."""
+    if WORLD.process:
+        wait_for_all(step)
     yield
-    if is_first():
-        wait_for_all(where)
+    if not WORLD.process:
+        wait_for_all(step)
 
 
 @contextmanager
-def sibling_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder to make `target` in: of the first process, a sibling of it."""
-    if is_first():
-        with working_directory(target) as folder:
-            yield folder
-        return
-    with tempfile.TemporaryDirectory() as name:
+def private_folder() -> Iterator[Path]:
+    """Create a temporary folder for files that only the first process keeps."""
+    with TemporaryDirectory() as name:
         yield Path(name)
 
 
-def of_lost_process(error: BaseException) -> str | None:
-    """Get one line to say of an error that comes of another process' end; None if it is another."""
-    if type(error).__name__ != "JaxRuntimeError" or number_of_processes() == 1:
+def describe_lost_process(error: BaseException) -> str | None:
+    """Describe an error that another process' end caused, in one line; None for any other error."""
+    if type(error).__name__ != "JaxRuntimeError" or WORLD.processes == 1:
         return None
     return (
-        f"process {process()} of {number_of_processes()}: another one has stopped ({_first_line(error)}); start all of "
+        f"process {WORLD.process} of {WORLD.processes}: another one has stopped ({_first_line(error)}); start all of "
         "them again to go on from the last checkpoint"
     )
 
 
 def check_installed() -> None:
-    """Refuse what several devices need and is not there; before Keras is loaded."""
-    if missing := [name for name in ("jax", "orbax") if find_spec(name) is None]:
-        raise RecipeError(
-            f'training.devices = "all": expected {" and ".join(missing)} to be installed: {pip_install("jax")}'
-        )
+    """Refuse several devices without JAX, before Keras is loaded."""
+    if find_spec("jax") is None:
+        raise RecipeError(f'training.devices = "all": expected jax to be installed: {pip_install("jax")}')
 
 
 def _check_backend() -> None:
     check_installed()
-    if (found := keras.backend.backend()) != "jax":
-        raise RecipeError(f'training.devices = "all": expected Keras on JAX (KERAS_BACKEND=jax), found {found}')
+    if (name := keras.backend.backend()) != "jax":
+        raise RecipeError(f'training.devices = "all": expected Keras on JAX (KERAS_BACKEND=jax), found {name}')
 
 
 def _first_line(error: BaseException) -> str:

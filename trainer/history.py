@@ -1,7 +1,5 @@
 """The history of a run, and the choice of the best point of a curve."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from longtail.bundle import CurvePoint

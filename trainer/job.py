@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.sets import distinct
-from longtail.bundle.store import refuse_existing
+from longtail.bundle.store import refuse_existing, working_directory
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import PLACES, EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.cooccurrence import in_words, made_again
@@ -28,12 +28,12 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import (
+    WORLD,
     Cluster,
-    check_alike,
+    check_same_inputs,
     first_before_others,
-    is_first,
-    sibling_folder,
-    take_part,
+    join_processes,
+    private_folder,
     wait_for_all,
 )
 from longtail.trainer.errors import CheckpointError
@@ -110,15 +110,18 @@ def fit(
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
     refuse_existing(out)
-    take_part(recipe, cluster)
-    if not is_first():
+    several = recipe.training.processes > 1
+    if several or cluster != Cluster():
+        join_processes(recipe, cluster)
+    if WORLD.process:
         reporter = Reporter(Console(quiet=True))
     for name in track:
         tracker_module(name)
     try_own_layers(recipe)
     weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
-    check_alike(facts_of(recipe, dataset, weights))
+    if several:
+        check_same_inputs(facts_of(recipe, dataset, weights))
     check_data(recipe, dataset)
     describe(recipe, dataset, reporter)
     if weights is not None:
@@ -157,9 +160,10 @@ def fit(
             if term is not None:
                 trained = replace(trained, cooccurrence=made_again(term, recipe, trained.dataset))
         bundle = finish(trained, dataset, dial, selection, reporter, out, validated, found, towers)
-        for stage in ("select", "refit") if is_first() else ():
+        for stage in () if WORLD.process else ("select", "refit"):
             shutil.rmtree(work / stage, ignore_errors=True)
-        wait_for_all("the end")
+        if several:
+            wait_for_all("the end")
         reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
         return bundle
 
@@ -256,18 +260,20 @@ def finish(
             buckets=in_words_of_buckets(buckets_for(recipe.evaluation, counts), counts),
             by_time=[] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
-    with sibling_folder(out) as folder:
+    with private_folder() if WORLD.process else working_directory(out) as folder:
         kind = "fixed" if split == "train" else recipe.evaluation.history
         held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), kind)
         made = to_bundle(trained, known, distinct(held_out.request_rows), past, dial, reports, folder)
+        if WORLD.processes == 1:
+            return made.write(out)
         with first_before_others("the bundle"):
-            return made.write(out) if is_first() else Bundle.load(out)
+            return Bundle.load(out) if WORLD.process else made.write(out)
 
 
 @contextmanager
 def alone_in(work: Path) -> Iterator[Path]:
     """Lock a job's directory; raises CheckpointError if another job holds it."""
-    if not is_first():
+    if WORLD.process:
         yield work
         return
     work.mkdir(parents=True, exist_ok=True)

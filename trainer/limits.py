@@ -3,8 +3,6 @@
 This module loads no Keras.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

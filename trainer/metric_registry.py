@@ -3,8 +3,6 @@
 Legend: `N` queries, `K` length of the lists, `L` labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

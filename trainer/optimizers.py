@@ -6,13 +6,19 @@ Legend: `U` touched rows, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, keras, ops
 
-if TYPE_CHECKING:
-    from longtail.trainer.model.embedding import EmbeddingTable
+
+class OptimizedTable(Protocol):
+    """Define the part of an `EmbeddingTable` that an optimizer needs: its rows, float32 [rows, D]."""
+
+    name: str
+    rows: int
+    dim: int
+    table: keras.Variable
 
 
 class RowOptimizer(Protocol):
@@ -37,7 +43,7 @@ class RowwiseAdagrad:
     `a ← a + mean_d g²;  row ← row − η·g / √(a + ε)`. One float of state per row.
     """
 
-    def __init__(self, table: EmbeddingTable, *, epsilon: float = 1e-7) -> None:
+    def __init__(self, table: OptimizedTable, *, epsilon: float = 1e-7) -> None:
         self.table, self.epsilon = table, epsilon
         self.accumulator = backend.rows_variable(table.rows, 1, name=f"{table.name}_accumulator")
         self.slots = {"accumulator": self.accumulator}
@@ -53,7 +59,7 @@ class LazyAdam:
     """Apply Adam with moments that change only for touched rows; bias correction uses the global step."""
 
     def __init__(
-        self, table: EmbeddingTable, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7
+        self, table: OptimizedTable, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7
     ) -> None:
         self.table = table
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
@@ -79,7 +85,7 @@ class ElementwiseAdagrad:
     not affect the step unless gradients are near √ε: the mean over a batch trains as its sum does.
     """
 
-    def __init__(self, table: EmbeddingTable, *, epsilon: float = 1e-10) -> None:
+    def __init__(self, table: OptimizedTable, *, epsilon: float = 1e-10) -> None:
         self.table, self.epsilon = table, epsilon
         self.accumulator = _slot(table, "accumulator")
         self.slots = {"accumulator": self.accumulator}
@@ -100,7 +106,7 @@ class LazySGD:
     η·g / (1 − momentum), but here over touches instead of steps. Without momentum the two are equal.
     """
 
-    def __init__(self, table: EmbeddingTable, *, momentum: float = 0.0) -> None:
+    def __init__(self, table: OptimizedTable, *, momentum: float = 0.0) -> None:
         self.table, self.momentum = table, momentum
         self.velocity = _slot(table, "velocity") if momentum else None
         self.slots = {} if self.velocity is None else {"velocity": self.velocity}
@@ -114,7 +120,7 @@ class LazySGD:
         backend.scatter(self.table.table, ids_U, rows_UD + update_UD)
 
 
-def _slot(table: EmbeddingTable, kind: str) -> keras.Variable:
+def _slot(table: OptimizedTable, kind: str) -> keras.Variable:
     return backend.rows_variable(table.rows, table.dim, name=f"{table.name}_{kind}")
 
 
@@ -148,7 +154,7 @@ class LazyL2:
     The term is at most row/rate: gradient descent then moves a row to 0 but not beyond, even after a long wait.
     """
 
-    def __init__(self, table: EmbeddingTable, l2: float) -> None:
+    def __init__(self, table: OptimizedTable, l2: float) -> None:
         self.table, self.l2 = table, l2
         self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_touched")
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
@@ -170,7 +176,7 @@ class LazyAverage:
     s … t − 1. Hence `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`, which is exact.
     """
 
-    def __init__(self, table: EmbeddingTable, decay: float) -> None:
+    def __init__(self, table: OptimizedTable, decay: float) -> None:
         self.table, self.decay = table, decay
         self.sum = _slot(table, "average")
         self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_averaged")

@@ -6,8 +6,6 @@ check of a few numbers can verify that draws follow log q, nor that a loss conve
 Legend: `L` labels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -15,20 +13,26 @@ import numpy as np
 from longtail.trainer import register
 from longtail.trainer.backend import ops
 from longtail.trainer.errors import RecipeError
-from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, LogProbabilities, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import power_of_q
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight
 from longtail.trainer.sampling import Sampler
 
 _SUMS_TO_1 = 1e-3
 """Largest |log Σ q| of a sampler's probabilities, nats."""
 
 
-def check_sampler(name: str, sampler: object, objective: Objective, *, labels: int) -> None:
+def check_custom_rows(sampler_name: str, sampler: object, objective: Objective, *, labels: int) -> None:
+    """Refuse a custom sampler, weight or family whose noise cannot be computed."""
+    if not register.is_ours("sampler", sampler_name):
+        _check_sampler(sampler_name, sampler, objective, labels=labels)
+    if not register.is_ours("weight", objective.weight):
+        _check_weight(objective)
+    if not register.is_ours("family", objective.family):
+        _check_family(objective)
+
+
+def _check_sampler(name: str, sampler: object, objective: Objective, *, labels: int) -> None:
     """Refuse a custom sampler whose noise cannot be computed."""
-    if register.is_ours("sampler", name):
-        return
     where = f"loss.sampler {name!r}"
     if not isinstance(sampler, Sampler):
         raise RecipeError(f"{where}: expected a Sampler, received {type(sampler).__name__}")
@@ -57,12 +61,9 @@ def check_sampler(name: str, sampler: object, objective: Objective, *, labels: i
         )
 
 
-def check_weight(objective: Objective) -> None:
+def _check_weight(objective: Objective) -> None:
     """Refuse a custom weight that is not separable, because its ν could not be computed."""
-    name = objective.weight
-    if register.is_ours("weight", name):
-        return
-    where = f"loss.weight {name!r}"
+    where = f"loss.weight {objective.weight!r}"
     made = [_weigh(where, objective, *moved) for moved in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.3))]
     (row, col), (_, col_of_other_positives), (row_of_other_negatives, _) = made
     if np.abs(col - col_of_other_positives).max() > 1e-5 or np.abs(row - row_of_other_negatives).max() > 1e-5:
@@ -72,12 +73,9 @@ def check_weight(objective: Objective) -> None:
         )
 
 
-def check_family(objective: Objective) -> None:
+def _check_family(objective: Objective) -> None:
     """Refuse a custom family without a loss per row, or whose loss a masked negative changes."""
-    name = objective.family
-    if register.is_ours("family", name):
-        return
-    where, loss = f"loss.family {name!r}", LOSSES[name].loss
+    where, loss = f"loss.family {objective.family!r}", LOSSES[objective.family].loss
     positive_B, log_weight_BM = (
         np.array([0.5, -0.2], np.float32),
         np.array([[0, -0.5, MASKED], [0, 0, MASKED]], np.float32),

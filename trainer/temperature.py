@@ -11,7 +11,7 @@ from longtail.bundle.store import replace_file
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.devices import is_first, wait_for_all
+from longtail.trainer.devices import WORLD, wait_for_all
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
@@ -57,8 +57,9 @@ def with_temperature(
             reporter.say(str(error))
             tried[temperature] = (-math.inf, 0.0)
         reporter.say(f"Temperature {name}: valid {recipe.evaluation.measure} {tried[temperature][1]:.4f}")
-        wait_for_all(f"temperature {name}")
-        if is_first():
+        if WORLD.processes > 1:
+            wait_for_all(f"temperature {name}")
+        if not WORLD.process:
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
             shutil.rmtree(place, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)

@@ -1,7 +1,5 @@
 """Work in threads, one for each of at most eight cores; NumPy and SciPy compute without Python's lock."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -15,18 +15,18 @@ import numpy as np
 
 from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
-from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
+from longtail.trainer.devices import WORLD, describe_devices, first_before_others, use_devices
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.dial import Setting, best_point, floors_of, missed
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_display, check_sizes
+from longtail.trainer.limits import check_sizes
 from longtail.trainer.loss_terms import build_loss_terms
 from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
@@ -64,40 +64,39 @@ def prepare_run(
     recipe: Recipe, dataset: Dataset, *, epochs: float, work: Path, warm_start: WarmStart | None = None
 ) -> Run:
     """Check and encode the data, build the model, and load the newest checkpoint in `work`, if any."""
-    use_devices(recipe)
+    if recipe.training.devices == "all" or keras.distribution.distribution() is not None:
+        use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
     visits = dataset.training_queries() if sampled else len(dataset.train)
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
-    check_display(recipe, dataset)
     check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
-    with first_before_others("proposal"):
-        tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
+    tree = None
+    if recipe.loss.sampler.name == "adversarial":
+        with first_before_others("proposal"):
+            tree = fit_tree(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
     terms = build_loss_terms(recipe, dataset, encoding)
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled),
-        weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
+        weighted_counts_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
-        pairs_per_query=next((each.pairs_per_query for each in terms if isinstance(each, NegativesPerQuery)), 1.0),
+        pairs_per_query=next((term.pairs_per_query for term in terms if isinstance(term, NegativesPerQuery)), 1.0),
         terms=terms,
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    checkpoints = Checkpoints(work, f"{identity}-{epochs}")
-    if recipe.training.devices == "all":
-        from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax is installed only with JAX
-
-        checkpoints = ShardedCheckpoints(work, f"{identity}-{epochs}")
+    kind_of_checkpoints = Checkpoints if WORLD.processes == 1 else SharedCheckpoints
+    checkpoints = kind_of_checkpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
@@ -137,10 +136,8 @@ def train(
     held_out, past = dataset.with_past(dataset.valid, dataset.train, recipe.evaluation.history)
     features = trained.encoding.query if past.ends is None else trained.encoding.query.with_history(past)
     visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
-    if backend.devices() > 1:
-        processes = number_of_processes()
-        each = "" if processes == 1 else f", {backend.devices() // processes} of each of {processes} processes"
-        reporter.say(f"On {backend.devices()} devices{each}")
+    if recipe.training.devices == "all":
+        reporter.say(describe_devices())
     for line in [] if run.carried is None else run.carried.lines():
         reporter.say(f"Warm start: {line}")
     if history.tree_penalties:
@@ -187,7 +184,7 @@ def train(
             save("best", epoch, 0, 0.0)
 
     with (
-        trackers(logs if is_first() else None, recipe, track, history.runs) as record,
+        trackers(None if WORLD.process else logs, recipe, track, history.runs) as record,
         reporter.training(recipe.name, epochs, steps * batch_size) as progress,
     ):
         for epoch in range(run.epoch, epochs):
@@ -229,7 +226,6 @@ def train(
             if validating and ((epoch + 1) % every == 0 or epoch + 1 == epochs):
                 validate(epoch + 1, history.losses[-1])
             save("latest", epoch + 1, 0, 0.0)
-    checkpoints.finish()
     if validating:
         checkpoints.load("best", train_step.variables)
     else:
@@ -238,11 +234,9 @@ def train(
     return trained
 
 
-def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
-    """Return the tree of sampler `adversarial`, kept at `path`; None for any other sampler."""
+def fit_tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree:
+    """Read the tree of sampler `adversarial` from `path`, or fit it."""
     sampler = recipe.loss.sampler
-    if sampler.name != "adversarial":
-        return None
     rng = np.random.default_rng(recipe.seed)
     return read_or_fit_proposal(
         path,

@@ -47,9 +47,9 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
 
 def main(folder: Path, coordinator: str, process: int) -> None:
     """As the head of this file says, two queries at a time, of shares of three and two."""
-    from longtail.trainer.backend import mesh
+    from longtail.trainer import devices
 
-    mesh.join(coordinator, 2, process)
+    devices.join(coordinator, 2, process)
     ranking._BLOCK_BYTES = 2 * 4 * 4 * LABELS
     top_GNK, (log_p_N,), asked = ranked()
     np.savez(folder / f"{process}.npz", top=top_GNK, log_p=log_p_N, asked=asked)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
-from longtail.trainer import backend
+from longtail.trainer import backend, devices
 from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import mesh
 
@@ -20,12 +21,12 @@ ROWS, DEVICES = 5000, 4
 
 def main() -> None:
     """Compare what devices read and write with NumPy."""
-    mesh.spread(True)
+    devices.spread_over_devices()
     rng = np.random.default_rng(0)
     values_RD = rng.normal(size=(ROWS, 3)).astype(np.float32)
     table = backend.rows_variable(ROWS, 3, name="table")
     assign(table, values_RD)
-    first_device = np.flatnonzero(mesh.places_of(np.arange(ROWS), ROWS) < table.shape[0] // DEVICES)
+    first_device = np.flatnonzero(mesh.storage_rows(np.arange(ROWS), ROWS) < table.shape[0] // DEVICES)
     ids = np.stack([rng.choice(first_device, 64, replace=False) for _ in range(DEVICES)]).astype(np.int32)
     assert len(np.unique(ids)) < ids.size
 
@@ -34,7 +35,9 @@ def main() -> None:
         rows_UD = backend.gather(table, asked)
         read = backend.take(rows_UD, positions)
         owned, own_UD, sums_UD = backend.sums(table, [(asked, rows_UD)], [2 * rows_UD])
-        return read, mesh.write_of(ROWS, table.value, owned, own_UD - sums_UD)
+        with keras.StatelessScope() as scope:
+            backend.scatter(table, owned, own_UD - sums_UD)
+        return read, scope.get_current_value(table)
 
     program = jax.jit(step).lower(ids.ravel()).compile()
     read, written = program(ids.ravel())

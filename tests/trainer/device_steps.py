@@ -16,11 +16,10 @@ import numpy as np
 
 from longtail.trainer import devices
 from longtail.trainer.arrays import values_of
-from longtail.trainer.backend import mesh
+from longtail.trainer.checkpoint import SharedCheckpoints
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.losses import batch_loss
-from longtail.trainer.sharded_checkpoints import ShardedCheckpoints
 from tests.trainer import tiny
 
 QUERIES, LABELS, PAIRS, BATCH = 37, 23, 640, 24  # tables of rows that no number of devices divides
@@ -68,10 +67,10 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
     devices.use_devices(job)
     keras.utils.set_random_seed(0)
     model, query = tiny.model(job, data, batch_size=BATCH, total_steps=steps), Encoding.fit(job, data).query
-    kept = ShardedCheckpoints(checkpoints / name, name)
+    saved = SharedCheckpoints(checkpoints / name, name)
     done, losses = 0, []
     if restored:
-        state = kept.load("latest", model.variables)
+        state = saved.load("latest", model.variables)
         assert state is not None
         done = state["step"]
     each = PAIRS // BATCH
@@ -83,10 +82,9 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
             losses.append(float(model.train_step(batch)))
             done = epoch * each + step + 1
             if done == steps // 2 and not restored:
-                kept.save("latest", model.variables, {"step": done})  # written while the next steps are taken
+                saved.save("latest", model.variables, {"step": done})
             if done == steps:
                 break
-    kept.finish()
     results[f"{name}: losses"] = np.array(losses)
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(QUERIES, dtype=np.int32)))
@@ -97,11 +95,11 @@ def main(folder: Path, name: str, coordinator: str | None = None, process: int |
     """As the head of this file says."""
     batch_loss._CACHED_BYTES, batch_loss._LEAST_ROWS = 1, 5  # a few blocks, on one device the last not full
     if coordinator is not None:
-        mesh.join(coordinator, 2, process)
+        devices.join(coordinator, 2, process)
     results: dict[str, Any] = {}
     for job in JOBS:
         run(job, folder / ("processes" if name == "resumed" else name), results, restored=name == "resumed")
-    if devices.is_first():
+    if not devices.WORLD.process:
         np.savez(folder / f"{name}.npz", **results)
 
 

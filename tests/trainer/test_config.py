@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.sources import DATASETS
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.limits import check_negatives
 from tests.trainer import tiny
 
 SHIPPED = sorted(path.name for path in (files("trainer") / "recipes").iterdir() if path.name.endswith(".toml"))
@@ -421,10 +422,8 @@ TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("loss", "message"), TOO_MANY.values(), ids=TOO_MANY)
 def test_more_than_there_are_is_refused_when_the_labels_are_known(loss: dict[str, Any], message: str) -> None:
-    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=5)
-
     with pytest.raises(DataError, match=f"loss.(sampler.|){message}"):
-        tiny.model(tiny.recipe(loss=loss), data, batch_size=8)
+        check_negatives(tiny.recipe(loss=loss), labels=5, batch_size=8)
 
 
 def test_every_problem_is_named_at_once(path: Path) -> None:

@@ -14,13 +14,20 @@ from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 from longtail.trainer.sampling.frequencies import StreamingFrequencies
 from tests.trainer import tiny
 
 
 def gaps(stream: StreamingFrequencies, labels: list[int]) -> np.ndarray:
     """Pairs between two occurrences of a label, as estimated."""
-    return np.exp(-np.asarray(stream.log_frequencies(ops.convert_to_tensor(np.int32(labels)))).astype(np.float64))
+    return np.exp(-np.asarray(stream.log_pi(ops.convert_to_tensor(np.int32(labels)))).astype(np.float64))
+
+
+def streaming(labels: int, *, rate: float, initial_gap: float) -> StreamingFrequencies:
+    log_pi_L = np.full(labels, -np.log(labels))
+    sampler = SAMPLERS["in_batch"](SamplerSetup(log_pi_L, batch_size=8))
+    return StreamingFrequencies(log_pi_L, sampler, rate=rate, initial_gap=initial_gap)
 
 
 @functools.cache
@@ -35,7 +42,7 @@ def feed(stream: StreamingFrequencies, batches_NB: np.ndarray) -> None:
 
 def test_gaps_by_hand() -> None:
     """Rate ½: the mean of the first two gaps, then half of what was and half of what is new."""
-    stream = StreamingFrequencies(1000, rate=0.5, initial_gap=100)
+    stream = streaming(1000, rate=0.5, initial_gap=100)
     for batch, expected in [
         ([0, 0, 1, 2], [4 / 2, 4, 4, 100]),
         ([0, 3, 3, 1], [(2 + 4) / 2, (4 + 4) / 2, 4, 8 / 2]),
@@ -52,7 +59,7 @@ def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
     """400 labels of π = 1/400 in batches of 64: gaps have no bias and a relative standard deviation of
     √(rate·(1 − π)/(2 − rate)), over labels and at several times."""
     labels, snapshots = 400, []
-    stream = StreamingFrequencies(labels, rate=rate, initial_gap=800)
+    stream = streaming(labels, rate=rate, initial_gap=800)
     rng = np.random.default_rng(1)
     for _ in range(4):
         feed(stream, rng.integers(0, labels, (400, 64)))
@@ -65,7 +72,7 @@ def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
 
 
 def test_frequencies_follow_a_change() -> None:
-    stream = StreamingFrequencies(2, rate=0.1, initial_gap=100)
+    stream = streaming(2, rate=0.1, initial_gap=100)
     rng = np.random.default_rng(3)
     feed(stream, rng.choice(2, (100, 32), p=[0.9, 0.1]))
     before = gaps(stream, [0, 1])

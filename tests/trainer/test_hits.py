@@ -120,14 +120,6 @@ def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: 
     assert float(model.train_step(batch)) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_a_batch_without_its_known_positives_is_refused() -> None:
-    recipe = tiny.recipe(loss={"sampler": "in_batch", "hits": "mask_known"})
-    model = tiny.model(recipe, tiny.dataset(ROWS, queries=3, labels=6), batch_size=6)
-
-    with pytest.raises(ValueError, match="expected _known and _known_rows in its batch, received none"):
-        model.train_step(tiny.batch(ROWS))
-
-
 def test_batches_bring_the_training_positives_of_their_queries() -> None:
     """And of a query that is visited with one of its labels, the others too."""
     data = tiny.dataset(TRAIN, queries=4, labels=5)

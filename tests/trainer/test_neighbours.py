@@ -12,8 +12,7 @@ from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.loss_terms.queries import OwnInAudience
-from longtail.trainer.model.audience import DrawnAudience
-from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.model.two_tower import DrawnAudience, TwoTower
 from tests.trainer import tiny
 
 QUERIES, LABELS, DIM = 9, 7, 4
@@ -176,13 +175,9 @@ def test_a_query_is_never_in_the_audience_of_its_own_positive(limit: int, accumu
     assert moved == [False, True, True, False, True, True, False]
 
 
-def test_a_step_needs_to_know_where_the_rows_own_queries_are() -> None:
+def test_batches_locate_the_rows_own_queries_in_audiences() -> None:
     dataset = data()
-    model, encoding = built(job(), dataset)
-    batch = encoding.query.of_pairs(np.arange(4), np.random.default_rng(0))
-    batch |= {"_positive": dataset.train.labels[:4], "_weight": np.ones(4, np.float32)}
-    with pytest.raises(ValueError, match=r"audiences: expected _own in its batch, received none"):
-        model.train_step(batch)
+    _, encoding = built(job(), dataset)
     settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
     ((_, made), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
     assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()

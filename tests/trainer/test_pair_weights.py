@@ -33,7 +33,7 @@ def stepped(rows: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
     step = TrainStep(
         model,
         data.label_visits(one_label_per_query=False),
-        weighted_L=data.label_visits(one_label_per_query=False, weighted=True),
+        weighted_counts_L=data.label_visits(one_label_per_query=False, weighted=True),
         batch_size=len(rows),
         total_steps=1,
         pairs=len(rows),
@@ -80,8 +80,8 @@ def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
         model = TwoTower(recipe, encoding, 4)
         weighted_L = data.label_visits(one_label_per_query=False, weighted=True)
         step = TrainStep(
-            model, data.label_visits(one_label_per_query=False), weighted_L=weighted_L, batch_size=2, total_steps=1,
-            pairs=len(rows), terms=(),
+            model, data.label_visits(one_label_per_query=False), weighted_counts_L=weighted_L, batch_size=2,
+            total_steps=1, pairs=len(rows), terms=(),
         )  # fmt: skip
         return Trained(recipe, data, encoding, model, step, TrainingHistory())
 

@@ -21,7 +21,7 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.losses import MASKED, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import implied_noise
-from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
+from longtail.trainer.plugin_checks import check_custom_rows
 from longtail.trainer.sampling import Sampler, SamplerSetup
 from tests.trainer import tiny
 from tests.trainer.page import page_toml
@@ -121,7 +121,7 @@ def test_names_of_ours_and_other_signatures_are_refused() -> None:
 
 def test_a_sampler_without_a_noise_is_refused() -> None:
     def check(sampler: object, weight: str = "unit") -> None:
-        check_sampler("mine", sampler, Objective("softmax", weight), labels=4)
+        check_custom_rows("mine", sampler, Objective("softmax", weight), labels=4)
 
     def draw(*_):
         return ops.zeros(3, "int32")
@@ -147,11 +147,11 @@ def test_a_weight_that_is_not_separable_is_refused() -> None:
     register.weight("swapped")(lambda log: LogWeight(log.q_negative, log.q_positive))
 
     with pytest.raises(RecipeError, match="row of the positive alone and col of the negative alone"):
-        check_weight(Objective("softmax", "mixed_up"))
+        check_custom_rows("uniform", None, Objective("softmax", "mixed_up"), labels=4)
     with pytest.raises(RecipeError, match="weight 'number': expected a LogWeight, received float"):
-        check_weight(Objective("softmax", "number"))
+        check_custom_rows("uniform", None, Objective("softmax", "number"), labels=4)
     with pytest.raises(RecipeError, match=r"received \(3,\) and \(2,\)"):
-        check_weight(Objective("softmax", "swapped"))
+        check_custom_rows("uniform", None, Objective("softmax", "swapped"), labels=4)
 
 
 @pytest.mark.usefixtures("page")
@@ -159,11 +159,11 @@ def test_a_family_that_counts_what_is_masked_is_refused() -> None:
     register.family("counts", link=1.0)(lambda f, g, _: f + ops.sum(g, axis=1))
     register.family("total", link=1.0)(lambda f, _, __: ops.sum(f))
 
-    check_family(Objective("smooth_hinge"))
+    check_custom_rows("uniform", None, Objective("smooth_hinge"), labels=4)
     with pytest.raises(RecipeError, match="no effect of negatives whose log-weight is MASKED"):
-        check_family(Objective("counts"))
+        check_custom_rows("uniform", None, Objective("counts"), labels=4)
     with pytest.raises(RecipeError, match=r"loss of every row, shape \(2,\)"):
-        check_family(Objective("total"))
+        check_custom_rows("uniform", None, Objective("total"), labels=4)
 
 
 @pytest.mark.usefixtures("page")

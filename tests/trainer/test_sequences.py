@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.job import fit
-from longtail.trainer.model.sequences import Seen, Smoothing, packed_histories
+from longtail.trainer.model.sequences import PackedHistories, Seen, Smoothing
 from tests.trainer import tiny
 
 ENCODERS = ["sasrec", "smoothed", "hstu"]
@@ -57,7 +57,7 @@ def tensors(*columns: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
-    with packed_histories(model.towers.query, batch):
+    with PackedHistories().context(model.towers.query, batch):
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
 
 

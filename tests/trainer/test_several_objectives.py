@@ -27,7 +27,7 @@ from longtail.trainer.data.pairs import Pairs, once_each
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.loss_terms import KnownPositives
 from longtail.trainer.loss_terms.queries import ByObjective
-from longtail.trainer.model.objectives import ObjectiveMaps
+from longtail.trainer.model.towers import ObjectiveMaps
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart, dense_weights
 from tests.trainer import tiny

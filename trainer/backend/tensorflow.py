@@ -1,9 +1,9 @@
-"""TensorFlow: tables are resource variables, gathered and scattered in place; a step costs what it touches.
+"""The backend on TensorFlow: tables are resource variables, which a step gathers and scatters in place.
 
-No function is converted by AutoGraph: our own have no control flow on tensors, and AutoGraph writes a Python file
-for every function it rewrites to the temporary folder, where a killed process leaves it.
+AutoGraph converts no function: ours have no control flow on tensors, and AutoGraph writes a Python file for every
+function to the temporary folder, where a killed process leaves it.
 
-Legend: `N` ids, `U` distinct ids, `D` dimensions, `B` bags, `P` places of a bag, `n` entries of all bags.
+Legend: `N` ids, `U` distinct ids, `D` dimensions, `B` bags, `P` positions of a bag, `n` entries of all bags.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import tensorflow as tf
 from longtail.bundle.arrays import Array
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
-_Beside = TypeVar("_Beside")
+_Auxiliary = TypeVar("_Auxiliary")
 
-
-def devices() -> int:
-    """Return how many devices compute together."""
-    return 1
+__all__ = [
+    "bag_sums", "compile_loss", "compile_step", "compile_tower", "count", "distinct", "fill", "gather",
+    "make_deterministic", "on_cpu", "rows_variable", "scatter", "sum_of_blocks", "sums", "take", "unique",
+    "value_and_gradients",
+]  # fmt: skip
 
 
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
-    """Get a variable that is read and written by rows, float32 [rows, width]. Its attribute `rows` is their number."""
+    """Create a variable that is read and written by rows, float32 [rows, width]; its attribute `rows` counts them."""
     variable = keras.Variable(initializer, shape=(rows, width), dtype="float32", trainable=False, name=name)
     variable.rows = rows
     return variable
 
 
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
-    """Return rows of a variable without reading the rest of it, shape [*ids.shape, D]."""
+    """Return rows of a variable without reading its other rows, shape [*ids.shape, D]."""
     rows: Tensor = tf.gather(table.value, ids)
     return rows
 
@@ -44,7 +45,7 @@ def scatter(table: keras.Variable, ids_U: Tensor, rows_UD: Tensor) -> None:
 
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
-    """Replace all rows by blocks of them, [N, D] each, in order and in place."""
+    """Replace all rows by blocks, [N, D] each, in order and in place."""
     start = 0
     for rows_ND in blocks:
         scatter(table, tf.range(start, start + len(rows_ND)), rows_ND)
@@ -58,14 +59,14 @@ def unique(ids_N: Tensor, limit: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 
 
 
 def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG001
-    """Return the distinct ids of several tensors, [U], and the positions of each tensor's, shaped as it is.
+    """Return the distinct ids of several tensors, [U], and the positions of each tensor's ids, in its shape.
 
     Args:
-        shared: of the whole batch on every device, where there are several; else of each device's part.
+        shared: all devices get the ids of the whole batch; otherwise each device gets those of its part.
     """
-    ids_U, positions_N = unique(tf.concat([tf.reshape(each, (-1,)) for each in ids], axis=0), limit)
-    positions = tf.split(positions_N, [tf.size(each) for each in ids])
-    return ids_U, [tf.reshape(at, tf.shape(each)) for at, each in zip(positions, ids, strict=True)]
+    ids_U, positions_N = unique(tf.concat([tf.reshape(tensor, (-1,)) for tensor in ids], axis=0), limit)
+    positions = tf.split(positions_N, [tf.size(tensor) for tensor in ids])
+    return ids_U, [tf.reshape(flat, tf.shape(tensor)) for flat, tensor in zip(positions, ids, strict=True)]
 
 
 def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:  # noqa: ARG001
@@ -77,24 +78,24 @@ def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:
 def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, shared: bool = False) -> Tensor:
     """Sum the rows of every bag by constant weights, float32 [B, D]; positions are those of `distinct`.
 
-    A sparse matrix of weights [B, U] costs what its entries cost. Its transpose is made for the gradient, because the
-    product with a matrix that is only read as transposed sums in the order in which threads end. There must be a bag:
-    TensorFlow's product of none ends the process.
+    On a CPU, a sparse matrix of weights [B, U] costs what its entries cost. B must be at least 1, because TensorFlow's
+    product without rows ends the process.
     """
     if not on_cpu():
         gathered_BPD = take(rows_UD, positions_BP, shared=shared)
         return keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)  # type: ignore[no-any-return]
-    places_n2 = tf.where(tf.not_equal(weights_BP, 0))
-    columns_n = tf.cast(tf.gather_nd(positions_BP, places_n2), tf.int64)
+    entries_n2 = tf.where(tf.not_equal(weights_BP, 0))
+    columns_n = tf.cast(tf.gather_nd(positions_BP, entries_n2), tf.int64)
     size = tf.cast([tf.shape(positions_BP)[0], tf.shape(rows_UD)[0]], tf.int64)
     weights_BU = tf.raw_ops.SparseTensorToCSRSparseMatrix(
-        indices=tf.stack([places_n2[:, 0], columns_n], axis=1),
-        values=tf.gather_nd(weights_BP, places_n2),
+        indices=tf.stack([entries_n2[:, 0], columns_n], axis=1),
+        values=tf.gather_nd(weights_BP, entries_n2),
         dense_shape=size,
     )
 
     def product(rows_UD: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         def backward(upstream_BD: Tensor) -> Tensor:
+            # Transposed by an operation of its own: `transpose_a` would sum in the order in which threads end.
             weights_UB = tf.raw_ops.SparseMatrixTranspose(input=weights_BU, type=tf.float32)
             gradient_UD: Tensor = tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
             return gradient_UD
@@ -106,23 +107,21 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
 
 
 def sums(
-    table: keras.Variable, read: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor]
+    table: keras.Variable, parts: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct ids that were read together, [U], their rows, and the sums of their gradients, [U, D].
+    """Return the distinct ids of all parts of a batch, [U], their rows, and the sums of their gradients, [U, D].
 
     Args:
-        read: distinct ids, [U], and their rows, float32 [U, D], of each reading.
-        gradients: float32 [U, D] of each.
+        parts: distinct ids of each part, [U], and their rows, float32 [U, D].
+        gradients: float32 [U, D] of each part.
     """
-    if len(read) == 1:
-        return *read[0], gradients[0]
-    ids_U, positions_N = unique(tf.concat([ids for ids, _ in read], axis=0), table.rows)
+    ids_U, positions_N = unique(tf.concat([ids for ids, _ in parts], axis=0), table.rows)
     sums_UD = tf.math.unsorted_segment_sum(tf.concat(gradients, axis=0), positions_N, tf.shape(ids_U)[0])
     return ids_U, gather(table, ids_U), sums_UD
 
 
 def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
-    """Return how often every distinct id came, float32 [U]."""
+    """Count the occurrences of every distinct id, float32 [U]."""
     counts_U: Tensor = tf.math.unsorted_segment_sum(
         tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0]
     )
@@ -130,92 +129,95 @@ def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
 
 
 def value_and_gradients(
-    loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
-) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
-    """Compute the loss and what it returns with it; its gradients by `rows`, float32 [U, D], and by variables."""
+    loss: Callable[[list[Tensor]], tuple[Tensor, _Auxiliary]], rows: list[Tensor], variables: Sequence[keras.Variable]
+) -> tuple[tuple[Tensor, _Auxiliary], list[Tensor], list[Tensor]]:
+    """Compute a loss with its auxiliary output, and its gradients by `rows`, float32 [U, D], and by variables."""
     with tf.GradientTape() as tape:
         tape.watch(rows)
         value, auxiliary = loss(rows)
     gradients = tape.gradient(value, (rows, [variable.value for variable in variables]), unconnected_gradients="zero")
-    of_rows, of_variables = ([tf.convert_to_tensor(gradient) for gradient in part] for part in gradients)
-    return (value, auxiliary), of_rows, of_variables
+    by_row, by_variable = ([tf.convert_to_tensor(gradient) for gradient in part] for part in gradients)
+    return (value, auxiliary), by_row, by_variable
 
 
 def sum_of_blocks(
-    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, seen: Any, *, blocks: int
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, fixed_shared: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """Compute the sum of a loss over blocks of rows, differentiated block by block, and what it keeps of all rows.
+    """Sum a loss over blocks of rows, differentiated block by block, and concatenate the state of all rows.
 
     Args:
-        loss: of `shared`, of a block of `rows` and `fixed`, and of `seen`: of every row its loss, and what is kept.
-        shared: float tensors that every block sees whole.
-        rows: float tensors.
-        fixed: further tensors of the rows, in dicts of any depth.
-        seen: further tensors that every block sees whole, alike.
+        loss: function of `shared`, and of a block of `rows` and `fixed`, and of `fixed_shared`, to losses and state of
+            the block's rows.
+        shared: float tensors that every block reads whole.
+        rows: float tensors with one row per row of the batch.
+        fixed: further tensors of the rows without gradient, in dicts of any depth.
+        fixed_shared: further tensors without gradient that every block reads whole.
     """
-    every = next(iter(rows.values())).shape[0]
-    each = -(-every // blocks)
-    places = tf.minimum(tf.range(each * blocks), every - 1)
-    real = tf.reshape(tf.range(each * blocks) < every, (blocks, each))
+    row_count = next(iter(rows.values())).shape[0]
+    height = -(-row_count // blocks)
+    real = tf.reshape(tf.range(height * blocks) < row_count, (blocks, height))
 
-    def parted(columns: Any) -> Any:
-        def cut(column: Tensor) -> Tensor:
-            equal = column if each * blocks == every else tf.gather(column, places)
-            of_blocks: Tensor = tf.reshape(equal, (blocks, each, *column.shape[1:]))
-            return of_blocks
+    def cut(column: Tensor) -> Tensor:
+        if height * blocks != row_count:  # fill the last block with repeats of the last row
+            column = tf.gather(column, tf.minimum(tf.range(height * blocks), row_count - 1))
+        cut_column: Tensor = tf.reshape(column, (blocks, height, *column.shape[1:]))
+        return cut_column
 
-        return keras.tree.map_structure(cut, columns)
-
-    fixed_blocks = parted(fixed)
+    fixed_blocks = keras.tree.map_structure(cut, fixed)
 
     def transposed(tensor: Tensor) -> Tensor:
         """Transpose a matrix; return any other tensor as it is."""
         return tf.transpose(tensor) if len(tensor.shape) == 2 else tensor
 
     def total(*values: Tensor) -> tuple[tuple[Tensor, Tensors], Callable[..., list[Tensor]]]:
-        given = dict(zip((*shared, *rows), values, strict=True))
+        inputs = dict(zip((*shared, *rows), values, strict=True))
         # XLA multiplies the gradient of a matrix [M, D] three times as fast if the gradient is [D, M].
-        whole = {name: transposed(given[name]) for name in shared}
-        row_blocks = parted({name: given[name] for name in rows})
+        turned = {name: transposed(inputs[name]) for name in shared}
+        row_blocks = {name: cut(inputs[name]) for name in rows}
 
-        def block_at(at: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
-            here = {name: column[at] for name, column in row_blocks.items()}
+        def run_block(i: Tensor) -> tuple[list[Tensor], list[Tensor], Tensors]:
+            block = {name: column[i] for name, column in row_blocks.items()}
             with tf.GradientTape() as tape:
-                tape.watch([whole, here])
-                fixed_here = keras.tree.map_structure(lambda column: column[at], fixed_blocks)
-                original = {name: transposed(each) for name, each in whole.items()}
-                losses, kept = loss(original, here, fixed_here, seen)
-                value = tf.reduce_sum(tf.where(real[at], losses, 0.0))
-            of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
-            sums = [value, *(tf.convert_to_tensor(of_whole[name]) for name in whole)]
-            return sums, [tf.convert_to_tensor(of_here[name]) for name in here], kept
+                tape.watch([turned, block])
+                fixed_block = keras.tree.map_structure(lambda column: column[i], fixed_blocks)
+                original = {name: transposed(tensor) for name, tensor in turned.items()}
+                losses, state = loss(original, block, fixed_block, fixed_shared)
+                value = tf.reduce_sum(tf.where(real[i], losses, 0.0))
+            by_shared, by_row = tape.gradient(value, (turned, block), unconnected_gradients="zero")
+            sums = [value, *(tf.convert_to_tensor(by_shared[name]) for name in turned)]
+            return sums, [tf.convert_to_tensor(by_row[name]) for name in block], state
 
-        def add(at: Tensor, sums: list[Tensor], arrays: list[Any]) -> tuple[Tensor, list[Tensor], list[Any]]:
-            more, columns, kept = block_at(at)
-            both = [*columns, *kept.values()]
-            arrays = [array.write(at, column) for array, column in zip(arrays, both, strict=True)]
-            return at + 1, [one + other for one, other in zip(sums, more, strict=True)], arrays
+        def add(i: Tensor, sums: list[Tensor], arrays: list[Any]) -> tuple[Tensor, list[Tensor], list[Any]]:
+            more, columns, state = run_block(i)
+            columns = [*columns, *state.values()]
+            arrays = [array.write(i, column) for array, column in zip(arrays, columns, strict=True)]
+            return i + 1, [total + term for total, term in zip(sums, more, strict=True)], arrays
 
-        first = tf.constant(0)
-        sums, columns, kept = block_at(first)
-        both = [*columns, *kept.values()]
-        arrays = [tf.TensorArray(each.dtype, blocks, element_shape=each.shape).write(first, each) for each in both]
+        start = tf.constant(0)
+        sums, columns, state = run_block(start)
+        columns = [*columns, *state.values()]
+        arrays = [
+            tf.TensorArray(column.dtype, blocks, element_shape=column.shape).write(start, column) for column in columns
+        ]
         if blocks > 1:
-            _, sums, arrays = tf.while_loop(lambda at, *_: at < blocks, add, (tf.constant(1), sums, arrays))
+            _, sums, arrays = tf.while_loop(lambda i, *_: i < blocks, add, (tf.constant(1), sums, arrays))
         stacked = [array.stack() for array in arrays]
-        both = [tf.reshape(column, (-1, *column.shape[2:]))[:every] for column in stacked]
-        gradients = [*sums[1:], *both[: len(columns)]]
-        of_all = dict(zip(kept, both[len(columns) :], strict=True))
+        columns = [tf.reshape(column, (-1, *column.shape[2:]))[:row_count] for column in stacked]
+        gradients = [*sums[1:], *columns[: len(rows)]]
+        row_state = dict(zip(state, columns[len(rows) :], strict=True))
 
         # `transposed` is in the backward function, because XLA would undo the above in this one.
         def backward(upstream: Tensor, *_: Tensor) -> list[Tensor]:
-            of_shared, of_rows = gradients[: len(shared)], gradients[len(shared) :]
-            return [*(upstream * transposed(each) for each in of_shared), *(upstream * each for each in of_rows)]
+            by_shared, by_row = gradients[: len(shared)], gradients[len(shared) :]
+            return [
+                *(upstream * transposed(gradient) for gradient in by_shared),
+                *(upstream * gradient for gradient in by_row),
+            ]
 
-        return (sums[0], of_all), backward
+        return (sums[0], row_state), backward
 
-    value, kept = tf.custom_gradient(total)(*shared.values(), *rows.values())
-    return value, {name: tf.stop_gradient(column) for name, column in kept.items()}
+    value, row_state = tf.custom_gradient(total)(*shared.values(), *rows.values())
+    return value, {name: tf.stop_gradient(column) for name, column in row_state.items()}
 
 
 def on_cpu() -> bool:
@@ -236,10 +238,10 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:  # no
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
-    """Nothing to do: operations of TensorFlow need no compiling."""
+    """Return the tower itself: TensorFlow compiles each operation."""
     return tower  # type: ignore[no-any-return]
 
 
 def make_deterministic() -> None:
-    """Let every operation give the same bits in every run."""
+    """Make every operation give the same bits in every run."""
     tf.config.experimental.enable_op_determinism()

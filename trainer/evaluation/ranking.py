@@ -26,7 +26,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.devices import number_of_processes, of_all, process
+from longtail.trainer.devices import WORLD, stack_processes
 from longtail.trainer.evaluation.cooccurrence import TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.grid_ranker import GridRanker, Values, Write
@@ -186,8 +186,8 @@ def rank(
     if log_proposal is not None:  # a pass for every λ
         ends = [at for at in range(1, len(settings)) if settings[at].bias_removal != settings[at - 1].bias_removal]
         passes = [range(*ends_of) for ends_of in pairwise([0, *ends, len(settings)])]
-    share = max(1, -(-len(rows_N) // number_of_processes()))
-    shares = [rows_N[first : first + share] for first in range(0, share * number_of_processes(), share)]
+    share = max(1, -(-len(rows_N) // WORLD.processes))
+    shares = [rows_N[first : first + share] for first in range(0, share * WORLD.processes, share)]
     top_GSK = np.zeros((len(settings), share, k), np.int32)
     log_p_GS: list[Float64 | None] = [
         np.zeros(share) if likely is not None and (likely_at is None or setting in likely_at) else None
@@ -195,11 +195,11 @@ def rank(
     ]
     for at_B in range(0, min(share, len(rows_N)), block):
         blocks = [rows_S[at_B : at_B + block] for rows_S in shares]
-        rows_B, before = blocks[process()], sum(map(len, blocks[: process()]))
+        rows_B, before = blocks[WORLD.process], sum(map(len, blocks[: WORLD.process]))
         embedded = embed_queries(np.concatenate(blocks))[before : before + len(rows_B)]  # by all processes together
         if not len(rows_B):
             continue
-        own, start = slice(at_B, at_B + len(rows_B)), process() * share + at_B
+        own, start = slice(at_B, at_B + len(rows_B)), WORLD.process * share + at_B
         end = start + len(rows_B)
         queries_EB = augmentation.queries(embedded, 0.0).T
         seen_n2 = np.zeros((0, 2), np.int64) if seen is None else seen.seen(rows_B)
@@ -215,11 +215,11 @@ def rank(
                 if likely is not None and (log_p_S := log_p_GS[at]) is not None:
                     wanted = likely.between(start, end)
                     log_p_S[own] = _log_likelihood(ranker, values, at, wanted, never_L, augmentation.temperature)
-    if number_of_processes() == 1:
+    if WORLD.processes == 1:
         return top_GSK[:, : len(rows_N)], log_p_GS
 
     def of_every_share(values: Array) -> Array:
-        return of_all(values).reshape(-1, *values.shape[1:])[: len(rows_N)]
+        return stack_processes(values).reshape(-1, *values.shape[1:])[: len(rows_N)]
 
     top_GNK = np.stack([of_every_share(top_SK) for top_SK in top_GSK])
     return top_GNK, [None if log_p_S is None else of_every_share(log_p_S) for log_p_S in log_p_GS]

@@ -1,9 +1,7 @@
-"""Optional parts of a loss that need columns of a batch, each an object in a file of its own.
+"""Optional parts of a loss that need columns of a batch.
 
 To add one, write a `LossTerm`, add its key to `LossConfig`, and list it here.
 """
-
-from __future__ import annotations
 
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -13,30 +11,30 @@ from longtail.trainer.loss_terms.known_positives import KnownPositives, mask_kno
 from longtail.trainer.loss_terms.neighbours import Neighbours
 from longtail.trainer.loss_terms.queries import ByObjective, NegativesPerQuery, OwnInAudience, PooledPositives
 from longtail.trainer.loss_terms.top_k import WeighByTopK
-from longtail.trainer.losses.loss_term import LossTerm
+from longtail.trainer.losses import LossTerm
 
 __all__ = ["KnownPositives", "build_loss_terms", "mask_known_positives"]
 
 
 def build_loss_terms(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[LossTerm]:
-    """Create the terms of a job, in the order in which they change the loss."""
-    loss, train, made = recipe.loss, dataset.train, list[LossTerm]()
+    """Create the terms of a job, in the order of their changes."""
+    loss, train, terms = recipe.loss, dataset.train, list[LossTerm]()
     if loss.resolved_hits == "mask_known":
-        made.append(KnownPositives.of(train, len(dataset.label_ids)))
+        terms.append(KnownPositives.of(train, len(dataset.label_ids)))
     if recipe.objectives:
-        made.append(ByObjective(train))
+        terms.append(ByObjective(train))
     if loss.pools:
-        made.append(PooledPositives(loss.family.name, train, recipe.training.accumulate))
+        terms.append(PooledPositives(train, recipe.training.accumulate))
     if loss.negatives_per == "query":
-        made.append(NegativesPerQuery(train))
+        terms.append(NegativesPerQuery(train))
     if loss.top_k is not None:
-        made.append(WeighByTopK(recipe, loss.top_k, dataset))
+        terms.append(WeighByTopK(recipe, loss.top_k, dataset))
     if encoding.audience is not None:
-        made.append(OwnInAudience(encoding.audience))
+        terms.append(OwnInAudience(encoding.audience))
     if loss.impressions:
-        made.append(Impressions(loss.impressions, train, dataset.impressions))
+        terms.append(Impressions(loss.impressions, train, dataset.impressions))
     if loss.retrieved_negatives is not None:
-        made.append(Retrieved(recipe, loss.retrieved_negatives, dataset))
+        terms.append(Retrieved(recipe, loss.retrieved_negatives, dataset))
     if loss.neighbours is not None:
-        made.append(Neighbours(loss.neighbours, dataset, encoding.query.of_queries))
-    return made
+        terms.append(Neighbours(loss.neighbours, dataset, encoding.query.of_queries))
+    return terms

@@ -16,8 +16,7 @@ import numpy as np
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.sets import distinct
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import RetrievedConfig
@@ -29,37 +28,35 @@ from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import EmbedQueries, rank
-from longtail.trainer.losses.batch import FamilyInputs, StepInputs
+from longtail.trainer.losses import MASKED, FamilyInputs, LossTerm, StepInputs
 from longtail.trainer.losses.hits import mask_hits
-from longtail.trainer.losses.loss_term import LossTerm
-from longtail.trainer.losses.weights import MASKED
 
 
-class Brought(LossTerm):
-    """Add negatives from a column, all with the same weight; empty places hold the row's positive."""
+class ColumnNegatives(LossTerm):
+    """Add negatives from a column, all with the same weight; short lists are filled up with the row's positive."""
 
     adds_negatives = True
 
     def __init__(self, name: str, weight: float) -> None:
-        self.name, self.needs, self._weight = name, (f"_{name}",), weight
+        self.name, self._weight = name, weight
 
     def extra_negatives(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the negatives of every row, int32 [B, S]."""
-        return ops.convert_to_tensor(batch[self.needs[0]])
+        return ops.convert_to_tensor(batch[f"_{self.name}"])
 
     def row_tensors(self, step: StepInputs) -> Tensors:
         """Return the negatives of every row, and mask labels that must not be negatives."""
         labels_BS = self.extra_negatives(step.batch)
-        # This also masks the places that hold the row's positive because the list was short.
+        # This also masks the row's positive, which fills up short lists.
         masked_BS = mask_hits("mask", labels_BS, step.positive_B, in_batch=False)
         excluded_BS = step.excluded(labels_BS)
         if excluded_BS is not None:
             masked_BS = ops.logical_or(masked_BS, excluded_BS)
         return {self.name: labels_BS, f"{self.name} masked": masked_BS}
 
-    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:
+    def negatives(self, inputs: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:
         """Append the negatives to the sampled ones."""
-        positive_B, negative_BM, log_weight_BM = weighted
+        positive_B, negative_BM, log_weight_BM = inputs
         logits_BS = ops.cast(rows[f"{self.name} logits"], "float32") + offset
         log_weight_BS = ops.where(rows[f"{self.name} masked"], MASKED, np.float32(math.log(self._weight)))
         return (
@@ -69,24 +66,24 @@ class Brought(LossTerm):
         )
 
 
-class Impressions(Brought):
+class Impressions(ColumnNegatives):
     """Use labels that were shown with a row and not chosen [METHODS §2.3].
 
-    `shown` has the label rows of every list of impressions; None without impressions.
+    `impressions` has the label rows of every list; None without lists.
     """
 
-    def __init__(self, weight: float, train: Pairs, shown: Bags | None) -> None:
+    def __init__(self, weight: float, train: Pairs, impressions: Bags | None) -> None:
         super().__init__("shown", weight)
-        self._shown, self._row_of_N = shown, train.shown
+        self._impressions, self._list_of_N = impressions, train.shown
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_shown`, int32 [B, S]."""
-        if self._shown is None or self._row_of_N is None:
+        if self._impressions is None or self._list_of_N is None:
             return {}
-        return {"_shown": self._shown.filled(self._row_of_N[rows_B], batch["_positive"])}
+        return {"_shown": self._impressions.filled(self._list_of_N[rows_B], batch["_positive"])}
 
 
-class Retrieved(Brought):
+class Retrieved(ColumnNegatives):
     """Use labels that the model ranks high for a query at the beginning of an epoch [METHODS §3.1].
 
     Lists come from an exact search of the whole catalogue, with every query as it is after all its training pairs. They
@@ -114,21 +111,22 @@ class Retrieved(Brought):
         *, within: bool,
     ) -> None:  # fmt: skip
         """Search the lists of an epoch, or read them from the checkpoint's folder; do nothing during warm-up."""
-        before = self._config.searched_before(epoch)
-        if before == self._searched:
+        search_epoch = self._config.searched_before(epoch)
+        if search_epoch == self._searched:
             return
-        kept = checkpoints.read(self.name)
-        if kept is not None and kept[1]["epoch"] == before:
-            self.lists_AK = kept[0]
-        elif within or before != epoch:  # the weights have changed since, so a search would find other lists
+        saved = checkpoints.read(self.name)
+        if saved is not None and saved[1]["epoch"] == search_epoch:
+            self.lists_AK = saved[0]
+        elif within or search_epoch != epoch:  # the weights have changed since, so a search would find other lists
             raise CheckpointError(
                 f"{checkpoints.root}: expected the lists of retrieved negatives from before epoch "
-                f"{(before or 0) + 1} in the checkpoint's folder, found none: remove the folder to train from the start"
+                f"{(search_epoch or 0) + 1} in the checkpoint's folder, found none: remove the folder to train from "
+                "the start"
             )
         else:
             self.lists_AK = self._search(embed_queries, label_side())
-            checkpoints.save(self.name, [self.lists_AK], {"epoch": before})
-        self._searched = before
+            checkpoints.save(self.name, [self.lists_AK], {"epoch": search_epoch})
+        self._searched = search_epoch
         self.list_of_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
@@ -140,26 +138,26 @@ class Retrieved(Brought):
         lists_BK = self.lists_AK[self.list_of_N[rows_B]]
         lengths_B1 = np.sum(lists_BK >= 0, axis=1, keepdims=True)
         drawn_B1 = np.minimum(lengths_B1, size)  # a list of fewer labels is cut into parts of one label each
-        places_S = np.arange(size)
+        part_S = np.arange(size)
         random_BS = rng.random((len(rows_B), size))
-        at_BS = ((places_S + random_BS) * lengths_B1 / np.maximum(drawn_B1, 1)).astype(np.int64)
-        at_BS = np.clip(at_BS, 0, np.maximum(lengths_B1 - 1, 0))
-        labels_BS = np.take_along_axis(lists_BK, at_BS, axis=1)
-        return {"_retrieved": np.where(places_S < drawn_B1, labels_BS, batch["_positive"][:, None]).astype(np.int32)}
+        entry_BS = ((part_S + random_BS) * lengths_B1 / np.maximum(drawn_B1, 1)).astype(np.int64)
+        entry_BS = np.clip(entry_BS, 0, np.maximum(lengths_B1 - 1, 0))
+        labels_BS = np.take_along_axis(lists_BK, entry_BS, axis=1)
+        return {"_retrieved": np.where(part_S < drawn_B1, labels_BS, batch["_positive"][:, None]).astype(np.int32)}
 
     def _search(self, embed_queries: EmbedQueries, label_side: LabelSide) -> Int32:
         """Find the best labels of every query, int32 [A, K]; −1 after the last of a short list."""
         dataset = self._dataset
-        # The search runs over possible negatives only; `place_L` maps label rows to places among them, `among` back.
-        among = np.flatnonzero(self._negatives_L).astype(np.int32)
-        place_L = np.where(self._negatives_L, np.cumsum(self._negatives_L) - 1, -1).astype(np.int32)
+        # The search runs over possible negatives only; `position_L` maps label rows to positions among them.
+        negative_rows = np.flatnonzero(self._negatives_L).astype(np.int32)
+        position_L = np.where(self._negatives_L, np.cumsum(self._negatives_L) - 1, -1).astype(np.int32)
         past = Past.of(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
         ranked, _ = rank(
             self._rows_A,
             embed_queries,
-            label_side.among(among),
-            past.with_labels(place_L),
+            label_side.among(negative_rows),
+            past.with_labels(position_L),
             [Setting(self._config.bias_removal)],
-            k=min(self._config.depth, len(among)),
+            k=min(self._config.depth, len(negative_rows)),
         )
-        return np.where(ranked[0] < 0, np.int32(-1), among[ranked[0]])
+        return np.where(ranked[0] < 0, np.int32(-1), negative_rows[ranked[0]])

@@ -14,11 +14,9 @@ import numpy as np
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.sets import distinct
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.batch import StepInputs
-from longtail.trainer.losses.loss_term import LossTerm
+from longtail.trainer.losses import LossTerm, StepInputs
 
 KNOWN_LIMIT = 1024
 """Largest number of known positives per query, a power of two. A longer list keeps its most frequent labels."""
@@ -37,9 +35,6 @@ class KnownPositives(LossTerm):
     owners: Int64
     catalogue: int
 
-    name = "hits 'mask_known'"
-    needs = ("_known", "_known_rows")
-
     @classmethod
     def of(cls, train: Pairs, catalogue: int | None = None, *, limit: int = KNOWN_LIMIT) -> KnownPositives:
         """Collect the known positives of the training pairs, at most `limit` per query.
@@ -54,16 +49,16 @@ class KnownPositives(LossTerm):
         queries, labels = keys // catalogue, keys % catalogue
         by_frequency = np.lexsort((-np.bincount(train.labels)[labels], queries))
         rank = np.empty(len(keys), np.int64)
-        # `searchsorted(queries, queries)` is the first place of each pair's query, so ranks begin at 0 in every query.
+        # `searchsorted(queries, queries)` is the first pair of each pair's query, so ranks begin at 0 in every query.
         rank[by_frequency] = np.arange(len(keys)) - np.searchsorted(queries, queries)
-        kept = rank < limit
-        queries, labels = queries[kept], labels[kept]
+        selected = rank < limit
+        queries, labels = queries[selected], labels[selected]
         offsets = np.searchsorted(queries, np.arange(int(owners.max()) + 2)).astype(np.int64)
         return cls(labels.astype(np.int32), offsets, owners, catalogue)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_known` and `_known_rows`, int32 [K]: known positives of the batch and their rows."""
-        return dict(zip(self.needs, self.of_queries(self.owners[rows_B]), strict=True))
+        return dict(zip(("_known", "_known_rows"), self.of_queries(self.owners[rows_B]), strict=True))
 
     def of_queries(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
         """Return the known positives of a batch's queries, and the row of each, int32 [K] both.
@@ -73,14 +68,14 @@ class KnownPositives(LossTerm):
         starts_B = self.offsets[queries_B]
         lengths_B = self.offsets[queries_B + 1] - starts_B
         rows_K = np.repeat(np.arange(len(queries_B), dtype=np.int32), lengths_B)
-        # Places in `labels`: the range of every row, one after another, without a loop over rows.
+        # Positions in `labels`: the range of every row, one after another, without a loop over rows.
         at_K = np.arange(len(rows_K)) + np.repeat(starts_B - np.cumsum(lengths_B) + lengths_B, lengths_B)
         more = (0, (1 << (len(rows_K) - 1).bit_length()) - len(rows_K))
         return np.pad(self.labels[at_K], more, mode="edge"), np.pad(rows_K, more, mode="edge")
 
     def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Mask labels that are known positives of the rows' queries, bool [B, M]."""
-        known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in self.needs)
+        known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
         return mask_known_positives(labels, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self.catalogue)
 
     def row_tensors(self, step: StepInputs) -> Tensors:
@@ -109,15 +104,16 @@ def mask_known_positives(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *,
         return _known_per_row(candidates, known_K, rows_K, batch=batch)
     drawn = candidates.shape[0]
     candidates = ops.convert_to_tensor(candidates)
-    # A label that occurs several times among the candidates gets any one of its places.
-    place_L = ops.scatter_update(ops.zeros((labels,), "int32"), candidates[:, None], ops.arange(drawn, dtype="int32"))
-    place_K = ops.take(place_L, known_K)
-    # Labels that are not candidates have place 0, so compare the label there.
-    here_K = ops.equal(ops.take(candidates, place_K), known_K)
+    # A label that occurs several times among the candidates gets any one of its positions.
+    positions_M = ops.arange(drawn, dtype="int32")
+    position_L = ops.scatter_update(ops.zeros((labels,), "int32"), candidates[:, None], positions_M)
+    position_K = ops.take(position_L, known_K)
+    # Labels that are not candidates have position 0, so compare the label there.
+    is_candidate_K = ops.equal(ops.take(candidates, position_K), known_K)
     # Row `drawn` collects the known positives that are not among the candidates.
-    cells_K2 = ops.stack([ops.where(here_K, place_K, drawn), rows_K], axis=1)
-    known_MB = ops.scatter_update(ops.zeros((drawn + 1, batch), "bool"), cells_K2, ops.ones_like(here_K))
-    return ops.transpose(ops.take(known_MB, ops.take(place_L, candidates), axis=0))
+    cells_K2 = ops.stack([ops.where(is_candidate_K, position_K, drawn), rows_K], axis=1)
+    known_MB = ops.scatter_update(ops.zeros((drawn + 1, batch), "bool"), cells_K2, ops.ones_like(is_candidate_K))
+    return ops.transpose(ops.take(known_MB, ops.take(position_L, candidates), axis=0))
 
 
 def _known_per_row(candidates_BM: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int) -> Tensor:
@@ -126,7 +122,7 @@ def _known_per_row(candidates_BM: Tensor, known_K: Tensor, rows_K: Tensor, *, ba
     starts_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="left"), "int32")
     ends_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="right"), "int32")
     at_BM, last_B1 = ops.zeros_like(candidates_BM) + starts_B[:, None], ends_B[:, None] - 1
-    step = KNOWN_LIMIT  # a row has at most this many; halving steps 1024, 512, …, 1 reach every place
+    step = KNOWN_LIMIT  # a row has at most this many; halving steps 1024, 512, …, 1 reach every position
     while step:
         ahead_BM = ops.minimum(at_BM + step, last_B1)
         at_BM = ops.where(ops.take(known_K, ahead_BM) <= candidates_BM, ahead_BM, at_BM)

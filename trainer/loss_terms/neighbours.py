@@ -17,9 +17,7 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.losses import BatchCandidates, Embedded
-from longtail.trainer.losses.loss_term import LossTerm
-from longtail.trainer.losses.weights import MASKED
+from longtail.trainer.losses import MASKED, BatchCandidates, Embedded, LossTerm
 from longtail.trainer.model.forward import OF_NEIGHBOUR
 
 
@@ -61,7 +59,7 @@ class Neighbours(LossTerm):
     `nearest` has the neighbours by side (`query`, `label`), nearest first, int32 [R, K]; −1 after the last.
     """
 
-    name, stream = "neighbours", 2
+    stream = 2
 
     def __init__(self, config: NeighboursConfig, dataset: Dataset, of_queries: Callable[[Int32], Inputs]) -> None:
         train = dataset.train
@@ -74,7 +72,6 @@ class Neighbours(LossTerm):
             if side in config.sides:
                 shape = sizes[side], sizes[other]
                 self.nearest[side] = nearest_rows(self._rows[side], self._rows[other], shape=shape, k=config.k)
-        self.needs = tuple(f"_near_{side}" for side in config.sides)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Draw one neighbour for each row.
@@ -135,15 +132,14 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `implicit` warns about a matrix that it builds itself
         knn.fit(entries, show_progress=False)
-    found = knn.similarity.tocoo()
-    kept = (found.row != found.col) & (found.data > 0)
-    row, col, cosine = found.row[kept], found.col[kept], found.data[kept]
+    similarity = knn.similarity.tocoo()
+    others = (similarity.row != similarity.col) & (similarity.data > 0)
+    row, col, cosine = similarity.row[others], similarity.col[others], similarity.data[others]
     order = np.lexsort((col, -cosine, row))
     row, col = row[order], col[order]
-    place = np.arange(len(row)) - np.searchsorted(row, row)
+    rank = np.arange(len(row)) - np.searchsorted(row, row)
     nearest_RK = np.full((shape[0], k), -1, np.int32)
-    inside = place < k
-    nearest_RK[row[inside], place[inside]] = col[inside]
+    nearest_RK[row[rank < k], rank[rank < k]] = col[rank < k]
     return nearest_RK
 
 

@@ -1,4 +1,4 @@
-"""Methods for rows of the same query: pooled positives, shared negatives, objectives, own entry in audiences.
+"""Terms for rows of the same query: pooled positives, shared negatives, objectives, own entry in audiences.
 
 Legend: `B` batch, `N` training pairs.
 """
@@ -13,25 +13,21 @@ import numpy as np
 
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int64
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.batch import FamilyInputs, StepInputs
+from longtail.trainer.losses import FamilyInputs, LogWeight, LossTerm, StepInputs
 from longtail.trainer.losses.families import pooled
-from longtail.trainer.losses.loss_term import LossTerm
-from longtail.trainer.losses.weights import LogWeight
-from longtail.trainer.model.objectives import by_objective
+from longtail.trainer.model.towers import by_objective
 
 
 class PooledPositives(LossTerm):
     """Pool the positives of rows with the same request into one term, per part of a batch."""
 
     joins_rows = True
-    needs = ("_group",)
 
-    def __init__(self, family: str, train: Pairs, parts: int) -> None:
-        self.name, self._request_keys, self._parts = f"family {family!r}", train.request_keys, parts
+    def __init__(self, train: Pairs, parts: int) -> None:
+        self._request_keys, self._parts = train.request_keys, parts
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_group`, int32 [B]: a number per distinct request, counted from 0 in every part of the batch."""
@@ -42,17 +38,14 @@ class PooledPositives(LossTerm):
         """Return the group of every row."""
         return {"group": ops.convert_to_tensor(step.batch["_group"])}
 
-    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
+    def negatives(self, inputs: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
         """Replace positives by the pooled positive of their group."""
-        positive_B, negative_BM, log_weight_BM = weighted
+        positive_B, negative_BM, log_weight_BM = inputs
         return pooled(positive_B, rows["group"]), negative_BM, log_weight_BM
 
 
 class NegativesPerQuery(LossTerm):
     """Count a query's negatives once for all its n training pairs, 1/n per pair [METHODS §2.7]."""
-
-    name = "negatives per query"
-    needs = ("_pairs",)
 
     def __init__(self, train: Pairs) -> None:
         self._weight_N = train.weight_of_owner()
@@ -75,9 +68,6 @@ class NegativesPerQuery(LossTerm):
 class ByObjective(LossTerm):
     """Map each row's query by the row's own objective [METHODS §2.4]."""
 
-    name = "objectives"
-    needs = ("_objective",)
-
     def __init__(self, train: Pairs) -> None:
         self._objectives_N = train.objectives
 
@@ -87,14 +77,11 @@ class ByObjective(LossTerm):
 
     def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Map each row by its own objective inside the block."""
-        return by_objective(tower, batch["_objective"])
+        return by_objective(tower, batch.get("_objective"))
 
 
 class OwnInAudience(LossTerm):
     """Exclude a row's own query from the audience of the row's positive."""
-
-    name = "audiences"
-    needs = ("_own",)
 
     def __init__(self, audience: Audience) -> None:
         self._audience = audience

@@ -22,16 +22,14 @@ from longtail.bundle import BUCKET_NAMES, Inputs
 from longtail.bundle.arrays import Int64
 from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.limits import log_frequencies_of
-from longtail.trainer.losses.batch import SampledLogits, StepInputs
+from longtail.trainer.losses import LossTerm, SampledLogits, StepInputs
 from longtail.trainer.losses.implied_noise import implied_noise, power_of_q, removes_all
-from longtail.trainer.losses.loss_term import LossTerm
 
 _NO_BETA = -1e30
 """β of a positive whose bucket has no K; the positive then has weight 1."""
@@ -96,25 +94,24 @@ class TopK:
             scores_BM = ops.concatenate([scores_BM, positive_B[:, None]], axis=1)
             group_BM = ops.concatenate([group_BM, queries.group_B[:, None]], axis=1)
         mean_B, spread_B = _mean_and_spread(scores_BM, multiplicity_BM)
-        before_B, visits_B = queries.state_BS[:, -2], queries.state_BS[:, -1]
+        old_spread_B, visits_B = queries.state_BS[:, -2], queries.state_BS[:, -1]
         first_B = ops.equal(visits_B, 0.0)
-        now, after = [], []
+        beta, next_state = [], []
         for group, (k, labels) in enumerate(zip(self.k_G, self.labels_G, strict=True)):
-            of_group_BM = ops.where(ops.equal(group_BM, group), multiplicity_BM, 0.0)
+            group_multiplicity_BM = ops.where(ops.equal(group_BM, group), multiplicity_BM, 0.0)
             start_B = mean_B + spread_B * NormalDist().inv_cdf(1 - (k - 0.5) / labels)
             beta_B = ops.where(first_B, start_B, queries.state_BS[:, group])
-            above_B = ops.sum(ops.where(scores_BM > beta_B[:, None], of_group_BM, 0.0), axis=1)
+            above_B = ops.sum(ops.where(scores_BM > beta_B[:, None], group_multiplicity_BM, 0.0), axis=1)
             # One draw represents L/m labels on average, so L/(m·(K − ½)) visits give as much information about the
             # count as one visit that scores all labels.
             gain_B = 1 / (ops.clip(visits_B, 1.0, float(self.memory)) + self.labels / (m * (k - 0.5)))
             # Steps are in units of the score's spread, and clipped so that one noisy count cannot move β far.
-            step_B = before_B * ops.clip(gain_B * (above_B / (k - 0.5) - 1), -1.0, 1.0)
-            now.append(beta_B)
-            after.append(ops.where(first_B, start_B, beta_B + step_B))
-        moved_B = before_B + (spread_B - before_B) / (ops.minimum(visits_B, float(self.memory)) + 1)
-        rest = [moved_B, visits_B + 1]
-        at_B = queries._replace(state_BS=ops.stack([*now, before_B, visits_B], axis=1))
-        return at_B, ops.stack([*after, *rest], axis=1)
+            step_B = old_spread_B * ops.clip(gain_B * (above_B / (k - 0.5) - 1), -1.0, 1.0)
+            beta.append(beta_B)
+            next_state.append(ops.where(first_B, start_B, beta_B + step_B))
+        new_spread_B = old_spread_B + (spread_B - old_spread_B) / (ops.minimum(visits_B, float(self.memory)) + 1)
+        present = queries._replace(state_BS=ops.stack([*beta, old_spread_B, visits_B], axis=1))
+        return present, ops.stack([*next_state, new_spread_B, visits_B + 1], axis=1)
 
 
 def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor:
@@ -139,8 +136,6 @@ def _mean_and_spread(scores_BM: Tensor, multiplicity_BM: Tensor) -> tuple[Tensor
 class WeighByTopK(LossTerm):
     """Weigh positives by the K-th highest scores of their queries, and keep β of every query."""
 
-    name = "top_k"
-    needs = ("_request",)
     reads_multiplicity = True
 
     def __init__(self, recipe: Recipe, config: TopKConfig, dataset: Dataset) -> None:
@@ -162,16 +157,17 @@ class WeighByTopK(LossTerm):
         self._published = config.published_gradient
         loss, objective = recipe.loss, recipe.loss.objective()
         # Scores without the bias of training are f + link·log ν. The part of log ν from q differs by sampler and step,
-        # so it is added in `visited`; the rest is fixed per label (`beside_L`).
+        # so it is added in `visited`; the rest is fixed per label (`fixed_noise_L`).
         link = removes_all(objective)
         self._times_log_q = 0.0 if loss.sampler.even else link * power_of_q(objective)
         log_pi_L = log_frequencies_of(recipe, dataset)
-        beside_L = link * implied_noise(objective, log_pi_L, None, reweight=loss.reweight)
-        self._beside_L = untrained_variable((beside_L - beside_L.mean()).astype(np.float32), "top_k_noise")
+        fixed_noise_L = link * implied_noise(objective, log_pi_L, None, reweight=loss.reweight)
+        fixed_noise_L = (fixed_noise_L - fixed_noise_L.mean()).astype(np.float32)
+        self._fixed_noise_L = untrained_variable(fixed_noise_L, "top_k_noise")
         queries = int(self._request_keys.max()) + 1
         self._states_AS = untrained_variable(np.zeros((queries, len(self.top_k.k_G) + 2), np.float32), "top_k")
         self._group_L = untrained_variable(group_L, "top_k_group")
-        self.variables, self.constants = [self._states_AS], [self._group_L, self._beside_L]
+        self.variables, self.constants = [self._states_AS], [self._group_L, self._fixed_noise_L]
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_request`, int32 [B]: the request of every row (`Pairs.request_keys`)."""
@@ -182,35 +178,35 @@ class WeighByTopK(LossTerm):
         return {
             "top_k": backend.gather(self._states_AS, step.batch["_request"]),
             "top_k group": backend.gather(self._group_L, step.positive_B),
-            "top_k noise": backend.gather(self._beside_L, step.positive_B),
+            "top_k noise": backend.gather(self._fixed_noise_L, step.positive_B),
         }
 
     def candidate_tensors(self, candidates: Tensor) -> Tensors:
         """Return the groups of the candidates, and the part of their noise that does not come from q."""
         return {
             "top_k groups": backend.gather(self._group_L, candidates),
-            "top_k noises": backend.gather(self._beside_L, candidates),
+            "top_k noises": backend.gather(self._fixed_noise_L, candidates),
         }
 
     def row_state(self, logits: SampledLogits, *, draws: int) -> Tensors:
         """Compute β as a logit of every positive, and the states of queries after this step."""
         rows = logits.rows
-        before = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
+        queries = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
         noise_B = rows["top_k noise"] + self._times_log_q * logits.log_q_positive_B
         negative_BM = logits.negative_BM + (rows["top_k noises"] + self._times_log_q * logits.log_q_negative)
-        at_B, states_BS = self.top_k.row_state(
-            before, logits.positive_B + noise_B, negative_BM, rows["multiplicity"], m=draws
+        present, states_BS = self.top_k.row_state(
+            queries, logits.positive_B + noise_B, negative_BM, rows["multiplicity"], m=draws
         )
-        return {"beta": self.top_k.beta(at_B) - noise_B, "top_k visited": states_BS}
+        return {"beta": self.top_k.beta(present) - noise_B, "top_k state": states_BS}
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
         """Weigh the losses by the margins of their positives over β."""
         weight_B = truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
         return losses_B * (weight_B if self._published else ops.stop_gradient(weight_B))
 
-    def update_state(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
+    def update_state(self, batch: Mapping[str, Tensor], row_state: Tensors) -> None:
         """Write the states; rows with the same request write their mean."""
-        asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_request"]), self._states_AS.shape[0])
-        sums_US = ops.segment_sum(visited["top_k visited"], places_B, num_segments=ops.shape(asked_U)[0])
-        rows_U1 = ops.maximum(backend.count(places_B, asked_U), 1.0)[:, None]
-        backend.scatter(self._states_AS, asked_U, sums_US / rows_U1)
+        requests_U, positions_B = backend.unique(ops.convert_to_tensor(batch["_request"]), self._states_AS.shape[0])
+        sums_US = ops.segment_sum(row_state["top_k state"], positions_B, num_segments=ops.shape(requests_U)[0])
+        rows_U1 = ops.maximum(backend.count(positions_B, requests_U), 1.0)[:, None]
+        backend.scatter(self._states_AS, requests_U, sums_US / rows_U1)

@@ -6,7 +6,7 @@ logits from embeddings. `batch.py` holds what they read, and `term.py` defines o
 loss.
 """
 
-from longtail.trainer.losses.batch import BatchCandidates, Embedded, SampledLogits
+from longtail.trainer.losses.batch import BatchCandidates, Embedded, FamilyInputs, SampledLogits, StepInputs
 from longtail.trainer.losses.batch_loss import BatchLoss
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
@@ -23,6 +23,7 @@ __all__ = [
     "BatchLoss",
     "Embedded",
     "Family",
+    "FamilyInputs",
     "Hits",
     "LogProbabilities",
     "LogWeight",
@@ -30,6 +31,7 @@ __all__ = [
     "Mining",
     "Objective",
     "SampledLogits",
+    "StepInputs",
     "balance",
     "pair_weights",
 ]

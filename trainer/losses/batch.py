@@ -7,15 +7,15 @@ positives, labels drawn, then all S of every row), `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 
 if TYPE_CHECKING:
     import keras
 
-_OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates")
+_SHARED = ("candidates", "log_pi_candidates", "log_q_candidates")
+"""Fields that all rows share unless each row has candidates of its own."""
 FamilyInputs = tuple[Tensor, Tensor, Tensor]
 """Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M]: the arguments of a family."""
 
@@ -37,8 +37,8 @@ class Embedded(NamedTuple):
     def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
         """Insert labels from an earlier step behind the first `after` labels (the positives)."""
         labels_CD, bias_C = (
-            ops.concatenate([own[:after], recalled, own[after:]])
-            for own, recalled in ((self.labels_CD, labels_MD), (self.bias_C, bias_M))
+            ops.concatenate([current[:after], recalled, current[after:]])
+            for current, recalled in ((self.labels_CD, labels_MD), (self.bias_C, bias_M))
         )
         return self._replace(labels_CD=labels_CD, bias_C=bias_C)
 
@@ -54,7 +54,7 @@ class BatchCandidates(NamedTuple):
         candidate_tensors: tensors of terms about the candidates, by name, of the shape of `candidates`; `excluded`
             masks labels that are never negatives.
         rows: tensors of terms about the rows, by name, first axis B.
-        places_B: places of the rows in the batch, int32; None if all B rows are present.
+        positions_B: positions of the rows in the batch, int32; None if all B rows are present.
     """
 
     positive_B: Tensor
@@ -67,32 +67,16 @@ class BatchCandidates(NamedTuple):
     log_miss_B: Tensor | None = None
     candidate_tensors: Tensors = {}  # noqa: RUF012 (never written)
     rows: Tensors = {}  # noqa: RUF012
-    places_B: Tensor | None = None
+    positions_B: Tensor | None = None
 
-    def by_rows(self) -> dict[str, Tensors]:
-        """Return the tensors with first axis B, with `places_B`, as `at` reads them."""
-        own = {
-            name: column
-            for name, column in self._asdict().items()
-            if column is not None and (name.endswith("_B") or (name in _OF_CANDIDATES and len(column.shape) == 2))
-        }
-        own["places_B"] = ops.arange(self.positive_B.shape[0])
-        candidate_tensors = {name: column for name, column in self.candidate_tensors.items() if len(column.shape) == 2}
-        return {"own": own, "candidate_tensors": candidate_tensors, "rows": self.rows}
-
-    def at(self, part: dict[str, Tensors]) -> BatchCandidates:
-        """Return the candidates with a part of `by_rows`, or with `of_all_rows`, in place of their own columns."""
-        candidate_tensors = self.candidate_tensors | part["candidate_tensors"]
-        return self._replace(**part["own"], rows=self.rows | part["rows"], candidate_tensors=candidate_tensors)
-
-    def of_all_rows(self) -> dict[str, Tensors]:
-        """Return what all rows see, as `at` takes it."""
-        every = {name: getattr(self, name) for name in _OF_CANDIDATES}
-        own, candidate_tensors = (
-            {name: column for name, column in columns.items() if len(column.shape) == 1}
-            for columns in (every, self.candidate_tensors)
-        )
-        return {"own": own, "candidate_tensors": candidate_tensors, "rows": {}}
+    def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Split fields into those with first axis B, and those that all rows share."""
+        rows = {name: column for name, column in self._asdict().items() if column is not None}
+        rows["positions_B"] = ops.arange(self.positive_B.shape[0])
+        names = [name for name in _SHARED if len(rows[name].shape) == 1]
+        if len(self.candidates.shape) == 1:
+            names.append("candidate_tensors")
+        return rows, {name: rows.pop(name) for name in names}
 
 
 class SampledLogits(NamedTuple):

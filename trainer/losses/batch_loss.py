@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.losses.batch import BatchCandidates, Embedded, SampledLogits
 from longtail.trainer.losses.hits import Hits, mask_hits, multiplicity
-from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.objective import Objective
 
 _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
@@ -42,19 +40,18 @@ class BatchLoss:
 
     def __call__(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
         """Compute the mean weighted loss, float32 scalar, nats, and the terms' tensors of the rows, by name."""
-        rows, (shared, of_rows) = batch.positive_B.shape[0], self._parts(embedded, batch)
+        shared, by_row = self._split(embedded, batch)
         if any(term.joins_rows for term in self.objective.terms):
-            losses_B, visited = self._of_rows(shared | of_rows, batch)
-            return ops.mean(losses_B), visited
+            losses_B, state = self._row_losses(shared | by_row, batch)
+            return ops.mean(losses_B), state
 
-        def losses(shared: Tensors, of_rows: Tensors, fixed: dict[str, Tensors], seen: Any) -> tuple[Tensor, Tensors]:
-            return self._of_rows(shared | of_rows, batch.at(seen).at(fixed))
+        def losses(shared: Tensors, by_row: Tensors, fixed: Any, fixed_shared: Any) -> tuple[Tensor, Tensors]:
+            return self._row_losses(shared | by_row, BatchCandidates(**fixed, **fixed_shared))
 
-        fixed, seen = batch.by_rows(), batch.of_all_rows()
-        value, visited = backend.sum_of_blocks(losses, shared, of_rows, fixed, seen, blocks=_blocks(batch))
-        return value / rows, visited
+        value, state = backend.sum_of_blocks(losses, shared, by_row, *batch.split(), blocks=_count_blocks(batch))
+        return value / batch.positive_B.shape[0], state
 
-    def _parts(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:
+    def _split(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:
         """Split embeddings by name into parts shared by all rows, and parts per row."""
         rows, candidates = batch.positive_B.shape[0], batch.candidates
         labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
@@ -62,7 +59,7 @@ class BatchLoss:
         end = start + math.prod(candidates.shape)
         dim = labels_CD.shape[1]
         shared = {"scale": embedded.scale}
-        of_rows = {"queries": embedded.queries_BD, "positives": labels_CD[:rows], "positive_bias": bias_C[:rows]}
+        by_row = {"queries": embedded.queries_BD, "positives": labels_CD[:rows], "positive_bias": bias_C[:rows]}
         labels, bias = labels_CD[start:end], bias_C[start:end]
         if self.repels != 1:
             # The added term is 0 in value, and multiplies the gradient of the batch's labels by `repels`.
@@ -70,39 +67,36 @@ class BatchLoss:
                 ops.concatenate([x[:rows] + (self.repels - 1) * (x[:rows] - ops.stop_gradient(x[:rows])), x[rows:]])
                 for x in (labels, bias)
             )
-        sampled = of_rows if len(candidates.shape) == 2 else shared
+        sampled = by_row if len(candidates.shape) == 2 else shared
         sampled["labels"] = ops.reshape(labels, (*candidates.shape, dim))
         sampled["bias"] = ops.reshape(bias, candidates.shape)
-        for term in self._bringing:
-            shape = batch.rows[term.name].shape
+        for name in [term.name for term in self.objective.terms if term.adds_negatives]:
+            shape = batch.rows[name].shape
             start, end = end, end + math.prod(shape)
-            of_rows[term.name] = ops.reshape(labels_CD[start:end], (*shape, dim))
-            of_rows[f"{term.name} bias"] = ops.reshape(bias_C[start:end], shape)
-        return shared, of_rows
+            by_row[name] = ops.reshape(labels_CD[start:end], (*shape, dim))
+            by_row[f"{name} bias"] = ops.reshape(bias_C[start:end], shape)
+        return shared, by_row
 
-    @property
-    def _bringing(self) -> list[LossTerm]:
-        return [term for term in self.objective.terms if term.adds_negatives]
-
-    def _of_rows(self, parts: Tensors, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
+    def _row_losses(self, parts: Tensors, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
         """Compute weighted losses of some rows, float32 [B], and the terms' tensors of these rows."""
         candidates, scaled_BD = batch.candidates, parts["queries"] * parts["scale"]
         positive_logits_B = self._product("bd,bd->b", scaled_BD, parts["positives"]) + parts["positive_bias"]
         equation = "bd,bmd->bm" if len(candidates.shape) == 2 else "bd,md->bm"
         logits_BM = self._product(equation, scaled_BD, parts["labels"]) + parts["bias"]
         rows = batch.rows | batch.candidate_tensors
-        masked_BM = self._hits(self.hits, batch)
+        positive_B, in_batch, positions_B = batch.positive_B, self.in_batch, batch.positions_B
+        masked_BM = mask_hits(self.hits, candidates, positive_B, in_batch=in_batch, positions_B=positions_B)
         for name in ("known", "excluded"):
             if name in rows:
                 masked_BM = ops.logical_or(masked_BM, rows[name])
-        draws = logits_BM.shape[1] - self.in_batch  # a row's own place in the batch is no draw
+        draws = logits_BM.shape[1] - in_batch  # a row's own position in the batch is no draw
         if any(term.reads_multiplicity for term in self.objective.terms):
             # After its redraws, `popularity` may still have drawn the positive, which q/(1 − q_y) excludes.
-            own_BM = self._hits("keep" if batch.log_miss_B is None else "mask", batch)
+            hits: Hits = "keep" if batch.log_miss_B is None else "mask"
+            own_BM = mask_hits(hits, candidates, positive_B, in_batch=in_batch, positions_B=positions_B)
             rows["multiplicity"] = multiplicity(batch.log_q_candidates, own_BM, m=draws, log_miss_B=batch.log_miss_B)
-        for term in self._bringing:
-            logits_BS = self._product("bd,bsd->bs", scaled_BD, parts[term.name]) + parts[f"{term.name} bias"]
-            rows[f"{term.name} logits"] = logits_BS
+        for name in [term.name for term in self.objective.terms if term.adds_negatives]:
+            rows[f"{name} logits"] = self._product("bd,bsd->bs", scaled_BD, parts[name]) + parts[f"{name} bias"]
         logits = SampledLogits(
             positive_logits_B,
             logits_BM,
@@ -115,17 +109,14 @@ class BatchLoss:
             log_miss_B=batch.log_miss_B,
             rows=rows,
         )
-        visited: Tensors = {}
+        state: Tensors = {}
         for term in self.objective.terms:
-            visited |= term.row_state(logits, draws=draws)
-        logits = logits._replace(rows=rows | visited)
+            state |= term.row_state(logits, draws=draws)
+        logits = logits._replace(rows=rows | state)
         if "log_eta" not in rows:
-            return batch.weight_B * self.objective(logits), visited
+            return batch.weight_B * self.objective(logits), state
         losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=rows["log_eta"], rate=rows["eta_rate"])
-        return batch.weight_B * losses_B, visited | {"log_eta": log_eta_B}
-
-    def _hits(self, hits: Hits, batch: BatchCandidates) -> Tensor:
-        return mask_hits(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, places_B=batch.places_B)
+        return batch.weight_B * losses_B, state | {"log_eta": log_eta_B}
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Compute inner products in the compute precision, and return them as float32."""
@@ -135,9 +126,9 @@ class BatchLoss:
         return ops.cast(ops.einsum(equation, *sides), "float32")
 
 
-def _blocks(batch: BatchCandidates) -> int:
+def _count_blocks(batch: BatchCandidates) -> int:
     """Return the number of blocks of rows, which bound the part of [B, M] in memory."""
     logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
-    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1]) * backend.devices()
+    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1])
     blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
     return blocks

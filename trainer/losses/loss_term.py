@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from longtail.trainer.backend.tensors import Tensor, Tensors
+from longtail.trainer.backend import Tensor, Tensors
 from longtail.trainer.losses.batch import BatchCandidates, Embedded, FamilyInputs, SampledLogits, StepInputs
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class LossTerm:
     """Define an optional part of a loss. The default of every hook changes nothing.
 
     Attributes:
-        name: name in errors.
-        needs: columns that a batch must have.
+        name: name of the tensors of `extra_negatives`.
         stream: number of the random stream of `columns`.
         adds_negatives: the term has `extra_negatives`. They are embedded and scored; hooks find their logits under
             `NAME logits`.
@@ -52,7 +51,6 @@ class LossTerm:
     """
 
     name: str = ""
-    needs: tuple[str, ...] = ()
     stream: ClassVar[int] = 1
     adds_negatives: ClassVar[bool] = False
     reads_multiplicity: ClassVar[bool] = False
@@ -99,7 +97,7 @@ class LossTerm:
         return {}
 
     def row_state(self, logits: SampledLogits, *, draws: int) -> Tensors:  # noqa: ARG002
-        """Compute tensors of some rows for later hooks and `keep`, first axis B, without gradient.
+        """Compute tensors of some rows for later hooks and `update_state`, first axis B, without gradient.
 
         `draws` is the number of draws of a row.
         """
@@ -109,9 +107,9 @@ class LossTerm:
         """Change the weights of the sampled negatives."""
         return weight
 
-    def negatives(self, weighted: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
+    def negatives(self, inputs: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
         """Change the arguments of the family; all logits include `offset`."""
-        return weighted
+        return inputs
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:  # noqa: ARG002
         """Change the losses of the rows, float32 [B]."""
@@ -127,12 +125,5 @@ class LossTerm:
         """Compute further terms of the mean loss, float32 scalars; `neighbours` are embeddings [B, D] by side."""
         return []
 
-    def update_state(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
-        """Write the tensors that `visited` has computed in a step."""
-
-
-def check_columns(terms: Sequence[LossTerm], batch: Mapping[str, Tensor]) -> None:
-    """Refuse a batch that lacks the columns of a term."""
-    for term in terms:
-        if missing := [name for name in term.needs if name not in batch]:
-            raise ValueError(f"a step with {term.name}: expected {' and '.join(missing)} in its batch, received none")
+    def update_state(self, batch: Mapping[str, Tensor], row_state: Tensors) -> None:
+        """Write the tensors that `row_state` has computed in a step."""

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from longtail.bundle.arrays import Float64
-from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.backend import Tensor, Tensors, keras, ops
+from longtail.trainer.losses.batch import StepInputs
+from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.weights import MASKED, is_masked
 
 if TYPE_CHECKING:
@@ -104,3 +106,14 @@ class Mining:
             ops.take_along_axis(negative_BM, order, axis=1),
             ops.take_along_axis(log_weight_BM, order, axis=1) + log_theta,
         )
+
+
+class SampledRanks(LossTerm):
+    """Draw the ranks of mining in proportion to ϑ [Re19 §3.1]."""
+
+    def __init__(self, mining: Mining) -> None:
+        self._mining = mining
+
+    def row_tensors(self, step: StepInputs) -> Tensors:
+        """Draw ranks for every row, int32 [B, N]."""
+        return {"ranks": self._mining.ranks(step.positive_B.shape[0], step.candidates.shape[-1], step.seed)}

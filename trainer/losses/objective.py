@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Float64
-from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.losses.batch import FamilyInputs, SampledLogits
+from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
+from longtail.trainer.backend import Tensor, Tensors, ops
+from longtail.trainer.losses.batch import FamilyInputs, SampledLogits, StepInputs
 from longtail.trainer.losses.families import LOSSES, next_log_eta
 from longtail.trainer.losses.loss_term import LossTerm
 from longtail.trainer.losses.mining import Mining
@@ -61,7 +63,7 @@ class Objective:
         losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, **eta)
         for term in self.terms:
             losses_B = term.target(losses_B, logits)
-        return losses_B + self._penalty(logits)
+        return losses_B + self._penalty(logits) if self.regularizer else losses_B
 
     def _weighted(self, logits: SampledLogits) -> FamilyInputs:
         """Return positives, negatives and log-weights as the family reads them."""
@@ -95,16 +97,14 @@ class Objective:
             weighted = term.negatives(weighted, logits.rows, offset=self.offset)
         return weighted
 
-    def _penalty(self, logits: SampledLogits) -> Tensor | float:
-        """Compute the penalty of [BM20 eq. 6], float32 [B]; 0 without a regularizer."""
-        if not self.regularizer:
-            return 0.0
+    def _penalty(self, logits: SampledLogits) -> Tensor:
+        """Compute the penalty of [BM20 eq. 6], float32 [B]."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         if not LOSSES[self.family].shifted:
             positive_B, negative_BM = positive_B + logits.log_q_positive_B, negative_BM + logits.log_q_negative
         squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(negative_BM))
-        left_B = ops.sum(ops.cast(ops.logical_not(logits.hits_BM), "float32"), axis=1)
-        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(left_B, 1.0)
+        unmasked_B = ops.sum(ops.cast(ops.logical_not(logits.hits_BM), "float32"), axis=1)
+        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(unmasked_B, 1.0)
         return self.regularizer * (ops.square(positive_B) + negatives_B)
 
 
@@ -142,6 +142,27 @@ def balance(
     # log E Σ w over m draws: the positive comes from π, the negatives come from q.
     log_total = np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L)
     return float(np.log(pairs_per_query) - log_total)
+
+
+class Eta(LossTerm):
+    """Keep log η of all training pairs for `augment_and_reduce`; `Objective.with_eta` updates it."""
+
+    def __init__(self, *, pairs: int, labels: int, steps_per_epoch: int) -> None:
+        # log L is the bracket of a model that scores all labels alike.
+        self._log_eta_N = untrained_variable(np.full(pairs, np.log(labels), np.float32), "log_eta")
+        self._steps_per_epoch, self.variables = steps_per_epoch, [self._log_eta_N]
+
+    def row_tensors(self, step: StepInputs) -> Tensors:
+        """Return log η and its step size."""
+        log_eta_B = backend.gather(self._log_eta_N, step.batch["_pair"])
+        epochs_done = step.steps_done // self._steps_per_epoch
+        # Robbins-Monro steps t^−0.9 over epochs; below 1, because `next_log_eta` takes log(1 − rate).
+        rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
+        return {"log_eta": log_eta_B, "eta_rate": ops.zeros_like(log_eta_B) + rate}
+
+    def update_state(self, batch: Mapping[str, Tensor], row_state: Tensors) -> None:
+        """Write the new log η."""
+        backend.scatter(self._log_eta_N, batch["_pair"], row_state["log_eta"])
 
 
 _OF_THE_BRACKET = ("softmax", "bilateral_softmax", "augment_and_reduce")

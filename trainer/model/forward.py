@@ -7,8 +7,7 @@ then one neighbour per positive if `loss.neighbours` has the side label, `R` dis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import NamedTuple
 
 import keras
@@ -17,15 +16,13 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses import Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.towers import draw_masks
+from longtail.trainer.model.towers import dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
-Read = Mapping[str, Tensor]
-"""Distinct rows of label embeddings that histories of a batch read, by name of the table, int32 [R] each."""
 OF_NEIGHBOUR = "_neighbour "
 """Prefix of the query tower's inputs for neighbours."""
 Masks = list[dict[Dropout, Tensor]]
-"""Dropout masks of the batch, and of the queries that are its neighbours."""
+"""Dropout masks of the batch, then of the queries that are its neighbours."""
 
 
 class Reading(NamedTuple):
@@ -34,6 +31,7 @@ class Reading(NamedTuple):
     Attributes:
         inputs: by tower and name, where tower `neighbour` is the query tower on neighbours; ids are positions among the
             distinct ids of their table.
+        history_labels: distinct rows of label embeddings that histories read, by table, int32 [R] each.
         distinct: distinct ids of every table from `backend.distinct`, and their rows, float32 [U, D].
         pairs: number of training pairs of these ids and of the distinct label embeddings, float32 [U, 1].
     """
@@ -41,7 +39,7 @@ class Reading(NamedTuple):
     inputs: dict[InputKey, Tensor]
     positive_B: Tensor
     labels: int
-    read: Read
+    history_labels: dict[str, Tensor]
     distinct: list[tuple[Tensor, Tensor]]
     pairs: list[Tensor]
 
@@ -53,122 +51,118 @@ class Forward:
     """
 
     def __init__(self, model: TwoTower, seed: keras.random.SeedGenerator) -> None:
-        self._model, self._recipe, self._seed = model, model.recipe, seed
-        neighbours = model.recipe.loss.neighbours
+        self._model, self._seed, recipe = model, seed, model.recipe
+        neighbours = recipe.loss.neighbours
         self._sides = () if neighbours is None else neighbours.sides
-        readers = model.towers.readers
-        self._readers = readers | {
-            ("neighbour", name): table
-            for (side, name), table in readers.items()
-            if side == "query" and "query" in self._sides
-        }
+        self._readers = dict(model.towers.readers)
+        if "query" in self._sides:
+            queries = {name: table for (side, name), table in self._readers.items() if side == "query"}
+            self._readers |= {("neighbour", name): table for name, table in queries.items()}
+        if LABEL_BIAS in model.tables:
+            self._readers["label", LABEL_BIAS] = LABEL_BIAS
+        self._unknown = [
+            (*feature.unknown, rate)
+            for feature in recipe.label.features
+            if feature.unknown is not None and (rate := recipe.label_unknown_rate(feature))
+        ]
+        self.dropouts = {side: dropouts(tower) for side, tower in self._towers() if dropouts(tower)}
+        """Dropout layers by tower, for towers that have any."""
+
+    def _towers(self) -> list[tuple[str, keras.Model]]:
+        towers = [("query", self._model.towers.query), ("label", self._model.towers.label)]
+        return [*towers, ("neighbour", self._model.towers.query)] if "query" in self._sides else towers
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
         """Read the inputs of a batch, and the table rows to differentiate."""
-        inputs, read = self._distinct_of_histories(batch)
+        model, towers = self._model, self._model.towers
+        inputs: dict[InputKey, Tensor] = {
+            ("query", name): column for name, column in batch.items() if not name.startswith("_")
+        }
         labels_E = labels_C
+        if "query" in self._sides:
+            names = [name for name in batch if name.startswith(OF_NEIGHBOUR)]
+            inputs |= {("neighbour", name.removeprefix(OF_NEIGHBOUR)): batch[name] for name in names}
         if "label" in self._sides:
             labels_E = ops.concatenate([labels_C, ops.convert_to_tensor(batch["_neighbour"])])
-        inputs, readers = self._inputs(inputs, labels_C, labels_E, read, batch)
-        inputs, ids = read_distinct(self._model.tables, inputs, readers)
-        distinct = [(ids[name], backend.gather(table.table, ids[name])) for name, table in self._model.tables.items()]
+        history_labels: dict[str, Tensor] = {}
+        if towers.label_rows:
+            # Ids of label embeddings become positions among the distinct ones.
+            inputs, history_labels = read_distinct(towers.label_rows, inputs, self._readers, shared=True)
+        own_B2 = None if model.drawn_audience is None else batch["_own"]
+        label_inputs = model.inputs_of_labels(labels_E, self._seed, own_B2)
+        for name, value, rate in self._unknown:
+            ids = label_inputs[name]
+            unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < rate
+            label_inputs[name] = ops.where(unknown, ops.full_like(ids, value), ids)
+        for key, rows_R in history_labels.items():
+            inputs |= self._add_history_labels(key, rows_R, label_inputs)
+        inputs |= {("label", name): column for name, column in label_inputs.items()}
+        if LABEL_BIAS in model.tables:
+            inputs["label", LABEL_BIAS] = labels_C + 1
+        inputs, distinct_ids = read_distinct(model.tables, inputs, self._readers)
+        distinct = [
+            (distinct_ids[name], backend.gather(table.table, distinct_ids[name]))
+            for name, table in model.tables.items()
+        ]
+        distinct_ids |= history_labels
+        pairs = [backend.gather(table.table, distinct_ids[towers.readers[key]]) for key, table in towers.pairs.items()]
         positive_B = ops.convert_to_tensor(batch["_positive"])
-        towers, ids = self._model.towers, ids | dict(read)
-        pairs = [backend.gather(table.table, ids[towers.readers[key]]) for key, table in towers.pairs.items()]
-        return Reading(inputs, positive_B, ops.shape(labels_C)[0], read, distinct, pairs)
+        return Reading(inputs, positive_B, ops.shape(labels_C)[0], history_labels, distinct, pairs)
+
+    def _add_history_labels(self, key: str, rows_R: Tensor, label_inputs: dict[str, Tensor]) -> dict[InputKey, Tensor]:
+        """Append labels of histories to the label tower's inputs; return rows to add to their embeddings."""
+        # Row 0 of label embeddings is padding, so label y has row y + 1.
+        labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
+        is_label_R = _are_labels(rows_R, self._model.labels)
+        for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
+            is_label = ops.reshape(is_label_R, (-1, *[1] * (len(column.shape) - 1)))
+            label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(is_label, column, 0)])
+        if key not in self._model.entry_ids:
+            return {}
+        ids_R = backend.gather(self._model.entry_ids[key], labels_R)
+        return {("entry", key): ops.where(is_label_R, ids_R, 0)}
 
     def draw_masks(self, reading: Reading) -> Masks:
-        """Draw dropout masks."""
-        towers, inputs, positive_B = self._model.towers, reading.inputs, reading.positive_B
-        label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
-        masks = draw_masks(towers.query, positive_B, _side(inputs, "query"), self._seed)
-        masks |= draw_masks(towers.label, label_input, _side(inputs, "label"), self._seed)
-        if "query" not in self._sides:
-            return [masks, {}]
-        return [masks, draw_masks(towers.query, positive_B, _side(inputs, "neighbour"), self._seed)]
+        """Draw dropout masks; they cover rows [B, …], or entries of a history [S, P]."""
+        label_input = next(
+            column for (side, name), column in reading.inputs.items() if side == "label" and name != LABEL_BIAS
+        )
+        masks: Masks = [{}, {}]
+        for side, layers in self.dropouts.items():
+            rows = ops.shape(label_input if side == "label" else reading.positive_B)[0]
+            for layer in layers:
+                size = rows if layer.entries_of is None else ops.size(reading.inputs[side, layer.entries_of])
+                masks[side == "neighbour"][layer] = layer.draw(size, self._seed)
+        return masks
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
         """Embed a batch, and its neighbours, float32 [B, D] by side, from table rows, float32 [U, D]."""
         towers = self._model.towers
-        with ExitStack() as histories:
-            histories.enter_context(compact_rows([*self._model.tables.values()], rows))
+        with ExitStack() as stack:
+            stack.enter_context(compact_rows([*self._model.tables.values()], rows))
             for (key, table), pairs in zip(towers.pairs.items(), reading.pairs, strict=True):
-                shared = towers.readers[key] in reading.read
-                histories.enter_context(compact_rows([table], [pairs], shared=shared))
-            with dropout_masks(masks[0]):
-                embedded, neighbours = self._embedded(reading, histories)
+                shared = towers.readers[key] in reading.history_labels
+                stack.enter_context(compact_rows([table], [pairs], shared=shared))
+            with dropout_masks(masks[0]) if masks else nullcontext():
+                embedded, neighbours = self._embed_batch(reading, stack)
             if "query" in self._sides:
-                with dropout_masks(masks[1]):
+                with dropout_masks(masks[1]) if masks else nullcontext():
                     neighbours["query"] = towers.query(_side(reading.inputs, "neighbour"))
         return embedded, neighbours
 
-    def _distinct_of_histories(self, batch: dict[str, Tensor]) -> tuple[dict[InputKey, Tensor], Read]:
-        """Return the queries' inputs, and the distinct rows of label embeddings in their histories.
-
-        Ids of label embeddings in the inputs are positions among these rows.
-        """
-        inputs = {("query", name): column for name, column in batch.items() if not name.startswith("_")}
-        inputs |= {
-            ("neighbour", name.removeprefix(OF_NEIGHBOUR)): column
-            for name, column in batch.items()
-            if name.startswith(OF_NEIGHBOUR) and "query" in self._sides
-        }
-        inputs, read = read_distinct(self._model.towers.label_rows, inputs, self._readers, shared=True)
-        return inputs, read
-
-    def _inputs(
-        self,
-        query_inputs: dict[InputKey, Tensor],
-        labels_C: Tensor,
-        labels_E: Tensor,
-        read: Read,
-        batch: dict[str, Tensor],
-    ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
-        """Return inputs of both towers, and the table of each input that holds ids.
-
-        The label tower has E rows, then R rows for every table of label embeddings.
-        """
-        label_inputs = self._model.inputs_of_labels(labels_E, self._seed, batch.get("_own"))
-        for feature in self._recipe.label.features:
-            rate = self._recipe.label_unknown_rate(feature)
-            if feature.unknown is not None and rate:
-                name, value = feature.unknown
-                known = label_inputs[name]
-                unknown = keras.random.uniform(ops.shape(known), seed=self._seed) < rate
-                label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
-        entries: dict[InputKey, Tensor] = {}
-        for key, rows_R in read.items():
-            # Row 0 of label embeddings is padding, so label y has row y + 1.
-            labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
-            known_R = _are_labels(rows_R, self._model.labels)
-            for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
-                known = ops.reshape(known_R, (-1, *[1] * (len(column.shape) - 1)))
-                label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(known, column, 0)])
-            if key in self._model.entry_ids:
-                ids_R = backend.gather(self._model.entry_ids[key], labels_R)
-                entries["entry", key] = ops.where(known_R, ids_R, 0)
-        inputs: dict[InputKey, Tensor] = {
-            **query_inputs,
-            **entries,
-            **{("label", name): column for name, column in label_inputs.items()},
-        }
-        readers = dict(self._readers)
-        if LABEL_BIAS in self._model.tables:
-            inputs["label", LABEL_BIAS], readers["label", LABEL_BIAS] = labels_C + 1, LABEL_BIAS
-        return inputs, readers
-
-    def _embedded(self, reading: Reading, histories: ExitStack) -> tuple[Embedded, dict[str, Tensor]]:
+    def _embed_batch(self, reading: Reading, histories: ExitStack) -> tuple[Embedded, dict[str, Tensor]]:
         """Embed the batch, and neighbours of its labels; histories then read outputs of the label tower."""
-        towers, tables, label_side = self._model.towers, self._model.tables, _side(reading.inputs, "label")
-        bias_ids = label_side.pop(LABEL_BIAS, None)
-        embedded_D = towers.label(label_side)
-        start, dim, rows = reading.labels, self._recipe.model.dim, reading.positive_B.shape[0]
+        towers, tables, label_inputs = self._model.towers, self._model.tables, _side(reading.inputs, "label")
+        bias_ids = label_inputs.pop(LABEL_BIAS, None)
+        embedded_D = towers.label(label_inputs)
+        start, dim, rows = reading.labels, self._model.recipe.model.dim, reading.positive_B.shape[0]
         near = "label" in self._sides
         # The number of distinct labels in histories is not static, and the concatenation loses the static shape.
-        labels_CD = ops.reshape(embedded_D[:start], (start, dim)) if reading.read or near else embedded_D
+        several = near or reading.history_labels
+        labels_CD = ops.reshape(embedded_D[:start], (start, dim)) if several else embedded_D
         neighbours = {"label": ops.reshape(embedded_D[start : start + rows], (rows, dim))} if near else {}
         start += rows if near else 0
-        for name, rows_R in reading.read.items():
+        for name, rows_R in reading.history_labels.items():
             end = start + ops.shape(rows_R)[0]
             read_RD, start = embedded_D[start:end], end
             if ("entry", name) in reading.inputs:
@@ -187,4 +181,4 @@ def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
 
 
 def _side(inputs: dict[InputKey, Tensor], side: str) -> dict[str, Tensor]:
-    return {name: column for (of, name), column in inputs.items() if of == side}
+    return {name: column for (tower, name), column in inputs.items() if tower == side}

@@ -22,6 +22,7 @@ import keras
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS
+from longtail.trainer.losses import LossTerm
 from longtail.trainer.model.embedding import Dropout, EmbeddingTable, layers_of
 
 
@@ -63,7 +64,7 @@ class SequenceEncoder(keras.layers.Layer):
         self._packed: Packed | None = None
 
     def call(self, ids_SP: Tensor, weights_SP: Tensor) -> Tensor:
-        """Return embeddings, float32 [B, D]; B is S outside of `packed_histories`.
+        """Return embeddings, float32 [B, D]; B is S outside of `PackedHistories.context`.
 
         Entries of weight 0 are padding; all other weights act alike.
         """
@@ -242,19 +243,22 @@ def dropped(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
     return ops.reshape(layer(ops.reshape(x_SPD, (-1, layer.width))), ops.shape(x_SPD))
 
 
-@contextmanager
-def packed_histories(tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Make encoders read packed histories inside the block, if the batch has the columns of `Packed`."""
-    encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
-    try:
-        for layer in encoders:
-            names = [f"_{layer.feature}{what}" for what in (SEGMENTS, POSITIONS, PLACES)]
-            if names[0] in batch:
-                layer._packed = Packed(*(ops.convert_to_tensor(batch[name]) for name in names))
-        yield
-    finally:
-        for layer in encoders:
-            layer._packed = None
+class PackedHistories(LossTerm):
+    """Make encoders read packed histories, if the batch has the columns of `Packed`."""
+
+    @contextmanager
+    def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give encoders the packed histories of the batch inside the block."""
+        encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
+        try:
+            for layer in encoders:
+                names = [f"_{layer.feature}{column}" for column in (SEGMENTS, POSITIONS, PLACES)]
+                if names[0] in batch:
+                    layer._packed = Packed(*(ops.convert_to_tensor(batch[name]) for name in names))
+            yield
+        finally:
+            for layer in encoders:
+                layer._packed = None
 
 
 def _normalisation(dim: int, precision: str) -> keras.layers.Layer:

@@ -15,9 +15,8 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
-from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, layers_of
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, layers_of, unit_rows
 from longtail.trainer.model.features import FeatureParts, own_tower
-from longtail.trainer.model.objectives import ObjectiveMaps
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,6 @@ def dropouts(tower: keras.Model) -> list[Dropout]:
     return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
 
 
-def draw_masks(
-    tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
-) -> dict[Dropout, Tensor]:
-    """Draw a mask for every dropout layer; masks cover rows [B, …] or entries of a history [S, P]."""
-    layers = dropouts(tower)
-    sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
-    return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}
-
-
 @contextmanager
 def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
     """Make a tower compute in float32 inside the block, as the service does."""
@@ -68,6 +58,60 @@ def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
     finally:
         for layer, policy in zip(layers, policies, strict=True):
             layer.dtype_policy = policy
+
+
+class ObjectiveMaps(keras.layers.Layer):
+    """Map query embeddings by objective: u_o = (I + A_o) x, served as Σ ŝ_o u_o.
+
+    An inner product is linear, so the score of the served vector is exactly Σ ŝ_o f_o [METHODS §2.4]. A_o is 0
+    initially: all objectives begin with the output of the tower, and a penalty on weights pulls them together.
+
+    Args:
+        shares: ŝ by objective, in the order of the recipe; the sum is 1.
+        unit: divide each u_o by its norm. The norm of the sum is then at most 1.
+    """
+
+    def __init__(self, shares: Mapping[str, float], dim: int, *, unit: bool, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+        self.unit, self.shares = unit, list(shares.values())
+        self.maps = [self.add_weight(shape=(dim, dim), initializer="zeros", name=objective) for objective in shares]
+        self.built = True
+        self._objectives_B: Tensor | None = None
+
+    def call(self, x_BD: Tensor) -> Tensor:
+        """Return the served vectors, float32 [B, D]; inside `by_objective`, each row by its own objective."""
+        if self._objectives_B is None:
+            served = [share * self._map(x_BD, i) for i, share in enumerate(self.shares) if share]
+            return sum(served[1:], served[0])
+        # Few objectives: all maps of all rows cost less than a gather of a [D, D] matrix per row.
+        objective_B1 = ops.expand_dims(self._objectives_B, 1)
+        rows_BD = self._map(x_BD, 0)
+        for i in range(1, len(self.maps)):
+            rows_BD = ops.where(ops.equal(objective_B1, i), self._map(x_BD, i), rows_BD)
+        return rows_BD
+
+    def _map(self, x_BD: Tensor, i: int) -> Tensor:
+        """Compute u_o of one objective, float32 [B, D]."""
+        rows_BD = x_BD + ops.matmul(x_BD, self.maps[i])
+        return unit_rows(rows_BD) if self.unit else rows_BD
+
+
+@contextmanager
+def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
+    """Make a query tower map each row by its own objective, int32 [B], inside the block.
+
+    A tower without objectives does not change.
+    """
+    maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
+    if maps and objectives_B is None:
+        raise ValueError("a step with objectives: expected _objective in its batch, received none")
+    try:
+        for layer in maps:
+            layer._objectives_B = ops.convert_to_tensor(objectives_B)
+        yield
+    finally:
+        for layer in maps:
+            layer._objectives_B = None
 
 
 def build_towers(

@@ -1,11 +1,11 @@
 """The two-tower model that is trained, evaluated and served; `step.py` trains it.
 
-Legend: `B` queries, `C` some labels, `D` dimensions, `L` labels.
+Legend: `B` queries, `C` some labels, `P` entries drawn of a label's audience, `D` dimensions, `L` labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -16,8 +16,8 @@ from longtail.trainer import backend
 from longtail.trainer.arrays import assign, untrained_variable, values_of
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
+from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.model.audience import DrawnAudience
 from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.towers import build_towers, in_float32
 
@@ -27,6 +27,54 @@ _BLOCK = 4096
 """Number of labels embedded at a time."""
 _SEQUENCES = 512
 """Number of histories encoded as sequences at a time."""
+
+
+class DrawnAudience:
+    """Sample the audiences of labels, on the device.
+
+    An audience of n entries is cut into P parts of n // P or n // P + 1 entries. One entry is drawn from each part,
+    with the size of the part as its weight. Each entry then has expected weight 1, the weights sum to n, and an
+    audience of at most P entries is read whole. Every step draws again: with one draw per epoch, a popular label would
+    see the same few queries all the time.
+    """
+
+    def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:
+        self._widths = {name: min(limit, audience.longest) for name, limit in limits.items()}
+        self._offsets = untrained_variable(audience.offsets.astype(np.int32), "audience")
+        self._ids = {name: untrained_variable(audience.ids[name], name) for name in limits}
+        self.variables = [self._offsets, *self._ids.values()]
+
+    def draw(
+        self, labels_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Draw the label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] per feature.
+
+        `own_B2`, int32, names entries to exclude for the first B labels: the first entry and their number.
+        """
+        start_C1 = backend.gather(self._offsets, labels_C)[:, None]
+        size_C1 = backend.gather(self._offsets, labels_C + 1)[:, None] - start_C1
+        first_C1 = own_C1 = ops.zeros_like(size_C1)
+        if own_B2 is not None:
+            own_C2 = ops.pad(own_B2, [[0, labels_C.shape[0] - own_B2.shape[0]], [0, 0]])
+            first_C1, own_C1 = own_C2[:, :1], own_C2[:, 1:]
+        drawn: dict[str, Tensor] = {}
+        for name, width in self._widths.items():
+            part_1P = ops.arange(width, dtype="int32")[None]
+            # Stratified draws: the first `more` parts have one entry more than the others, so the parts cover all.
+            part_size_C1 = (size_C1 - own_C1) // width
+            more_C1 = size_C1 - own_C1 - part_size_C1 * width
+            part_CP = part_size_C1 + ops.cast(part_1P < more_C1, "int32")
+            random_CP = keras.random.uniform((ops.shape(labels_C)[0], width), seed=seed)
+            # Guard against rounding up to `part`, which would be the next part's first entry.
+            within_CP = ops.minimum(ops.cast(random_CP * ops.cast(part_CP, "float32"), "int32"), part_CP - 1)
+            entry_CP = part_1P * part_size_C1 + ops.minimum(part_1P, more_C1) + within_CP
+            # Entries are counted without the own ones, so entries from the first own one on skip these.
+            entry_CP = start_C1 + entry_CP + ops.where(entry_CP >= first_C1, own_C1, 0)
+            is_entry_CP = part_CP > 0
+            ids_CP = backend.gather(self._ids[name], ops.where(is_entry_CP, entry_CP, 0))
+            drawn[name] = ops.where(is_entry_CP, ids_CP, 0)
+            drawn[f"{name}__weight"] = ops.cast(part_CP, "float32")
+        return drawn
 
 
 class TwoTower:
@@ -53,7 +101,7 @@ class TwoTower:
         }
         for key, pairs in encoding.pairs.items():
             assign(self.towers.pairs[key].table, pairs[:, None])
-        limits = {each.name: each.max_length for each in recipe.label.features if each.kind == "audience"}
+        limits = {feature.name: feature.max_length for feature in recipe.label.features if feature.kind == "audience"}
         self._audience = encoding.audience
         self.drawn_audience = None if encoding.audience is None else DrawnAudience(encoding.audience, limits)
         self._label_rows_filled = not self.towers.label_rows
@@ -81,28 +129,27 @@ class TwoTower:
         ]
 
     def inputs_of_labels(
-        self, rows_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
+        self, rows_C: Tensor, seed: keras.random.SeedGenerator | None = None, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return inputs of the label tower for label rows, int32 [C].
+        """Return inputs of the label tower for label rows, int32 [C]; audiences only with a `seed` to draw them.
 
         `own_B2` are entries to exclude from audiences of the first B labels (see `DrawnAudience.draw`).
         """
-        inputs = self._static_inputs(rows_C)
-        return inputs if self.drawn_audience is None else inputs | self.drawn_audience.draw(rows_C, seed, own_B2)
-
-    def _static_inputs(self, rows_C: Tensor) -> dict[str, Tensor]:
-        return {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
+        inputs = {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
+        if seed is not None and self.drawn_audience is not None:
+            inputs |= self.drawn_audience.draw(rows_C, seed, own_B2)
+        return inputs
 
     def _blocks(self) -> Iterator[tuple[Int32, dict[str, Tensor]]]:
         """Yield all label rows in blocks, with inputs that hold whole audiences."""
         if self._audience is not None:
             for rows_C in self._audience.blocks():
-                whole = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
-                yield rows_C, self._static_inputs(rows_C) | whole
+                audiences = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
+                yield rows_C, self.inputs_of_labels(rows_C) | audiences
             return
         for start in range(0, self.labels, _BLOCK):
             rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
-            yield rows_C, self._static_inputs(rows_C)
+            yield rows_C, self.inputs_of_labels(rows_C)
 
     def embed_queries(self, inputs: Inputs) -> Float32:
         """Return query tower outputs, float32 [B, D]; histories read label embeddings of the last `embed_labels`."""
@@ -164,6 +211,6 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
 
 def _ends(weights_BP: Float32) -> Int64:
     """Return the number of places up to each row's last entry, int64 [B]."""
-    places_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
-    ends_B: Int64 = places_BP.max(axis=1, initial=0)
+    ends_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
+    ends_B: Int64 = ends_BP.max(axis=1, initial=0)
     return ends_B

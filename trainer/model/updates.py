@@ -40,7 +40,7 @@ class Gradients(NamedTuple):
     dense: list[Tensor]
 
 
-def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+def cut_batch(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
     """Cut a batch into parts of equal size, in its order; every column is [B] or [B, …]."""
     if parts == 1:
         return [batch]
@@ -48,18 +48,19 @@ def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
     return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
 
 
-def mean_gradients(tables: Mapping[str, EmbeddingTable], made: Sequence[Gradients]) -> Gradients:
+def mean_gradients(tables: Mapping[str, EmbeddingTable], parts: Sequence[Gradients]) -> Gradients:
     """Average gradients over parts, over the distinct rows of all parts."""
     distinct, rows = [], []
-    for at, table in enumerate(tables.values()):
-        read, gradients = [part.distinct[at] for part in made], [part.rows[at] for part in made]
-        ids_U, rows_UD, total_UD = backend.sums(table.table, read, gradients)
+    for i, table in enumerate(tables.values()):
+        ids_U, rows_UD, total_UD = backend.sums(
+            table.table, [part.distinct[i] for part in parts], [part.rows[i] for part in parts]
+        )
         distinct.append((ids_U, rows_UD))
-        rows.append(total_UD / len(made))
-    if len(made) == 1:
-        return made[0]._replace(distinct=distinct, rows=rows)
-    dense = [sum(parts[1:], parts[0]) / len(made) for parts in zip(*(part.dense for part in made), strict=True)]
-    value = sum((part.value for part in made[1:]), made[0].value) / len(made)
+        rows.append(total_UD / len(parts))
+    if len(parts) == 1:
+        return parts[0]._replace(distinct=distinct, rows=rows)
+    dense = [sum(terms[1:], terms[0]) / len(parts) for terms in zip(*(part.dense for part in parts), strict=True)]
+    value = sum((part.value for part in parts[1:]), parts[0].value) / len(parts)
     return Gradients(value, distinct, rows, dense)
 
 
@@ -92,11 +93,7 @@ class Updates:
         ]
         if self._dense:
             self.dense.build(self._dense)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """List the variables of a checkpoint that are not in the model, in a fixed order."""
-        return [
+        self.variables: list[keras.Variable] = [
             self.steps_done,
             *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
             *(self.dense.variables if self._dense else []),
@@ -104,41 +101,43 @@ class Updates:
             *(variable for average in self.averages.values() for variable in (average.sum, average.touched)),
             *self._dense_sums,
         ]
+        """The variables of a checkpoint that are not in the model, in a fixed order."""
 
-    def apply(self, made: Gradients) -> None:
+    def apply(self, gradients: Gradients) -> None:
         """Add the penalty to the gradients, and update tables and dense weights."""
         rate = self._row_rate(self.steps_done.value)
         self.steps_done.assign(self.steps_done.value + 1)
         step = ops.cast(self.steps_done.value, "float32")
-        distinct, row_gradients, gradients = made.distinct, made.rows, made.dense
-        # Averages take in the present weights before the update changes them.
-        for average, (ids_U, rows_UD) in zip(self.averages.values(), distinct, strict=bool(self.averages)):
-            average.touch(ids_U, rows_UD, step=step)
-        for total, mean in zip(self._dense_sums, self._dense_means(), strict=True):
-            total.assign(mean)
+        distinct, row_gradients, dense_gradients = gradients.distinct, gradients.rows, gradients.dense
+        if self.averages:
+            # Averages take in the present weights before the update changes them.
+            for average, (ids_U, rows_UD) in zip(self.averages.values(), distinct, strict=True):
+                average.touch(ids_U, rows_UD, step=step)
+            for total, mean in zip(self._dense_sums, self._dense_means(), strict=True):
+                total.assign(mean)
         if self.l2:
             row_gradients = [
                 gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
                 for penalty, (ids_U, rows_UD), gradient in zip(self.l2.values(), distinct, row_gradients, strict=True)
             ]
-            gradients = [
+            dense_gradients = [
                 gradient if variable is self._model.log_temperature else gradient + 2 * self.config.l2 * variable.value
-                for gradient, variable in zip(gradients, self._dense, strict=True)
+                for gradient, variable in zip(dense_gradients, self._dense, strict=True)
             ]
         for optimizer, (ids_U, rows_UD), gradients_UD in zip(self.rows.values(), distinct, row_gradients, strict=True):
             optimizer.apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
-            self.dense.apply(gradients, self._dense)
+            self.dense.apply(dense_gradients, self._dense)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Give the model the moving averages of its weights inside the block, with `optimizer.average`."""
-        kept = [ops.copy(variable.value) for variable, _ in self._averages()]
+        values = [ops.copy(variable.value) for variable, _ in self._averages()]
         try:
             self.take_averages()
             yield
         finally:
-            for (variable, _), value in zip(self._averages(), kept, strict=True):
+            for (variable, _), value in zip(self._averages(), values, strict=True):
                 variable.assign(value)
 
     def take_averages(self) -> None:

@@ -1,16 +1,15 @@
 """Samplers of negatives [METHODS §2.1].
 
-`independent.py`, `memory.py`, `conditional.py` and `model_based.py` have the samplers, and `walk.py` draws from the
-trees of the last two. `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree of `adversarial`.
-`frequencies.py` counts label frequencies, or estimates them during training.
+`independent.py`, `conditional.py` and `model_based.py` have the samplers, and `walk.py` draws from the trees of the
+last two. `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree of `adversarial`. `frequencies.py` counts
+label frequencies, or estimates them during training.
 """
 
 from collections.abc import Callable
 
 from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.conditional import adversarial
-from longtail.trainer.sampling.independent import full, in_batch, mixed, popularity, uniform
-from longtail.trainer.sampling.memory import cross_batch
+from longtail.trainer.sampling.independent import cross_batch, full, in_batch, mixed, popularity, uniform
 from longtail.trainer.sampling.model_based import minimum_variance, model
 
 __all__ = ["SAMPLERS", "DrawContext", "LabelTable", "Sampler", "SamplerSetup"]

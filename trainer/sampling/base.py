@@ -101,8 +101,3 @@ class Sampler:
     remember: Callable[[Tensor, Tensor, Tensor], None] | None = None
     recall: Callable[[], tuple[Tensor, Tensor]] | None = None
     variables: tuple[keras.Variable, ...] = ()
-
-    @property
-    def changes(self) -> bool:
-        """Return whether training changes the sampler's variables."""
-        return self.refresh is not None or self.remember is not None

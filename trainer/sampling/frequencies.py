@@ -22,83 +22,70 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.sampling.base import DrawContext, Sampler
 
 
-class StreamingFrequencies:
-    """Average the gaps of every label: plainly over the first 1/rate gaps, then exponentially.
+class Frequencies:
+    """Look up log π of labels, and log q of their draws, as counted in the data."""
 
-    The exponential average is `(1 − rate)·gap + rate·seen`. For a label of frequency π, the relative error of the
+    def __init__(self, log_pi_L: Float64, sampler: Sampler) -> None:
+        self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
+        self._log_q_L = None if sampler.log_q_L is None else untrained_variable(sampler.log_q_L, "log_q")
+        self._sampler = sampler
+        # Variables that steps change, and variables that steps only read.
+        self.variables: list[keras.Variable] = []
+        self.constants = [self._log_pi_L, *([] if self._log_q_L is None else [self._log_q_L])]
+
+    def log_pi(self, labels: Tensor) -> Tensor:
+        """Return log label frequencies, float32 of the shape of `labels`, nats."""
+        return backend.gather(self._log_pi_L, labels)
+
+    def log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:  # noqa: ARG002
+        """Return log-probabilities that the sampler draws these labels, [B] or [B, M], for their rows; float32."""
+        if self._sampler.log_q is not None:
+            return self._sampler.log_q(context, labels)
+        return backend.gather(self._log_q_L, labels)
+
+
+class StreamingFrequencies(Frequencies):
+    """Estimate π during training: average the gaps of every label, plainly up to 1/rate gaps, then exponentially.
+
+    The exponential average is `(1 − rate)·gap + rate·new`. For a label of frequency π, the relative error of the
     estimate has a standard deviation of about √(rate·(1 − π)/(2 − rate)).
 
     Args:
         initial_gap: gap of a label before its first occurrence, in pairs.
     """
 
-    def __init__(self, labels: int, *, rate: float = 0.02, initial_gap: float) -> None:
-        self.labels, self.rate = labels, rate
-        self._gap = untrained_variable(np.full(labels, initial_gap, np.float32), "gaps")
-        self._gaps_seen = untrained_variable(np.zeros(labels, np.float32), "gaps_seen")
-        self._last = untrained_variable(np.zeros(labels, np.int32), "last_seen")
+    def __init__(self, log_pi_L: Float64, sampler: Sampler, *, rate: float = 0.02, initial_gap: float) -> None:
+        super().__init__(log_pi_L, sampler)
+        self.labels, self.rate = len(log_pi_L), rate
+        self._gap = untrained_variable(np.full(self.labels, initial_gap, np.float32), "gaps")
+        self._gap_counts = untrained_variable(np.zeros(self.labels, np.float32), "gaps_seen")
+        self._last = untrained_variable(np.zeros(self.labels, np.int32), "last_seen")
         self._now = keras.Variable(0, dtype="int32", trainable=False, name="pairs_seen")
+        self.variables = [self._gap, self._gap_counts, self._last, self._now]
 
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """List the variables of the state, for checkpoints."""
-        return [self._gap, self._gaps_seen, self._last, self._now]
-
-    def log_frequencies(self, labels: Tensor) -> Tensor:
-        """Estimate log π of label rows, float32 of their shape; nats, at most 0."""
+    def log_pi(self, labels: Tensor) -> Tensor:
+        """Estimate log label frequencies, float32 of the shape of `labels`, nats, at most 0."""
         return -ops.log(ops.maximum(backend.gather(self._gap, labels), 1.0))
+
+    def log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:
+        """Return log-probabilities of draws; q follows the estimated π if the sampler draws by frequency."""
+        if self._sampler.log_q is None and self._sampler.q_of_pi is not None:
+            return self._sampler.q_of_pi(log_pi)
+        return super().log_q(context, labels, log_pi)
 
     def update(self, labels_B: Tensor) -> None:
         """Count a batch's labels, int32 [B]."""
         now = self._now.value + labels_B.shape[0]
         labels_U, positions_B = backend.unique(labels_B, self.labels)
         hits_U = backend.count(positions_B, labels_U)
-        gap_U, seen_U = backend.gather(self._gap, labels_U), backend.gather(self._gaps_seen, labels_U)
+        gap_U, count_U = backend.gather(self._gap, labels_U), backend.gather(self._gap_counts, labels_U)
         # The c gaps of a label that occurs c times in the batch sum to the time since its last occurrence.
         new_U = ops.cast(now - backend.gather(self._last, labels_U), "float32") / ops.maximum(hits_U, 1.0)
         # Weight of the old gap after c new ones: a plain mean at first, then c exponential updates at once.
-        kept_U = ops.where(
-            seen_U * self.rate < 1, seen_U / ops.maximum(seen_U + hits_U, 1.0), ops.power(1 - self.rate, hits_U)
+        old_weight_U = ops.where(
+            count_U * self.rate < 1, count_U / ops.maximum(count_U + hits_U, 1.0), ops.power(1 - self.rate, hits_U)
         )
-        backend.scatter(self._gap, labels_U, kept_U * gap_U + (1 - kept_U) * new_U)
-        backend.scatter(self._gaps_seen, labels_U, seen_U + hits_U)
+        backend.scatter(self._gap, labels_U, old_weight_U * gap_U + (1 - old_weight_U) * new_U)
+        backend.scatter(self._gap_counts, labels_U, count_U + hits_U)
         backend.scatter(self._last, labels_U, ops.zeros_like(labels_U) + now)
         self._now.assign(now)
-
-
-class Frequencies:
-    """Look up log π and log q of labels: counted, or estimated by `streaming` during training."""
-
-    def __init__(self, log_pi_L: Float64, sampler: Sampler, streaming: StreamingFrequencies | None) -> None:
-        self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
-        self._log_q_L = None if sampler.log_q_L is None else untrained_variable(sampler.log_q_L, "log_q")
-        self._sampler, self._streaming = sampler, streaming
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """List the variables that steps change."""
-        return [] if self._streaming is None else self._streaming.variables
-
-    @property
-    def constants(self) -> list[keras.Variable]:
-        """List the variables that steps only read."""
-        return [self._log_pi_L, *([] if self._log_q_L is None else [self._log_q_L])]
-
-    def update(self, positive_B: Tensor) -> None:
-        """Count the labels of a batch, int32 [B], if frequencies are streamed."""
-        if self._streaming is not None:
-            self._streaming.update(positive_B)
-
-    def log_pi(self, labels: Tensor) -> Tensor:
-        """Return log label frequencies, float32 of the shape of `labels`."""
-        if self._streaming is not None:
-            return self._streaming.log_frequencies(labels)
-        return backend.gather(self._log_pi_L, labels)
-
-    def log_q(self, context: DrawContext, labels: Tensor, log_pi: Tensor) -> Tensor:
-        """Return log-probabilities that the sampler draws these labels, [B] or [B, M], for their rows; float32."""
-        if self._sampler.log_q is not None:
-            return self._sampler.log_q(context, labels)
-        if self._streaming is not None and self._sampler.q_of_pi is not None:
-            return self._sampler.q_of_pi(log_pi)
-        return backend.gather(self._log_q_L, labels)

@@ -6,19 +6,21 @@ Legend: `B` batch size, `M` drawn negatives, `L` labels.
 
 The examples of this file have a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
 
-    >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8)
+    >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8, dim=3)
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
-from longtail.trainer.sampling.base import Count, DrawContext, Sampler, SamplerSetup
+from longtail.trainer.sampling.base import Count, DrawContext, LabelTable, Sampler, SamplerSetup
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
@@ -160,6 +162,66 @@ def mixed(setup: SamplerSetup, *, negatives: Count) -> Sampler:
     return Sampler(log_q_L.astype(np.float32), in_batch=True, draw=draw, q_of_pi=q_of_pi)
 
 
+def cross_batch(setup: SamplerSetup, *, negatives: Count, gradients: bool = False) -> Sampler:
+    """Use the batch's labels and the last M positives of earlier batches as negatives; q = π in expectation.
+
+    Every batch holds labels in proportion to π, so labels of the memory have the q of `in_batch`, and B − 1 + M draws
+    per row cost the embedding of only B labels. The memory keeps embeddings from up to M/B steps ago, without gradient.
+    To make up for this, the gradient of the batch's labels as negatives is multiplied by (B − 1 + M)/(B − 1). The
+    embeddings are renewed at the beginning of every epoch. Before the first step the memory holds M draws from π.
+
+    Args:
+        negatives: M, the size of the memory.
+        gradients: the memory holds only labels, which every step embeds again, with gradient.
+
+    Relations: acts like `in_batch` with larger batches but the same number of positives.
+
+    Example:
+        >>> sampler = cross_batch(setup, negatives=100)
+        >>> sampler.draw(None, None).shape[0]
+        100
+    """
+    batch = in_batch(setup)
+    share_L = np.exp(_log_share(setup))
+    first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
+    labels_M = untrained_variable(first_M.astype(np.int32), "memory_labels")
+
+    # Copies, because `remember` assigns to the variables later in the same step.
+    def draw(_seed: SeedGenerator, _context: DrawContext) -> Tensor:
+        return ops.copy(labels_M)
+
+    if gradients:
+
+        def remember_labels(positive_B: Tensor, _labels_BD: Tensor, _bias_B: Tensor) -> None:
+            _push(labels_M, positive_B)
+
+        return replace(batch, draw=draw, remember=remember_labels, variables=(labels_M,))
+
+    rows_MD = untrained_variable(np.zeros((negatives, setup.dim), np.float32), "memory_embeddings")
+    bias_M = untrained_variable(np.zeros(negatives, np.float32), "memory_biases")
+
+    def remember(positive_B: Tensor, labels_BD: Tensor, bias_B: Tensor) -> None:
+        _push(labels_M, positive_B)
+        _push(rows_MD, labels_BD)
+        _push(bias_M, bias_B)
+
+    def recall() -> tuple[Tensor, Tensor]:
+        return ops.copy(rows_MD), ops.copy(bias_M)
+
+    def refresh(table: LabelTable) -> None:
+        labels = ops.convert_to_numpy(labels_M)
+        rows_MD.assign(table.embeddings_LD[labels])
+        bias_M.assign(np.zeros(negatives, np.float32) if table.bias_L is None else table.bias_L[labels])
+
+    variables = (labels_M, rows_MD, bias_M)
+    return replace(batch, draw=draw, recall=recall, remember=remember, refresh=refresh, variables=variables)
+
+
+def _push(memory: keras.Variable, newest: Tensor) -> None:
+    """Append the newest entries, and drop the same number of the oldest."""
+    memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])
+
+
 def full(setup: SamplerSetup) -> Sampler:
     """Use every label once, without sampling: q = 1/L, and the positive is masked.
 
@@ -182,10 +244,10 @@ def full(setup: SamplerSetup) -> Sampler:
 def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor:
     """Draw distinct numbers below `labels` along the last axis, int32 of `shape`; all ordered choices equally likely.
 
-    This computes the first M swaps of a Fisher-Yates shuffle at once. Swap i exchanges places i and j_i ≥ i and returns
-    the number that was at j_i. This number is the one that the last earlier swap with j_i left there, or j_i itself.
-    Pointer doubling follows these references. The cost is a sort of M numbers per row and log₂ M gathers, independent
-    of the number of labels.
+    This computes the first M swaps of a Fisher-Yates shuffle at once. Swap i exchanges positions i and j_i ≥ i and
+    returns the number that was at j_i: the one that the last earlier swap with j_i left there, or j_i itself. Pointer
+    doubling follows these references. The cost is a sort of M numbers per row and log₂ M gathers, independent of the
+    number of labels.
 
     Args:
         shape: [M] or [B, M].
@@ -197,22 +259,22 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
     rows, draws = int(np.prod(shape[:-1])), shape[-1]
     step_BM = ops.broadcast_to(np.arange(draws, dtype=np.int32), (rows, draws))
     bits_BM = keras.random.randint((rows, draws), 0, np.iinfo(np.int32).max, dtype="int32", seed=seed)
-    place_BM = step_BM + bits_BM % (labels - step_BM)
-    # The number at place s before step s came from the last earlier swap with s, and so on back to an untouched place.
+    swap_BM = step_BM + bits_BM % (labels - step_BM)
+    # The number at s before step s came from the last earlier swap with s, and so on back to an untouched position.
     row_BM = np.arange(rows, dtype=np.int32)[:, None] * draws
-    swapped_BM = ops.where((place_BM > step_BM) & (place_BM < draws), place_BM + row_BM, rows * draws)
+    swapped_BM = ops.where((swap_BM > step_BM) & (swap_BM < draws), swap_BM + row_BM, rows * draws)
     last_N = ops.segment_max(ops.reshape(step_BM, (-1,)), ops.reshape(swapped_BM, (-1,)), rows * draws + 1)
     origin_BM = ops.reshape(last_N[:-1], (rows, draws))
     origin_BM = ops.where(origin_BM < 0, step_BM, origin_BM)
     for _ in range(draws.bit_length()):  # pointer doubling: each pass doubles the length of resolved chains
         origin_BM = ops.take_along_axis(origin_BM, origin_BM, axis=1)
-    # In order of place, then of step, the last earlier swap with the same place is the previous element.
-    order_BM = ops.argsort(place_BM, axis=1)
-    sorted_BM = ops.take_along_axis(place_BM, order_BM, axis=1)
+    # In order of position, then of step, the last earlier swap with the same position is the previous element.
+    order_BM = ops.argsort(swap_BM, axis=1)
+    sorted_BM = ops.take_along_axis(swap_BM, order_BM, axis=1)
     repeats_BM = ops.pad(ops.equal(sorted_BM[:, 1:], sorted_BM[:, :-1]), ((0, 0), (1, 0)))
-    before_BM = ops.pad(order_BM[:, :-1], ((0, 0), (1, 0)))
-    taken_BM = ops.where(repeats_BM, ops.take_along_axis(origin_BM, before_BM, axis=1), sorted_BM)
-    return ops.reshape(ops.take_along_axis(taken_BM, ops.argsort(order_BM, axis=1), axis=1), shape)
+    previous_BM = ops.pad(order_BM[:, :-1], ((0, 0), (1, 0)))
+    drawn_BM = ops.where(repeats_BM, ops.take_along_axis(origin_BM, previous_BM, axis=1), sorted_BM)
+    return ops.reshape(ops.take_along_axis(drawn_BM, ops.argsort(order_BM, axis=1), axis=1), shape)
 
 
 def _log_share(setup: SamplerSetup) -> Float64:

@@ -4,8 +4,6 @@ Legend: `n` rows of the design matrix, `C` columns of the design matrix (one per
 queries, `K` components, `W` directions of the iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 

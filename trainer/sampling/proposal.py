@@ -5,8 +5,6 @@ Queries are projected to K coordinates (projection.py), and the tree is fitted t
 Legend: `N` pairs, `L` labels, `K` coordinates of z, `B` pairs encoded together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
