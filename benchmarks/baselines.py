@@ -98,7 +98,7 @@ class Trial:
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         seed, ordered = self.recipe.seed, self.dataset.ordered
         forecast = forecast_after(self.recipe, self.dataset, task.past.known)
-        prior_L = None if forecast is None else np.exp(forecast.log_popularity(whole=True))
+        prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
             train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,
             columns=categories_of(self.recipe, self.dataset), prior_L=prior_L,

@@ -24,7 +24,7 @@ from longtail.bundle.errors import DisplayError, FeatureError, FixedLabelsError,
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.label_changes import LabelChanges, Patch, Upsert
-from longtail.bundle.lifetimes import check_lifetime, lifetime_in
+from longtail.bundle.lifetimes import check_lifetime, read_lifetime
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
@@ -131,13 +131,13 @@ class LabelAdder:
         self._require_tower(records)
         row, names = 0, [prior.name for prior in self._priors.of_table]
         try:
-            for place, record in enumerate(records):
-                row = place
-                shown = self._shown(record)
-                check_lifetime(shown)
+            for i, record in enumerate(records):
+                row = i
+                display = self._display_values(record)
+                check_lifetime(display)
                 if unknown := [name for name in record.priors if name not in names]:
                     raise unknown_prior(names, unknown[0])
-                self._priors.check(record.priors, shown)
+                self._priors.check(record.priors, display)
             for row in range(0, len(records), _BATCH):
                 self._embed(records[row : row + _BATCH])
         except InputError as error:
@@ -153,28 +153,28 @@ class LabelAdder:
             self._require_tower(records)
         except FixedLabelsError as error:  # still fine for labels that keep their embedding, which need no tower
             fixed = self._bundle.proposal is not None
-            refused = {one.id: str(error) for one in records if fixed or one.features is not None}
-            records = [one for one in records if one.id not in refused]
+            refused = {record.id: str(error) for record in records if fixed or record.features is not None}
+            records = [record for record in records if record.id not in refused]
         added: list[Upsert] = []
         embeddings: list[Float32] = []
         display: list[dict[str, JsonValue]] = []
 
-        def one_by_one(part: Sequence[Upsert]) -> None:
+        def one_by_one(batch: Sequence[Upsert]) -> None:
             try:
-                shown = [self._shown(record) for record in part]
-                for record, columns in zip(part, shown, strict=True):
-                    self._priors.check(record.priors, columns)
-                embedded = self._embed(part)
+                columns = [self._display_values(record) for record in batch]
+                for record, values in zip(batch, columns, strict=True):
+                    self._priors.check(record.priors, values)
+                embedded = self._embed(batch)
             except InputError as error:
-                if len(part) == 1:
-                    refused[part[0].id] = f"{error.field}: {error.message}"
+                if len(batch) == 1:
+                    refused[batch[0].id] = f"{error.field}: {error.message}"
                     return
-                for record in part:
+                for record in batch:
                     one_by_one([record])
                 return
             embeddings.append(embedded)
-            added.extend(part)
-            display.extend(shown)
+            added.extend(batch)
+            display.extend(columns)
 
         for start in range(0, len(records), _BATCH):
             one_by_one(records[start : start + _BATCH])
@@ -194,7 +194,7 @@ class LabelAdder:
         buckets_M = np.where(known_M, labels.buckets[rows_M], np.int8(NEW))
 
         def column(name: str) -> pa.ChunkedArray:
-            return pa.chunked_array([self._display.column(name, [shown[name] for shown in display])])
+            return pa.chunked_array([self._display.column(name, [values[name] for values in display])])
 
         return AddedLabels(
             [record.id for record in records],
@@ -209,7 +209,7 @@ class LabelAdder:
             self._priors.of_added(rows_M, [record.priors for record in records], buckets_M, column),
             None
             if labels.lifetimes is None
-            else np.array([lifetime_in(shown) for shown in display], np.int64).reshape(-1, 2),
+            else np.array([read_lifetime(values) for values in display], np.int64).reshape(-1, 2),
         )
 
     def _log_popularity(self, records: Sequence[Upsert], rows_M: Int64, like_M: Int64) -> Float32 | None:
@@ -220,8 +220,10 @@ class LabelAdder:
         found_M = popularity_L[like_M]
         if forecast is not None:
             new = [record for record, row in zip(records, rows_M, strict=True) if row == NEW_LABEL]
-            given = [{**record.display, **(record.features or {})} for record in new]
-            found_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(given, [each.at.timestamp() for each in new])
+            values = [{**record.display, **(record.features or {})} for record in new]
+            found_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(
+                values, [record.at.timestamp() for record in new]
+            )
         return found_M
 
     def _require_tower(self, records: Sequence[Upsert]) -> None:
@@ -248,20 +250,20 @@ class LabelAdder:
 
     def _embed(self, records: Sequence[Upsert]) -> Float32:
         """Compute label embeddings, float32 [B, D]; records without features keep the bundle's."""
-        kept = [place for place, record in enumerate(records) if record.features is None]
-        rows = [self._rows.get(records[place].id) for place in kept]
+        unchanged = [i for i, record in enumerate(records) if record.features is None]
+        rows = [self._rows.get(records[i].id) for i in unchanged]
         if None in rows:
             raise FeatureError(
                 "expected features of a label that the release lacks, received none",
-                row=kept[rows.index(None)], field="features",
+                row=unchanged[rows.index(None)], field="features",
             )  # fmt: skip
         features = [self._features(record) for record in records if record.features is not None]
         embedded_BD = (
             self._tower.embed(self._tower.read(features)) if features else np.empty((0, self._bundle.manifest.dim))
         )
         embeddings_BD = np.empty((len(records), self._bundle.manifest.dim), np.float32)
-        embeddings_BD[kept] = self._bundle.embeddings[np.array(rows, np.int64)]
-        embeddings_BD[np.setdiff1d(np.arange(len(records)), kept)] = embedded_BD
+        embeddings_BD[unchanged] = self._bundle.embeddings[np.array(rows, np.int64)]
+        embeddings_BD[np.setdiff1d(np.arange(len(records)), unchanged)] = embedded_BD
         if self._bundle.manifest.similarity == "cosine":
             off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
             if off_B.any():
@@ -280,8 +282,8 @@ class LabelAdder:
             return features
         return {**features, own_id: record.id}
 
-    def _shown(self, record: Upsert) -> dict[str, JsonValue]:
+    def _display_values(self, record: Upsert) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)
-        shown = self._display.complete(record.display, {} if row is None else self._display.shown(row))
-        lifetime_in(shown)
-        return shown
+        values = self._display.complete(record.display, {} if row is None else self._display.to_json(row))
+        read_lifetime(values)
+        return values

@@ -34,7 +34,7 @@ from longtail.bundle.manifest import SCHEMA_VERSION, Feature, FileRecord, Manife
 from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
-from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
+from longtail.bundle.store import atomic_directory, file_sha256, link_or_copy
 from longtail.bundle.tower import OnnxTower
 from longtail.bundle.vocabulary import Vocabulary
 
@@ -141,8 +141,8 @@ class Bundle:
         return self._model(self.label_tower, LABEL_TOWER)
 
     def _model(self, tower: bytes | None, file: str) -> bytes | Path | None:
-        whole = tower and not self.tables
-        return tower if whole or self.path is None or file not in self.manifest.files else self.path / file
+        in_one_file = tower and not self.tables
+        return tower if in_one_file or self.path is None or file not in self.manifest.files else self.path / file
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
         """Compute the augmented rows that an index stores, float32 [L, E], or those of some labels, int64 [R]."""
@@ -199,13 +199,13 @@ class Bundle:
             for name, content in self.reports.items():
                 (working / name).write_bytes(content)
             files = {
-                path.relative_to(working).as_posix(): FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
+                path.relative_to(working).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
                 for path in sorted(working.rglob("*"))
                 if path.is_file()
             }
             manifest = self.manifest.model_copy(update={"files": files, "schema_version": SCHEMA_VERSION})
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            (working / MANIFEST_SHA256).write_text(sha256_of(working / MANIFEST) + "\n", encoding="utf-8")
+            (working / MANIFEST_SHA256).write_text(file_sha256(working / MANIFEST) + "\n", encoding="utf-8")
         tables = {name: target / TABLES / f"{name}.npy" for name in self.tables}
         return Bundle(**{**self.__dict__, "manifest": manifest, "tables": tables, "path": target})
 
@@ -379,33 +379,38 @@ def _check_labels(bundle: Bundle) -> None:
     labels.row_of.check("labels.arrow")
     require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
     _require_distribution("log_pn", labels.log_pn)
-    found, expected = labels.log_popularity is not None, manifest.kappa_popularity is not None
+    has_column, expected = labels.log_popularity is not None, manifest.kappa_popularity is not None
     invariant = "labels.arrow has a log_popularity column when kappa_popularity is set"
-    require(invariant, found == expected, expected, found)
+    require(invariant, has_column == expected, expected, has_column)
     if labels.log_popularity is not None:
         _require_distribution("log_popularity", labels.log_popularity)
     wrong = np.flatnonzero(manifest.buckets.assign(labels.counts) != labels.buckets)
     others = f"{wrong.size} rows that differ, the first {wrong[:1].tolist()}"
     require("buckets follow the manifest's thresholds", wrong.size == 0, "the thresholds' bucket in every row", others)
-    found, expected = labels.bias is not None, manifest.label_bias
-    require("labels.arrow has a bias column when label_bias is set", found == expected, expected, found)
+    has_column, expected = labels.bias is not None, manifest.label_bias
+    require("labels.arrow has a bias column when label_bias is set", has_column == expected, expected, has_column)
     if labels.bias is not None:
         _require_finite("labels.arrow column bias", labels.bias)
-    shown = labels.display.column_names
-    require("display names the user's columns of labels.arrow", manifest.display == shown, manifest.display, shown)
-    for name in shown:
+    display = labels.display.column_names
+    require("display names the user's columns of labels.arrow", manifest.display == display, manifest.display, display)
+    for name in display:
         check_displayable(name, labels.display[name])
 
 
 def _check_features(bundle: Bundle) -> None:
     manifest = bundle.manifest
     ids = [feature.name for feature in manifest.label_features if feature.kind == "id"]
-    own = manifest.own_id
-    require("own_id names an id among the label features", own is None or own in ids, ids, own)
+    own_id = manifest.own_id
+    require("own_id names an id among the label features", own_id is None or own_id in ids, ids, own_id)
     features = (*manifest.query_features, *manifest.label_features)
     names = {feature.vocabulary for feature in features if feature.vocabulary}
-    found = sorted(bundle.vocabularies)
-    require("every feature's vocabulary is in vocabularies/", names <= set(found), sorted(names), found)
+    names_of_vocabularies = sorted(bundle.vocabularies)
+    require(
+        "every feature's vocabulary is in vocabularies/",
+        names <= set(names_of_vocabularies),
+        sorted(names),
+        names_of_vocabularies,
+    )
     for name, vocabulary in bundle.vocabularies.items():
         vocabulary.check(f"{name}.arrow")
 
@@ -433,9 +438,9 @@ def _check_proposal(bundle: Bundle) -> None:
         feature.name: bundle.vocabularies[feature.vocabulary].rows if feature.vocabulary else feature.hash_rows or 1
         for feature in manifest.query_features
     }
-    found = {name: len(projection) for name, projection in proposal.projection.items()}
+    table_rows = {name: len(projection) for name, projection in proposal.projection.items()}
     invariant = "proposal.npz projects query features, a row for each row of their tables"
-    require(invariant, found.items() <= rows.items(), f"some of {rows}", found)
+    require(invariant, table_rows.items() <= rows.items(), f"some of {rows}", table_rows)
     least, invariant = (
         manifest.bias_removal.minimum,
         "a tree's dial does not go below 0, where no search finds the best labels",
@@ -461,4 +466,4 @@ def _require_finite(name: str, array: Float32) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         row = int(np.argwhere(~finite)[0][0])
-        raise BundleInvariantError(f"{name} is finite", expected="finite values", found=f"{array[row]} in row {row}")
+        raise BundleInvariantError(f"{name} is finite", expected="finite values", actual=f"{array[row]} in row {row}")

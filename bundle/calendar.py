@@ -47,19 +47,19 @@ class Calendar:
         # The present hour has lasted for a fraction of an hour; earlier weeks repeat this one.
         weights_WH = np.exp2(-np.maximum(lag_H + into - 0.5, 0) * _HOUR / half_lives_W[:, None])
         weights_WH[:, 0] *= into
-        hours_H = (hours_of(until) - lag_H) % HOURS
+        hours_H = (hour_of_week(until) - lag_H) % HOURS
         return np.asarray((self._expected[:, hours_H] @ weights_WH.T) / (self._even[:, hours_H] @ weights_WH.T))
 
     def ahead(self, begin: float, seconds: float) -> Float64:
         """Compute the factor of the calendar in a period, float64 [G]."""
         samples = int(np.clip(np.ceil(4 * seconds / _HOUR), 4, _SAMPLES))
-        hours = hours_of(begin + (np.arange(samples) + 0.5) * seconds / samples)
+        hours = hour_of_week(begin + (np.arange(samples) + 0.5) * seconds / samples)
         return np.asarray(self._expected[:, hours].sum(axis=1) / self._even[:, hours].sum(axis=1))
 
     def gains(self, groups_N: Int64, times_N: Float64) -> Float64:
         """Compute the log-likelihood of later pairs' groups over that without a calendar, nats, float64 [N]."""
         share_G = self.pairs.sum(axis=1) + 0.5
-        factors_GH, hours_N = self._expected / self._even, hours_of(times_N)
+        factors_GH, hours_N = self._expected / self._even, hour_of_week(times_N)
         log_total_H = np.log(share_G @ factors_GH / share_G.sum())
         return np.asarray(np.log(factors_GH[groups_N, hours_N]) - log_total_H[hours_N])
 
@@ -83,14 +83,14 @@ class Calendar:
         return expected_GH
 
 
-def hours_of(times: Float64 | float) -> Int64:
+def hour_of_week(times: Float64 | float) -> Int64:
     """Compute the hour of the week, 0 to 167, of times in seconds since 1970, UTC."""
     return np.asarray(np.asarray(times) // _HOUR % HOURS, np.int64)
 
 
 def pairs_by_hour(groups_N: Int64, times_N: Float64, amounts_N: Float64, groups: int) -> Float64:
     """Sum amounts by group and hour of the week, float64 [G, H]."""
-    cells_N = groups_N * HOURS + hours_of(times_N)
+    cells_N = groups_N * HOURS + hour_of_week(times_N)
     return np.bincount(cells_N, amounts_N, groups * HOURS).astype(np.float64).reshape(groups, HOURS)
 
 

@@ -25,10 +25,10 @@ import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Bools, Float64
-from longtail.bundle.dates import time_of
+from longtail.bundle.dates import parse_time
 from longtail.bundle.errors import ConditionError, describe
 from longtail.bundle.filterable import FilterKind
-from longtail.bundle.mapped_table import in_one_piece
+from longtail.bundle.mapped_table import combine_chunks
 from longtail.bundle.validation import did_you_mean
 
 _LONGEST_NAME = 100
@@ -82,13 +82,13 @@ class ValueColumn:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._labels = len(column)
         self._rows: npt.NDArray[Any] | None = None
-        whole = _decoded(column)
-        if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
-            self._rows = pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
-            whole = _decoded(pa.chunked_array([pc.list_flatten(whole)]))
-        if pa.types.is_boolean(whole.type):
-            whole = pc.cast(whole, pa.string())
-        encoded = whole.dictionary_encode()
+        array = _decode(column)
+        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+            self._rows = pc.list_parent_indices(array).to_numpy(zero_copy_only=False)
+            array = _decode(pa.chunked_array([pc.list_flatten(array)]))
+        if pa.types.is_boolean(array.type):
+            array = pc.cast(array, pa.string())
+        encoded = array.dictionary_encode()
         self._values = encoded.dictionary
         # Null gets a code of its own, one beyond the values.
         self._codes = pc.fill_null(encoded.indices, len(self._values)).to_numpy(zero_copy_only=False)
@@ -100,14 +100,14 @@ class ValueColumn:
 
     def having(self, values: Iterable[str]) -> Bools:
         """Compute which labels have one of some values, alone or in a list, bool [L]."""
-        wanted = pc.is_in(self._values, value_set=pa.array(values, self._values.type)).to_numpy(zero_copy_only=False)
-        return self._mask(np.append(wanted, False)[self._codes])
+        has_value = pc.is_in(self._values, value_set=pa.array(values, self._values.type)).to_numpy(zero_copy_only=False)
+        return self._mask(np.append(has_value, False)[self._codes])
 
-    def _mask(self, found: Bools) -> Bools:
+    def _mask(self, matches: Bools) -> Bools:
         if self._rows is None:
-            return found
+            return matches
         mask_L: Bools = np.zeros(self._labels, np.bool_)
-        mask_L[self._rows[found]] = True
+        mask_L[self._rows[matches]] = True
         return mask_L
 
 
@@ -119,16 +119,16 @@ class NumberColumn:
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        whole, self._unit = _decoded(column), 1
-        if pa.types.is_date(whole.type) or pa.types.is_timestamp(whole.type):
-            whole = pc.cast(pc.cast(whole, pa.timestamp("us"), safe=False), pa.int64())
+        array, self._unit = _decode(column), 1
+        if pa.types.is_date(array.type) or pa.types.is_timestamp(array.type):
+            array = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
             self._unit = _DAY_US
-        elif pa.types.is_decimal(whole.type):
+        elif pa.types.is_decimal(array.type):
             # Through decimal digits: 3.30 becomes the same float as JSON's 3.3, which Arrow's direct cast may miss.
-            whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
-        self._whole = whole
-        type_ = np.dtype(whole.type.to_pandas_dtype())
-        self._values_L = np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
+            array = pc.cast(pc.cast(array, pa.string()), pa.float64())
+        self._array = array
+        type_ = np.dtype(array.type.to_pandas_dtype())
+        self._values_L = np.frombuffer(array.buffers()[1] or b"", type_)[array.offset :][: len(array)]
 
     @property
     def numbers(self) -> Float64:
@@ -139,19 +139,19 @@ class NumberColumn:
     @property
     def present(self) -> Bools:
         """Labels that have a value, bool [L]."""
-        known_L: Bools = pc.is_valid(self._whole).to_numpy(zero_copy_only=False)
+        known_L: Bools = pc.is_valid(self._array).to_numpy(zero_copy_only=False)
         return known_L & ~np.isnan(self._values_L) if self._values_L.dtype.kind == "f" else known_L
 
     def having(self, values: Iterable[float]) -> Bools:
         """Compute which labels have one of some numbers, bool [L]."""
         type_ = self._values_L.dtype
         if type_.kind == "f":
-            asked = [_as_float(value) for value in values]
+            numbers = [_as_float(value) for value in values]
         else:
             limits = np.iinfo(type_)
-            asked = [int(value) for value in values if value == value // 1 and limits.min <= value <= limits.max]
+            numbers = [int(value) for value in values if value == value // 1 and limits.min <= value <= limits.max]
         with np.errstate(over="ignore"):
-            found_L: Bools = np.isin(self._values_L, np.array(asked, type_))
+            found_L: Bools = np.isin(self._values_L, np.array(numbers, type_))
         return found_L & self.present
 
     def compare(self, sign: str, value: float) -> Bools:
@@ -194,8 +194,8 @@ class Attributes:
 
     def column(self, name: str) -> ValueColumn | NumberColumn:
         """Get a column, reading it at the first call."""
-        if (found := self._read.get(name)) is not None:
-            return found
+        if (column := self._read.get(name)) is not None:
+            return column
         with self._reading:
             if name not in self._read:
                 kind = NumberColumn if self._kinds[name] in ("number", "date") else ValueColumn
@@ -208,28 +208,32 @@ class Attributes:
             self._read = {}
 
 
-def read_conditions(kinds: Mapping[str, FilterKind], filter_: Mapping[str, JsonValue], where: str) -> list[Condition]:
+def read_conditions(kinds: Mapping[str, FilterKind], filter_: Mapping[str, JsonValue], path: str) -> list[Condition]:
     """Get the conditions of a filter in a canonical order; raises ConditionError."""
     conditions = []
     for name in sorted(filter_):
-        kind, field = kinds.get(name), f"{where}.{name[:_LONGEST_NAME]}"
+        kind, field = kinds.get(name), f"{path}.{name[:_LONGEST_NAME]}"
         if kind is None:
-            raise ConditionError(unfilterable(name, list(kinds)), field=field)
-        asked = filter_[name]
-        for sign, value in sorted((asked if isinstance(asked, dict) else {"eq": asked}).items()):
-            at = field if not isinstance(asked, dict) else f"{field}.{sign[:_LONGEST_NAME]}"
+            raise ConditionError(unfilterable_message(name, list(kinds)), field=field)
+        operators_json = filter_[name]
+        for sign, value in sorted(
+            (operators_json if isinstance(operators_json, dict) else {"eq": operators_json}).items()
+        ):
+            at = field if not isinstance(operators_json, dict) else f"{field}.{sign[:_LONGEST_NAME]}"
             conditions.append(Condition(name, sign, _values(kind, sign, value, at)))
-        if asked == {}:
+        if operators_json == {}:
             raise ConditionError(
                 f"expected a value or one of the operators {operators(kind)}, received none", field=field
             )
     return conditions
 
 
-def unfilterable(name: str, known: list[str]) -> str:
+def unfilterable_message(name: str, columns: list[str]) -> str:
     """Return the message about a column that labels cannot be filtered by."""
-    hint = did_you_mean(name, known) or "; data.display of the recipe and longtail-index build --filterable choose them"
-    return f"expected columns that this release can be filtered by, {known}, received {describe(name)}{hint}"
+    hint = (
+        did_you_mean(name, columns) or "; data.display of the recipe and longtail-index build --filterable choose them"
+    )
+    return f"expected columns that this release can be filtered by, {columns}, received {describe(name)}{hint}"
 
 
 def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[Any, ...]:
@@ -248,7 +252,7 @@ def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[
         return (_value(kind, value, field),)
     if not isinstance(value, list) or not value:
         raise ConditionError(f"expected a list of at least one value, received {describe(value)}", field=field)
-    return tuple(sorted({_value(kind, one, f"{field}.{place}") for place, one in enumerate(value)}))
+    return tuple(sorted({_value(kind, item, f"{field}.{i}") for i, item in enumerate(value)}))
 
 
 def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
@@ -264,7 +268,7 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
             return value
         case "date", str():
             try:
-                since = time_of(value) - _EPOCH
+                since = parse_time(value) - _EPOCH
             except (ValueError, OverflowError):
                 pass
             else:
@@ -282,6 +286,6 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _decoded(column: pa.ChunkedArray) -> pa.Array:
-    whole = in_one_piece(column)
-    return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
+def _decode(column: pa.ChunkedArray) -> pa.Array:
+    array = combine_chunks(column)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -176,7 +176,7 @@ class Cooccurrence:
         degrees_L = self.degrees_L + added_L
         before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
         # An entry whose sum stays changes by the growth of two degrees.
-        row_power, column_power = powers_of(settings)
+        row_power, column_power = degree_powers(settings)
         factor_L = before_L / divisor_L
         weights_LN = self.weights_LN * (factor_L**row_power)[:, None] * (factor_L**column_power)[self.rows_LN]
         order_LN = np.argsort(-weights_LN, axis=1, kind="stable")
@@ -187,8 +187,8 @@ class Cooccurrence:
             degrees_L,
         )
         for start, sums_bL in sums:
-            place_M = np.flatnonzero(np.diff(sums_bL.indptr))
-            labels_M, more_ML = start + place_M, sums_bL[place_M].astype(np.float64)
+            rows_M = np.flatnonzero(np.diff(sums_bL.indptr))
+            labels_M, more_ML = start + rows_M, sums_bL[rows_M].astype(np.float64)
             more_ML.data = settings.scale * _weights(more_ML, labels_M, divisor_L, settings)
             all_ML = fresh.matrix(labels_M).astype(np.float64) + more_ML
             rows_MN = np.full((len(labels_M), settings.neighbours), NO_ENTRY, np.int32)
@@ -256,7 +256,7 @@ class Remembered:
     Attributes:
         queries: ids of the queries; row 0 is an unknown query's.
         rows_QR: label rows, int32 [rows of `queries`, R], oldest first, at the end of each row; −1 before. A label
-            that a query said no to has the entry `refusals` of its row.
+            that a query said no to has the entry `to_refusals` of its row.
     """
 
     queries: Vocabulary
@@ -275,7 +275,7 @@ class Remembered:
         newest_H = self._entries(query_id)[::-1]
         if not (newest_H < 0).any():
             return newest_H[:0]
-        rows_H, last_H = np.unique(np.where(newest_H < 0, refusals(newest_H), newest_H), return_index=True)
+        rows_H, last_H = np.unique(np.where(newest_H < 0, to_refusals(newest_H), newest_H), return_index=True)
         return rows_H[newest_H[last_H] < 0]
 
     def _entries(self, query_id: str) -> Int64:
@@ -294,13 +294,13 @@ class Remembered:
         number_Q = self.queries.encode(ids_Q)
         entries_QR = self.rows_QR[number_Q]
         refused_QR = entries_QR < NO_ENTRY
-        rows_QR = np.where(refused_QR, refusals(entries_QR), entries_QR).astype(np.int32)
+        rows_QR = np.where(refused_QR, to_refusals(entries_QR), entries_QR).astype(np.int32)
         inside_QR = (refused_QR if refused else rows_QR != NO_ENTRY) & (number_Q > 0)[:, None]
         if refused:
-            queries_P, places_P = np.nonzero(inside_QR)
-            later_PR = np.arange(rows_QR.shape[1]) > places_P[:, None]
-            chosen_PR = entries_QR[queries_P] == rows_QR[queries_P, places_P][:, None]
-            inside_QR[queries_P, places_P] = ~(later_PR & chosen_PR).any(axis=1)
+            queries_P, columns_P = np.nonzero(inside_QR)
+            later_PR = np.arange(rows_QR.shape[1]) > columns_P[:, None]
+            chosen_PR = entries_QR[queries_P] == rows_QR[queries_P, columns_P][:, None]
+            inside_QR[queries_P, columns_P] = ~(later_PR & chosen_PR).any(axis=1)
         ends_Q = np.append(0, np.cumsum(inside_QR.sum(axis=1)))
         marks_P = np.ones(ends_Q[-1], np.int8)
         by_label = csr_matrix((marks_P, rows_QR[inside_QR], ends_Q), (len(ids_Q), labels)).tocsc()
@@ -344,7 +344,7 @@ class Remembered:
 
     def take(self, rows_M: Int64) -> Remembered:
         """Number the labels by the rows that stay, int64 [M]; see `Cooccurrence.take`."""
-        return replace(self, rows_QR=taken_histories(self.rows_QR, rows_M))
+        return replace(self, rows_QR=select_histories(self.rows_QR, rows_M))
 
 
 def check_histories(file: str, rows_QR: Int32, queries: int, labels: int, *, least: int = NO_ENTRY) -> None:
@@ -355,17 +355,17 @@ def check_histories(file: str, rows_QR: Int32, queries: int, labels: int, *, lea
     require(f"{file} holds label rows, or -1", inside, f"{least}..{labels - 1}", "others")
 
 
-def taken_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
+def select_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
     """Number the labels of histories by the rows that stay, int64 [M]; other labels leave them."""
     refused_QR = rows_QR < NO_ENTRY
-    rows_QR = np.where(refused_QR, refusals(rows_QR), rows_QR)
+    rows_QR = np.where(refused_QR, to_refusals(rows_QR), rows_QR)
     numbers_QR = _numbers_after(rows_M, int(rows_QR.max(initial=0)))[rows_QR]
-    numbers_QR = np.where(refused_QR & (numbers_QR != NO_ENTRY), refusals(numbers_QR), numbers_QR)
+    numbers_QR = np.where(refused_QR & (numbers_QR != NO_ENTRY), to_refusals(numbers_QR), numbers_QR)
     order_QR = np.argsort(numbers_QR != NO_ENTRY, axis=1, kind="stable")
     return np.take_along_axis(numbers_QR, order_QR, axis=1)
 
 
-def refusals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+def to_refusals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """Convert label rows to the entries of labels that a query said no to, or such entries to label rows."""
     return NO_ENTRY - 1 - rows
 
@@ -383,7 +383,7 @@ class LogPairs(NamedTuple):
 
     Attributes:
         queries: int32 or int64 [P].
-        labels: label rows [P]; `refusals` of them where a query said no.
+        labels: label rows [P]; `to_refusals` of them where a query said no.
         weights: float32 [P]; None for 1 each.
     """
 
@@ -434,7 +434,7 @@ def cooccurrences(
 
 def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings: CooccurrenceSettings) -> Float64:
     """Divide the entries of C by powers of degrees, float64 [n]; 0 on the diagonal."""
-    row_power, column_power = powers_of(settings)
+    row_power, column_power = degree_powers(settings)
     label_n = np.repeat(labels_b, np.diff(sums_bL.indptr))
     weights_n: Float64 = sums_bL.data / ((divisor_L**row_power)[label_n] * (divisor_L**column_power)[sums_bL.indices])
     weights_n[label_n == sums_bL.indices] = 0
@@ -449,7 +449,7 @@ def _weights_of(pairs: LogPairs) -> Float32:
     return np.ones(len(pairs.labels), np.float32) if pairs.weights is None else pairs.weights
 
 
-def powers_of(settings: CooccurrenceSettings) -> tuple[float, float]:
+def degree_powers(settings: CooccurrenceSettings) -> tuple[float, float]:
     """Return a and b of `W[j, y] = C[j, y] / (d_j^a · d_y^b)`."""
     return (0.5, 0.5) if settings.kind == "cosine" else (1.0, settings.power)
 
@@ -630,8 +630,8 @@ def _whole_queries(number_P: Int64, size: int) -> Iterator[slice]:
 
 def _after_remembered(earlier_QR: Int32, earlier: LogPairs | None, pairs: LogPairs) -> tuple[LogPairs, Bools]:
     """Put each query's remembered or earlier labels before its pairs; returns both, and which are of the pairs."""
-    query_n, place_n = np.nonzero(earlier_QR != NO_ENTRY)
-    labels_n = earlier_QR[query_n, place_n]
+    query_n, column_n = np.nonzero(earlier_QR != NO_ENTRY)
+    labels_n = earlier_QR[query_n, column_n]
     if earlier is not None:
         earlier = _last_of_each(earlier, MOST)
         # R earlier pairs reach back at least as far as R remembered labels; fewer labels are all that a query chose.

@@ -31,7 +31,7 @@ _BEFORE_ZONE = re.compile(r"\s+(?=[+-]\d\d(?::?\d\d)?$|Z$)")
 _UTC = re.compile(r"\s*(?:UTC|GMT)$")
 
 
-def time_of(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """Parse a date or time in ISO 8601 or a database's notation; UTC without a zone. Raises ValueError.
 
     Databases print a blank before the zone, `UTC` as its name, or more than six digits of a second, which are cut off.
@@ -40,16 +40,16 @@ def time_of(text: str) -> datetime:
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def seconds_of(text: str) -> int:
+def parse_seconds(text: str) -> int:
     """Parse a date or time to seconds since 1970, rounded down; raises ValueError or OverflowError."""
-    return int(time_of(text).timestamp() // 1)
+    return int(parse_time(text).timestamp() // 1)
 
 
 def span_seconds(text: str) -> float:
     """Parse a duration such as `12h` or `4w` to seconds; raises ValueError."""
-    if not (found := _SPAN.fullmatch(text)) or float(found[1]) == 0:
+    if not (match := _SPAN.fullmatch(text)) or float(match[1]) == 0:
         raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def nats_per_day(half_life: str) -> float:

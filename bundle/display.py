@@ -13,9 +13,9 @@ from decimal import Decimal
 import pyarrow as pa
 from pydantic import JsonValue
 
-from longtail.bundle.dates import time_of
+from longtail.bundle.dates import parse_time
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
-from longtail.bundle.mapped_table import in_one_piece
+from longtail.bundle.mapped_table import combine_chunks
 
 Display = Mapping[str, JsonValue]
 
@@ -31,27 +31,27 @@ class DisplayColumns:
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    def shown(self, row: int) -> dict[str, JsonValue]:
+    def to_json(self, row: int) -> dict[str, JsonValue]:
         """Return the display columns of one label as JSON values, by name."""
         return {
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
         }
 
-    def complete(self, display: Display, known: Display) -> dict[str, JsonValue]:
+    def complete(self, display: Display, defaults: Display) -> dict[str, JsonValue]:
         """Complete the columns of a label: as given, otherwise as known, otherwise null."""
         names = self._table.column_names
-        given: dict[str, JsonValue] = {}
+        values: dict[str, JsonValue] = {}
         for name, value in display.items():
             field = f"display.{name[:_LONGEST_NAME]}"
             if name not in names:
                 message = f"expected one of the display columns {names}, received {describe(name)}"
                 raise DisplayError(message, row=0, field=field)
             try:
-                given[name] = self._taken(name, value)
+                values[name] = self._round_trip(name, value)
             except _UNFIT:
                 expected = _in_words(self._type(name))
                 raise DisplayError(f"expected {expected}, received {describe(value)}", row=0, field=field) from None
-        return {name: given.get(name, known.get(name)) for name in names}
+        return {name: values.get(name, defaults.get(name)) for name in names}
 
     def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:
         """Create a column of the table's type from JSON values that `complete` has accepted."""
@@ -62,22 +62,22 @@ class DisplayColumns:
         type_ = self._table.schema.field(name).type
         return type_.value_type if pa.types.is_dictionary(type_) else type_
 
-    def _taken(self, name: str, value: JsonValue) -> JsonValue:
+    def _round_trip(self, name: str, value: JsonValue) -> JsonValue:
         """Convert a value to the column's type and back, as it is or as filters read it.
 
         Raises ValueError, TypeError or an Arrow error if the value changes.
         """
         try:
-            return self._converted(name, value)
+            return self._convert(name, value)
         except _UNFIT:
-            return self._converted(name, _as_filters_read(value, self._type(name)))
+            return self._convert(name, _as_filters_read(value, self._type(name)))
 
-    def _converted(self, name: str, value: JsonValue) -> JsonValue:
+    def _convert(self, name: str, value: JsonValue) -> JsonValue:
         column = self.column(name, [value])
-        shown: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
-        if _is_json(column.type) and not _alike(value, shown):
+        to_json: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
+        if _is_json(column.type) and not _alike(value, to_json):
             raise ValueError
-        return shown
+        return to_json
 
 
 def check_displayable(name: str, column: pa.ChunkedArray) -> None:
@@ -91,7 +91,7 @@ def check_displayable(name: str, column: pa.ChunkedArray) -> None:
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Convert a column [n] to one contiguous array of a JSON type; raises BundleInvariantError."""
-    array = in_one_piece(column)
+    array = combine_chunks(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if _is_json(array.type):
@@ -102,11 +102,11 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
         raise _undisplayable(name, array.type) from error
 
 
-def _undisplayable(name: str, found: object) -> BundleInvariantError:
+def _undisplayable(name: str, actual: object) -> BundleInvariantError:
     return BundleInvariantError(
         f"labels.arrow column {name!r} can be displayed",
         expected="text in UTF-8, numbers, booleans, dates, or lists or structs of text, numbers and booleans",
-        found=found,
+        actual=actual,
     )
 
 
@@ -135,7 +135,7 @@ def _as_filters_read(value: JsonValue, type_: pa.DataType) -> JsonValue:
     if isinstance(value, int | float) and not isinstance(value, bool) and pa.types.is_decimal(type_):
         return format(Decimal(str(value)), "f")
     if isinstance(value, str) and pa.types.is_timestamp(type_):
-        moment = time_of(value).astimezone(UTC).replace(tzinfo=None)
+        moment = parse_time(value).astimezone(UTC).replace(tzinfo=None)
         return moment.isoformat(" ", "microseconds" if moment.microsecond else "seconds") + ("Z" if type_.tz else "")
     return value
 
@@ -153,15 +153,15 @@ def _in_words(type_: pa.DataType) -> str:
     return f"a value that a column of {type_} can hold"
 
 
-def _alike(value: JsonValue, shown: JsonValue) -> bool:
+def _alike(value: JsonValue, result: JsonValue) -> bool:
     """Return whether a value survived Arrow's conversion.
 
     Arrow cuts fractions off, converts true to 1, and takes "ab" for a list.
     """
     if isinstance(value, list):
-        return isinstance(shown, list) and len(value) == len(shown) and all(map(_alike, value, shown))
+        return isinstance(result, list) and len(value) == len(result) and all(map(_alike, value, result))
     if isinstance(value, dict):
-        return isinstance(shown, dict) and all(name in shown and _alike(value[name], shown[name]) for name in value)
-    if isinstance(shown, float) and isinstance(value, int | float) and not isinstance(value, bool):
-        return math.isfinite(shown) and math.isclose(value, shown, rel_tol=_FLOAT16, abs_tol=_FLOAT16)
-    return type(value) is type(shown) and value == shown
+        return isinstance(result, dict) and all(name in result and _alike(value[name], result[name]) for name in value)
+    if isinstance(result, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        return math.isfinite(result) and math.isclose(value, result, rel_tol=_FLOAT16, abs_tol=_FLOAT16)
+    return type(value) is type(result) and value == result

@@ -24,15 +24,15 @@ class BundleVersionError(BundleError):
 class BundleInvariantError(BundleError):
     """Files are intact but contradict the contract of FORMAT.md."""
 
-    def __init__(self, invariant: str, *, expected: object, found: object) -> None:
-        super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {found}")
-        self.invariant, self.expected, self.found = invariant, expected, found
+    def __init__(self, invariant: str, *, expected: object, actual: object) -> None:
+        super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {actual}")
+        self.invariant, self.expected, self.actual = invariant, expected, actual
 
 
-def require(invariant: str, holds: bool, expected: object, found: object) -> None:
+def require(invariant: str, holds: bool, expected: object, actual: object) -> None:
     """Raise BundleInvariantError unless the invariant holds."""
     if not holds:
-        raise BundleInvariantError(invariant, expected=expected, found=found)
+        raise BundleInvariantError(invariant, expected=expected, actual=actual)
 
 
 class InputError(BundleError, ValueError):
@@ -69,7 +69,7 @@ class TowerError(BundleError):
     """A file that is not a working ONNX model, or whose inputs or output differ from the manifest."""
 
 
-class StorageError(OSError):
+class ObjectStoreError(OSError):
     """An object store that does not answer, refuses a request, or returns other bytes than were written."""
 
 
@@ -91,8 +91,8 @@ def describe(value: object) -> str:
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, str):
-        shown = json.dumps(value[: _LONGEST + 1], ensure_ascii=False)
-        return shown if len(value) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(value)} characters)"
+        text = json.dumps(value[: _LONGEST + 1], ensure_ascii=False)
+        return text if len(value) <= _LONGEST else f"{text[:_LONGEST]}… ({len(value)} characters)"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**18:
         return f"an integer of {len(str(abs(value)))} digits"
     if value is None or isinstance(value, bool | int | float):

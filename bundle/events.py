@@ -15,7 +15,7 @@ def weights_by_type(weights: Mapping[str, float], negative: Iterable[str]) -> di
     return {**weights, **dict.fromkeys(negative, 0.0)}
 
 
-def weights_of(events: pa.Array, by_type: Mapping[str, float]) -> Float64:
+def event_weights(events: pa.Array, by_type: Mapping[str, float]) -> Float64:
     """Compute the weight of each pair by its type, float64 [N]; 0 for null and other types, 1 without any weights."""
     if not by_type:
         return np.ones(len(events))

@@ -29,8 +29,8 @@ def coverage(exposures_L: Counts) -> float:
 
 def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> list[float]:
     """Compute `coverage` of each bucket, given its number of labels, int64 [4]; 0 for an empty bucket."""
-    shown = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
-    coverages: list[float] = (shown / np.maximum(sizes, 1)).tolist()
+    covered = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
+    coverages: list[float] = (covered / np.maximum(sizes, 1)).tolist()
     return coverages
 
 

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Bools, Float32, Int32
 from longtail.bundle.errors import describe
-from longtail.bundle.ids import id_text, parts_of
+from longtail.bundle.ids import id_text, split_ids
 from longtail.bundle.manifest import Feature
 from longtail.bundle.validation import did_you_mean
 from longtail.bundle.values import (
@@ -27,7 +27,7 @@ from longtail.bundle.values import (
     read_vectors,
     refused,
 )
-from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize, words_of
+from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, split_words, tokenize
 
 Features = Mapping[str, JsonValue]
 Inputs = dict[str, Array]
@@ -129,35 +129,35 @@ class FeatureReader:
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Compute rows and weights of each value, [B, P]: the last `max_length` entries, or a text's first words."""
-        kept = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
+        last_entries = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
         ids: list[str] = []
         lengths: list[int] = []
         weighted: list[tuple[int, list[float]]] = []
         for row, value in enumerate(values_B):
-            before = len(ids)
+            start = len(ids)
             if feature.kind == "text" or feature.separator is not None:
                 value = id_text(value) or value
             if feature.kind == "bag" and isinstance(value, str):
-                parts = parts_of(value, feature.separator)
+                parts = split_ids(value, feature.separator)
                 value = value if parts is None else [*parts]
             if feature.standardize is not None and isinstance(value, str):
-                ids += words_of(value, feature.standardize)[: feature.max_length]
+                ids += split_words(value, feature.standardize)[: feature.max_length]
             elif feature.kind == "text" and isinstance(value, str):
-                ids += tokenize(value)[kept]
+                ids += tokenize(value)[last_entries]
             elif feature.kind != "text" and isinstance(value, list):
                 strings = _strings(value)
                 if isinstance(strings, int):
                     raise refused(row, f"{feature.name}.{strings}", "id", value[strings])
-                ids += strings[kept]
+                ids += strings[last_entries]
             elif feature.kind == "bag" and isinstance(value, dict):
                 weights = [
                     read_number(weight, row, f"{feature.name}.{id_[:_LONGEST_NAME]}") for id_, weight in value.items()
                 ]
-                ids += list(value)[kept]
-                weighted.append((row, weights[kept]))
+                ids += list(value)[last_entries]
+                weighted.append((row, weights[last_entries]))
             elif value is not None:
                 raise refused(row, feature.name, feature.kind, value)
-            lengths.append(len(ids) - before)
+            lengths.append(len(ids) - start)
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
@@ -201,8 +201,8 @@ def _strings(values: list[JsonValue]) -> list[str] | int:
     if set(map(type, values)) <= _ONLY_STRINGS:
         return cast("list[str]", values)
     ids = []
-    for place, value in enumerate(values):
+    for i, value in enumerate(values):
         if (id_ := id_text(value)) is None:
-            return place
+            return i
         ids.append(id_)
     return ids

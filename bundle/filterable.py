@@ -41,7 +41,7 @@ def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]
         if kinds.get(name) is None:
             raise BundleInvariantError(
                 f"labels.arrow column {name!r} can be filtered by",
-                expected=f"one of {[known for known, kind in kinds.items() if kind is not None]}",
-                found=f"a column of {display.schema.field(name).type}" if name in kinds else ABSENT,
+                expected=f"one of {[column for column, kind in kinds.items() if kind is not None]}",
+                actual=f"a column of {display.schema.field(name).type}" if name in kinds else ABSENT,
             )
     return tuple(dict.fromkeys(names))

@@ -23,14 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
 from longtail.bundle.calendar import HOURS, Calendar, Window, pairs_by_hour
-from longtail.bundle.dates import seconds_of
+from longtail.bundle.dates import parse_seconds
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
 from longtail.bundle.ids import id_text
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.mapped_table import map_table, write_table
 from longtail.bundle.one_line import one_line
-from longtail.bundle.values import number_of
+from longtail.bundle.values import parse_number
 
 _LEAST = 0.01
 """Pairs per horizon that are added before a logarithm is taken."""
@@ -179,7 +179,7 @@ class Forecast:
         # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
         aged_W = np.exp2((self.settings.until - until) / lives_W)
         sums_LW, first_L, seasons_GH = self.sums * aged_W, self.first.copy(), self.seasons
-        for place, life in enumerate(lives_W):
+        for w, life in enumerate(lives_W):
             decayed_N = np.exp2((times_N - until) / life)
             # A repeated pair adds what its predecessor has lost, so that a query weighs at most its largest weight.
             added_N = 1.0 if gaps_N is None else -np.expm1(-np.log(2) * gaps_N / life)
@@ -187,11 +187,11 @@ class Forecast:
                 added_N = added_N * weights_N
             if increases_N is not None and gaps_N is not None:
                 added_N += increases_N * np.exp2(-gaps_N / life)
-            sums_LW[:, place] += np.bincount(labels_N, decayed_N * added_N, len(first_L))
-            if place == _SPAN and seasons_GH is not None:
+            sums_LW[:, w] += np.bincount(labels_N, decayed_N * added_N, len(first_L))
+            if w == _SPAN and seasons_GH is not None:
                 groups_N, amounts_N = self.groups[labels_N], np.broadcast_to(decayed_N * added_N, len(labels_N))
                 more_GH = pairs_by_hour(groups_N, times_N, amounts_N, len(seasons_GH))
-                seasons_GH = seasons_GH * aged_W[place] + more_GH
+                seasons_GH = seasons_GH * aged_W[w] + more_GH
         np.minimum.at(first_L, labels_N, times_N)
         return replace(
             self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L,
@@ -216,7 +216,7 @@ class Forecast:
         weights_N = np.ones(len(order_N)) if weights_N is None else weights_N[order_N]
         queries_N, labels_N, times_N = queries_N[order_N], labels_N[order_N], times_N[order_N]
         previous_N = previous_pairs(queries_N, labels_N)
-        gaps_N = gaps_of(times_N, previous_N)
+        gaps_N = pair_gaps(times_N, previous_N)
         weights_N = weights_N * visit_weights(queries_N, times_N, gaps_N, self.settings.visits)
         weights_N, increases_N = largest_weights(weights_N, queries_N, labels_N)
         begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
@@ -244,7 +244,10 @@ class Forecast:
         if not compared:
             return fresh
         nats = {
-            kind: (weight * settings.nats.get(kind, 0.0) + float(weights_n @ prior.log_shares(whole=True)[compared_n]))
+            kind: (
+                weight * settings.nats.get(kind, 0.0)
+                + float(weights_n @ prior.log_shares(include_future=True)[compared_n])
+            )
             / compared
             for kind, prior in middle.kinds().items()
         }
@@ -316,9 +319,9 @@ class Forecast:
             offset=offset,
         )  # fmt: skip
 
-    def there(self, at: float) -> Bools:
+    def exists_at(self, time: float) -> Bools:
         """Compute which labels exist at a time, in seconds since 1970, bool [L]."""
-        return ~(self._since > at)  # NaN, a missing date, counts as existing
+        return ~(self._since > time)  # NaN, a missing date, counts as existing
 
     @cached_property
     def log_base(self) -> Float64:
@@ -329,13 +332,13 @@ class Forecast:
         """Compute `log_base` by another half-life and smoothing, float64 [L]."""
         return np.log(self._even_sums[:, base] + self._added(base, smoothing)) + self._log_ahead
 
-    def log_popularity(self, *, whole: bool = False) -> Float64:
+    def log_popularity(self, *, include_future: bool = False) -> Float64:
         """Compute what μ multiplies, log(ν·π*/π_w), nats, float64 [L]; logsumexp is 0. Without `offset` it is log π*.
 
         Args:
-            whole: see `log_shares`.
+            include_future: see `log_shares`.
         """
-        return self.with_offset(self.log_shares(whole=whole))
+        return self.with_offset(self.log_shares(include_future=include_future))
 
     def with_offset(self, log_share_L: Float64) -> Float64:
         """Add `offset` to other log shares, float64 [L], and normalise."""
@@ -343,16 +346,15 @@ class Forecast:
         total = float(np.logaddexp.reduce(log_L))
         return log_L - total
 
-    def log_shares(self, *, whole: bool = False) -> Float64:
+    def log_shares(self, *, include_future: bool = False) -> Float64:
         """Compute log π* of the horizon that begins at `settings.until`, nats, float64 [L]; logsumexp is 0.
 
         Args:
-            whole: include labels whose date lies within the horizon, for an evaluation over the horizon; a service
-                leaves them out.
+            include_future: include labels whose date lies within the horizon; a service leaves them out.
         """
-        there_L = self.there(self.settings.end if whole else self.settings.until)
-        highest = float(self._log_rates[there_L].max(initial=-np.inf)) if there_L.any() else 0.0
-        shares_L = np.where(there_L, np.exp(self._log_rates - highest), 0.0)
+        exists_L = self.exists_at(self.settings.end if include_future else self.settings.until)
+        highest = float(self._log_rates[exists_L].max(initial=-np.inf)) if exists_L.any() else 0.0
+        shares_L = np.where(exists_L, np.exp(self._log_rates - highest), 0.0)
         return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
 
     def log_popularity_of_new(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
@@ -480,8 +482,8 @@ class Forecast:
 
     @cached_property
     def _log_total(self) -> float:
-        there_L = self.there(self.settings.until)
-        return float(np.logaddexp.reduce(self._log_rates[there_L if there_L.any() else slice(None)]))
+        exists_L = self.exists_at(self.settings.until)
+        return float(np.logaddexp.reduce(self._log_rates[exists_L if exists_L.any() else slice(None)]))
 
     @cached_property
     def _log_offset_total(self) -> float:
@@ -531,17 +533,17 @@ class Forecast:
         }
 
     @cached_property
-    def _of_groups(self) -> dict[str, Float64]:
+    def _group_means(self) -> dict[str, Float64]:
         """Average the sums over the labels of every attribute value, float64 [G + 1, W]; last row: all labels."""
-        found = {}
+        means = {}
         for name in self.settings.attributes:
             coded = self._coded(name)
             code_L, values = np.asarray(coded.indices.fill_null(len(coded.dictionary))), len(coded.dictionary)
             labels_G = np.maximum(np.bincount(code_L, minlength=values + 1), 1)
             sums = [np.bincount(code_L, column_L, values + 1) / labels_G for column_L in self._even_sums.T]
-            found[name] = np.stack(sums, axis=1)
-            found[name][-1] = self._even_sums.mean(axis=0)
-        return found
+            means[name] = np.stack(sums, axis=1)
+            means[name][-1] = self._even_sums.mean(axis=0)
+        return means
 
     def _columns(
         self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
@@ -554,17 +556,22 @@ class Forecast:
         totals_W = self._even_sums.sum(axis=0) + np.finfo(float).tiny
         per_pair_W = self.settings.pairs / totals_W
         levels = np.log(sums * per_pair_W + _LEAST)
-        of_groups = [np.log(self._of_groups[name] * per_pair_W + _LEAST)[code] for name, code in codes.items()]
+        of_groups = [np.log(self._group_means[name] * per_pair_W + _LEAST)[code] for name, code in codes.items()]
         horizon = self.settings.horizon
         ages = np.where(first <= now, (now - first) / horizon, -1.0), (now - since) / horizon
-        columns = [levels, np.diff(levels, axis=1), *of_groups, *(each[:, None] for each in (*ages, *numbers.values()))]
+        columns = [
+            levels,
+            np.diff(levels, axis=1),
+            *of_groups,
+            *(column[:, None] for column in (*ages, *numbers.values())),
+        ]
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
 def _number(value: Any) -> float:
     try:
-        found = number_of(value) if isinstance(value, str) else float(value)
-        return np.nan if found is None else found
+        number = parse_number(value) if isinstance(value, str) else float(value)
+        return np.nan if number is None else number
     except (TypeError, ValueError):
         return np.nan
 
@@ -572,7 +579,7 @@ def _number(value: Any) -> float:
 def _seconds(value: Any, now: float) -> float:
     """Parse a date in ISO 8601 to seconds since 1970; `now` for a missing one."""
     try:
-        return seconds_of(str(value)) if value is not None else now
+        return parse_seconds(str(value)) if value is not None else now
     except (ValueError, OverflowError):
         return now
 
@@ -611,7 +618,7 @@ def visit_weights(queries_N: npt.NDArray[np.integer], times_N: Float64, gaps_N: 
     A visitor who chooses sixty labels says less by each of them than sixty visitors do.
 
     Args:
-        gaps_N: see `gaps_of`; a label that is repeated within a day does not raise j.
+        gaps_N: see `pair_gaps`; a label that is repeated within a day does not raise j.
     """
     weights_N = np.ones(len(times_N))
     if not power or not len(times_N):
@@ -626,6 +633,6 @@ def visit_weights(queries_N: npt.NDArray[np.integer], times_N: Float64, gaps_N: 
     return weights_N
 
 
-def gaps_of(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:
+def pair_gaps(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:
     """Compute the seconds from each pair's previous pair, float64 [N]; +∞ without one."""
     return np.where(previous_N < 0, np.inf, times_N - times_N[previous_N])

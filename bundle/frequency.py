@@ -56,10 +56,10 @@ class Buckets(BaseModel):
     @classmethod
     def by_quantile(cls, counts_L: Int64, *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
         """Set thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
-        seen = counts_L[counts_L > 0]
-        if seen.size == 0:
+        positive = counts_L[counts_L > 0]
+        if positive.size == 0:
             return cls(scheme="quantile", head_above=0, tail_upto=0)
-        tail_upto, head_above = np.quantile(seen, [lower, upper])
+        tail_upto, head_above = np.quantile(positive, [lower, upper])
         return cls(scheme="quantile", head_above=float(head_above), tail_upto=float(tail_upto))
 
     @classmethod

@@ -40,7 +40,7 @@ class IdRows(Mapping[str, int]):
     Example:
         >>> import pyarrow as pa
         >>> rows = IdRows(pa.array(["a", "b"]))
-        >>> rows["b"], rows.get("c"), rows.of(["b", "c", "a"])
+        >>> rows["b"], rows.get("c"), rows.find_all(["b", "c", "a"])
         (1, None, [1, None, 0])
     """
 
@@ -48,8 +48,8 @@ class IdRows(Mapping[str, int]):
         large = pa.types.is_large_string(ids.type)
         self.ids = ids if large or pa.types.is_string(ids.type) else ids.cast(pa.string())
         self._stored_order_L = order_L
-        self._is_whole = len(ids) <= _ALL_KEPT
-        self._kept = dict(zip(self.ids.to_pylist(), range(len(ids)), strict=True)) if self._is_whole else {}
+        self._caches_all = len(ids) <= _ALL_KEPT
+        self._cache = dict(zip(self.ids.to_pylist(), range(len(ids)), strict=True)) if self._caches_all else {}
         _, offsets, text = self.ids.buffers()
         self._offset_of = memoryview(offsets or b"").cast("B").cast("q" if large else "i")[self.ids.offset :]
         self._text = memoryview(text or b"").cast("B")
@@ -82,11 +82,11 @@ class IdRows(Mapping[str, int]):
 
     def get(self, id_: str, default: int | None = None) -> int | None:  # type: ignore[override]
         """Get the row of an id, or the default."""
-        row = self._kept.get(id_)
-        if row is None and not self._is_whole:
+        row = self._cache.get(id_)
+        if row is None and not self._caches_all:
             row = self._find(id_)
             if row is not None:
-                self._keep({id_: row})
+                self._remember({id_: row})
         return default if row is None else row
 
     def __contains__(self, id_: object) -> bool:
@@ -99,29 +99,29 @@ class IdRows(Mapping[str, int]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def of(self, ids: Sequence[str]) -> list[int | None]:
+    def find_all(self, ids: Sequence[str]) -> list[int | None]:
         """Get the rows of some ids, in order; None for an id that is not in the table."""
-        rows = list(map(self._kept.get, ids))
-        if self._is_whole or None not in rows:
+        rows = list(map(self._cache.get, ids))
+        if self._caches_all or None not in rows:
             return rows
-        places = [place for place, row in enumerate(rows) if row is None]
-        missing = [ids[place] for place in places]
-        found = self._find_several(missing) if len(missing) >= _SEVERAL else list(map(self._find, missing))
-        self._keep({id_: row for id_, row in zip(missing, found, strict=True) if row is not None})
-        for place, row in zip(places, found, strict=True):
-            rows[place] = row
+        unknown = [i for i, row in enumerate(rows) if row is None]
+        missing = [ids[i] for i in unknown]
+        rows_found = self._find_several(missing) if len(missing) >= _SEVERAL else list(map(self._find, missing))
+        self._remember({id_: row for id_, row in zip(missing, rows_found, strict=True) if row is not None})
+        for i, row in zip(unknown, rows_found, strict=True):
+            rows[i] = row
         return rows
 
     def forget(self) -> None:
         """Empty the cache of found ids."""
-        if not self._is_whole:
-            self._kept = {}
+        if not self._caches_all:
+            self._cache = {}
 
-    def _keep(self, rows: dict[str, int]) -> None:
-        if len(self._kept) + len(rows) > _MAX_KEPT:
-            self._kept = {}
+    def _remember(self, rows: dict[str, int]) -> None:
+        if len(self._cache) + len(rows) > _MAX_KEPT:
+            self._cache = {}
         if len(rows) <= _MAX_KEPT:
-            self._kept.update(rows)
+            self._cache.update(rows)
 
     @cached_property
     def _row_at(self) -> memoryview:
@@ -138,8 +138,8 @@ class IdRows(Mapping[str, int]):
     def _find(self, id_: str) -> int | None:
         text = _bytes(id_)
         end = _STEP * bisect_left(self._steps, text)
-        place = bisect_left(self._row_at, text, max(0, end - _STEP), min(end, len(self)), key=self._text_of)
-        if place == len(self) or self._text_of(row := self._row_at[place]) != text:
+        position = bisect_left(self._row_at, text, max(0, end - _STEP), min(end, len(self)), key=self._text_of)
+        if position == len(self) or self._text_of(row := self._row_at[position]) != text:
             return None
         return row
 
@@ -157,8 +157,8 @@ class IdRows(Mapping[str, int]):
         if not len(self):
             return [None] * len(ids)
         rows_N = self.order[np.minimum(low_N, len(self) - 1)]
-        found_N = pc.equal(column.take(pa.array(rows_N)), texts).to_pylist()
-        return [row if found else None for row, found in zip(rows_N.tolist(), found_N, strict=True)]
+        matches_N = pc.equal(column.take(pa.array(rows_N)), texts).to_pylist()
+        return [row if matches else None for row, matches in zip(rows_N.tolist(), matches_N, strict=True)]
 
 
 def _bytes(id_: str) -> bytes:

@@ -37,7 +37,7 @@ def id_text(value: object) -> str | None:
     return "0" if value == 0 else text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def ids_of(column: pa.Array) -> pa.Array:
+def to_ids(column: pa.Array) -> pa.Array:
     """Convert a column to ids, string [n]; null and NaN become null. Raises TypeError for other types.
 
     A text column of booleans, or of whole numbers such as `39.0`, is read as the values that it spells.
@@ -69,7 +69,7 @@ def respelled(id_: str) -> str:
     return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
 
 
-def rows_of_ids(ids: pa.Array, catalogue: pa.Array) -> pa.Array:
+def find_rows(ids: pa.Array, catalogue: pa.Array) -> pa.Array:
     """Find the row in a catalogue of each id, int32; null where there is none.
 
     An id that the catalogue lacks is read as the boolean or whole number that it spells.
@@ -92,7 +92,7 @@ def repeated_ids(ids: pa.Array) -> list[str]:
     return repeated
 
 
-def parts_of(text: str, separator: str | None) -> list[str] | None:
+def split_ids(text: str, separator: str | None) -> list[str] | None:
     """Split text into ids: a printed list of Python, NumPy or JSON, or non-empty parts between separators.
 
     None if the text is not a list and there is no separator.

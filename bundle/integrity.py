@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from longtail.bundle.errors import BundleCorruptError, BundleVersionError
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
-from longtail.bundle.store import sha256_of
+from longtail.bundle.store import file_sha256
 
 MANIFEST = "manifest.json"
 MANIFEST_SHA256 = "manifest.sha256"
@@ -63,9 +63,9 @@ def read_versioned_json(
         return model.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "content"
+        location = ".".join(map(str, first["loc"])) or "content"
         raise corrupt(
-            f"{file}: {where}: {first['msg']}: damaged, or made by another version of Longtail; {remedy}"
+            f"{file}: {location}: {first['msg']}: damaged, or made by another version of Longtail; {remedy}"
         ) from error
 
 
@@ -75,9 +75,9 @@ def _verify_manifest(path: Path) -> None:
         expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, IsADirectoryError):
         raise BundleCorruptError(f"{path / MANIFEST_SHA256}: expected the manifest's sha256, found no file") from None
-    found = sha256_of(path / MANIFEST)
-    if found != expected:
-        raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {found}")
+    digest = file_sha256(path / MANIFEST)
+    if digest != expected:
+        raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {digest}")
 
 
 def check_names(root: Path, files: Iterable[str]) -> None:
@@ -99,6 +99,6 @@ def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool =
             raise BundleCorruptError(f"{path}: expected {record.bytes} bytes, found {size}")
         if not content:
             continue
-        digest = sha256_of(path)
+        digest = file_sha256(path)
         if digest != record.sha256:
             raise BundleCorruptError(f"{path}: expected sha256 {record.sha256}, found {digest}")

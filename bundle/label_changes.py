@@ -101,28 +101,28 @@ def _time_and_id(record: LabelRecord) -> tuple[datetime, str]:
 
 def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
     """Drop patches whose columns were all changed by later patches."""
-    seen, kept = set[str](), list[Patch]()
+    later_columns, effective = set[str](), list[Patch]()
     for patch in reversed(patches):
-        if not patch.display.keys() <= seen:
-            kept.append(patch)
-            seen |= patch.display.keys()
-    return tuple(reversed(kept))
+        if not patch.display.keys() <= later_columns:
+            effective.append(patch)
+            later_columns |= patch.display.keys()
+    return tuple(reversed(effective))
 
 
-def needed(records: Sequence[LabelRecord]) -> list[int]:
+def needed_positions(records: Sequence[LabelRecord]) -> list[int]:
     """Return the positions of records that readers at any point of the sequence need for the same result.
 
     These are a label's patches since its last upsert; its last upsert, unless the label was hidden later and never
     patched; its last hide, unless an upsert followed; and its last restore, unless an upsert or a hide followed.
     """
     last, patches, patched = dict[tuple[str, str], int](), dict[str, tuple[Patch, ...]](), set[str]()
-    place_of = {id(record): place for place, record in enumerate(records)}
-    for place, record in enumerate(records):
+    position_of = {id(record): i for i, record in enumerate(records)}
+    for i, record in enumerate(records):
         if isinstance(record, Patch):
             patches[record.id] = _in_effect((*patches.get(record.id, ()), record))
             patched.add(record.id)
             continue
-        last[record.id, record.op] = place
+        last[record.id, record.op] = i
         if isinstance(record, Upsert):
             patches.pop(record.id, None)
             last.pop((record.id, "hide"), None)
@@ -130,7 +130,7 @@ def needed(records: Sequence[LabelRecord]) -> list[int]:
             last.pop((record.id, "upsert"), None)
         if not isinstance(record, Restore):
             last.pop((record.id, "restore"), None)
-    return sorted({*last.values(), *(place_of[id(patch)] for each in patches.values() for patch in each)})
+    return sorted({*last.values(), *(position_of[id(patch)] for group in patches.values() for patch in group)})
 
 
 def replay(records: Iterable[LabelRecord]) -> LabelChanges:

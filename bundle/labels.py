@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.lifetimes import lifetimes_of
-from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
+from longtail.bundle.lifetimes import read_lifetimes
+from longtail.bundle.mapped_table import ORDER, id_column, map_table, number_column, write_table
 from longtail.bundle.one_line import one_line
 
 _NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32}
@@ -61,7 +61,7 @@ class Labels:
 
         Raises BundleInvariantError.
         """
-        return lifetimes_of(self.display, self.ids)
+        return read_lifetimes(self.display, self.ids)
 
     @property
     def log_pi(self) -> Float32:
@@ -91,9 +91,9 @@ class Labels:
     def read(cls, path: Path, *, verify: bool = True) -> Labels:
         """Map a file of `write`; `verify` checks that no text ends beyond the file."""
         table = map_table(path, verify=verify)
-        ids = ids_of(table, "label_id", path.name)
+        ids = id_column(table, "label_id", path.name)
         types = _NUMBERS | {name: type_ for name, type_ in _OPTIONAL.items() if name in table.column_names}
-        numbers = {name: numbers_of(table, name, type_, path.name) for name, type_ in types.items()}
+        numbers = {name: number_column(table, name, type_, path.name) for name, type_ in types.items()}
         return cls(
             ids=ids,
             counts=numbers["count"],

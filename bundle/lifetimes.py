@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int64
-from longtail.bundle.dates import seconds_of
+from longtail.bundle.dates import parse_seconds
 from longtail.bundle.display import Display
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
-from longtail.bundle.mapped_table import in_one_piece
+from longtail.bundle.mapped_table import combine_chunks
 
 FROM, UNTIL = "available_from", "available_until"
 NO_LIMITS = {FROM: int(np.iinfo(np.int64).min), UNTIL: int(np.iinfo(np.int64).max)}
@@ -22,7 +22,7 @@ _TIMES = "timestamps, dates, or strings in ISO 8601"
 _MICRO = 1_000_000
 
 
-def lifetimes_of(display: pa.Table, ids: pa.Array) -> Int64 | None:
+def read_lifetimes(display: pa.Table, ids: pa.Array) -> Int64 | None:
     """Read the lifetimes of a label table, seconds since 1970, int64 [L, 2]; None without the columns.
 
     Raises:
@@ -45,12 +45,12 @@ def lifetimes_of(display: pa.Table, ids: pa.Array) -> Int64 | None:
         raise BundleInvariantError(
             f"labels.arrow: the lifetime of label {describe(ids[row].as_py())} begins before it ends",
             expected=f"{FROM} < {UNTIL}",
-            found=f"{display[FROM][row]} and {display[UNTIL][row]}",
+            actual=f"{display[FROM][row]} and {display[UNTIL][row]}",
         )
     return lifetimes_L2
 
 
-def lifetime_in(display: Display) -> tuple[int, int]:
+def read_lifetime(display: Display) -> tuple[int, int]:
     """Read the lifetime of one label from its display columns as JSON values; raises DisplayError."""
     begin, end = (_second(name, display.get(name), no_limit) for name, no_limit in NO_LIMITS.items())
     return begin, end
@@ -58,7 +58,7 @@ def lifetime_in(display: Display) -> tuple[int, int]:
 
 def check_lifetime(display: Display) -> None:
     """Refuse a lifetime that ends before it begins; raises DisplayError."""
-    begin, end = lifetime_in(display)
+    begin, end = read_lifetime(display)
     if begin >= end:
         raise DisplayError(
             f"expected a time after {FROM}, {describe(display[FROM])}, received {describe(display[UNTIL])}",
@@ -70,7 +70,7 @@ def _second(name: str, value: object, no_limit: int) -> int:
     if value is None or value == "":
         return no_limit
     try:
-        return seconds_of(value)  # type: ignore[arg-type]  # what is no text raises AttributeError
+        return parse_seconds(value)  # type: ignore[arg-type]  # what is no text raises AttributeError
     except (AttributeError, ValueError, OverflowError):
         message = f"expected a date or time in ISO 8601, received {describe(value)}"
         raise DisplayError(message, row=0, field=f"display.{name}") from None
@@ -78,7 +78,7 @@ def _second(name: str, value: object, no_limit: int) -> int:
 
 def _seconds(name: str, column: pa.ChunkedArray, no_limit: int) -> Int64:
     """Read a column of times, int64 [L]."""
-    array, found = in_one_piece(column), str(column.type)
+    array, problem = combine_chunks(column), str(column.type)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
@@ -91,8 +91,8 @@ def _seconds(name: str, column: pa.ChunkedArray, no_limit: int) -> Int64:
             encoded = array.cast(pa.large_string()).dictionary_encode()
             seconds = [_second(name, text, no_limit) for text in encoded.dictionary.to_pylist()]
             rows_L = pc.fill_null(encoded.indices, len(seconds)).to_numpy(zero_copy_only=False)
-            taken_L: Int64 = np.array([*seconds, no_limit], np.int64)[rows_L]
-            return taken_L
+            filled_L: Int64 = np.array([*seconds, no_limit], np.int64)[rows_L]
+            return filled_L
     except DisplayError as error:
-        found = error.message
-    raise BundleInvariantError(f"labels.arrow column {name!r} holds times", expected=_TIMES, found=found)
+        problem = error.message
+    raise BundleInvariantError(f"labels.arrow column {name!r} holds times", expected=_TIMES, actual=problem)

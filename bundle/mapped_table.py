@@ -32,19 +32,19 @@ def map_table(path: Path, *, verify: bool = True) -> pa.Table:
     return table
 
 
-def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     """Combine a column's chunks into one array [n], without Arrow's copy if there is only one chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def ids_of(table: pa.Table, name: str, file: str) -> pa.Array:
+def id_column(table: pa.Table, name: str, file: str) -> pa.Array:
     """Get a column of ids, string or large_string [rows]; raises BundleInvariantError."""
-    found = table.schema.field(name).type if name in table.column_names else "no such column"
-    require(f"{file} column {name!r}", found in (pa.string(), pa.large_string()), pa.string(), found)
+    type_ = table.schema.field(name).type if name in table.column_names else "no such column"
+    require(f"{file} column {name!r}", type_ in (pa.string(), pa.large_string()), pa.string(), type_)
     return _without_nulls(table, name, file)
 
 
-def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
+def number_column(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
     """Get a column of numbers without a copy, [rows]; raises BundleInvariantError."""
     expected = pa.from_numpy_dtype(np.dtype(type_))
     found = table.schema.field(name).type if name in table.column_names else "no such column"
@@ -54,7 +54,7 @@ def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> A
 
 
 def _without_nulls(table: pa.Table, name: str, file: str) -> pa.Array:
-    column = in_one_piece(table[name])
+    column = combine_chunks(table[name])
     require(f"{file} column {name!r}", column.null_count == 0, "no nulls", f"{column.null_count} nulls")
     return column
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import url2pathname
 
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.manifest import FileRecord
 from longtail.extras import pip_install
 
@@ -32,25 +32,25 @@ Tag = dict[str, str]
 """Version of an object's content, for conditional writes."""
 
 
-def is_url(place: str | Path) -> bool:
+def is_url(source: str | Path) -> bool:
     """Return whether a place is at an object store: a URL other than `file://`."""
-    return isinstance(place, str) and _URL.fullmatch(place) is not None and not place.startswith("file://")
+    return isinstance(source, str) and _URL.fullmatch(source) is not None and not source.startswith("file://")
 
 
-def local_path(place: str | Path) -> Path:
+def local_path(path: str | Path) -> Path:
     """Convert a local path or `file://` URL to a `Path`."""
-    if isinstance(place, str) and place.startswith("file://"):
-        return Path(url2pathname(place.removeprefix("file://").removeprefix("localhost")))
-    return Path(place)
+    if isinstance(path, str) and path.startswith("file://"):
+        return Path(url2pathname(path.removeprefix("file://").removeprefix("localhost")))
+    return Path(path)
 
 
 def check_scheme(url: str) -> None:
     """Raise StorageError for a URL with an unsupported scheme, before any host is contacted."""
     if url.partition("://")[0].lower() not in _SCHEMES:
-        raise StorageError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
+        raise ObjectStoreError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
 
 
-def options_of(url: str) -> dict[str, Any]:
+def store_options(url: str) -> dict[str, Any]:
     """Return obstore's options for a URL: limits, and keys of AWS's credentials file, which obstore does not read."""
     options: dict[str, Any] = {"client_options": _CLIENT, "retry_config": _RETRIES}
     if url.startswith(("s3://", "s3a://")) and "AWS_ACCESS_KEY_ID" not in os.environ:
@@ -72,15 +72,15 @@ class ObjectStore:
             import obstore
             from obstore import exceptions, store
         except ImportError as error:
-            raise StorageError(f"{url}: expected the extra `remote`, {pip_install('remote')}: {error}") from error
+            raise ObjectStoreError(f"{url}: expected the extra `remote`, {pip_install('remote')}: {error}") from error
         self._api, self._errors = obstore, exceptions
         with self._asking("open it"):
-            self._store = store.from_url(self.url, **options_of(self.url))
+            self._store = store.from_url(self.url, **store_options(self.url))
 
     def read(self, path: str) -> bytes | None:
         """Get the content of a small object; None if there is none."""
-        found = self.read_version(path)
-        return None if found is None else found[0]
+        content = self.read_version(path)
+        return None if content is None else content[0]
 
     def read_version(self, path: str) -> tuple[bytes, Tag] | None:
         """Get the content of a small object with its tag, for `put`; None if there is none."""
@@ -100,9 +100,9 @@ class ObjectStore:
             with self._asking(f"write {path}"):
                 mode: Any = tag or "create"
                 self._api.put(self._store, path, content, mode=mode)
-        except (*refused, StorageError) as error:
+        except (*refused, ObjectStoreError) as error:
             same = self.read(path) == content
-            if not same and isinstance(error, StorageError):
+            if not same and isinstance(error, ObjectStoreError):
                 raise
             return same
         return True
@@ -110,8 +110,8 @@ class ObjectStore:
     def list(self) -> dict[str, datetime]:
         """Get every object by its path, sorted, with the time when it was written."""
         with self._asking("list"):
-            found = [each for part in self._api.list(self._store) for each in part]
-        return {each["path"]: each["last_modified"] for each in sorted(found, key=lambda each: each["path"])}
+            objects = [item for part in self._api.list(self._store) for item in part]
+        return {item["path"]: item["last_modified"] for item in sorted(objects, key=lambda item: item["path"])}
 
     def upload(self, file: Path, path: str) -> None:
         """Write a file as an object, replacing an existing one; raises OSError if the file cannot be read."""
@@ -130,9 +130,9 @@ class ObjectStore:
                     digest.update(block)
                     target.write(block)
         except FileNotFoundError:
-            raise StorageError(f"{self.url}/{path}: expected an object, found none") from None
+            raise ObjectStoreError(f"{self.url}/{path}: expected an object, found none") from None
         if digest.hexdigest() != record.sha256:
-            raise StorageError(
+            raise ObjectStoreError(
                 f"{self.url}/{path}: expected sha256 {record.sha256}, received bytes of {digest.hexdigest()}"
             )
 
@@ -154,4 +154,4 @@ class ObjectStore:
             if isinstance(error, FileNotFoundError) and not any(word in str(error) for word in _NO_BUCKET):
                 raise
             line = " ".join(str(error).split("\n\nDebug source", maxsplit=1)[0].split()) or type(error).__name__
-            raise StorageError(f"{self.url}: expected a store that answers, could not {what}: {line}") from error
+            raise ObjectStoreError(f"{self.url}: expected a store that answers, could not {what}: {line}") from error

@@ -28,12 +28,12 @@ def page(
 ) -> bytes:  # fmt: skip
     """Create a page as one file of HTML: title, verdict, intro, plots, body, and cards of facts."""
     template = Template((files("longtail.bundle") / "page.html").read_text(encoding="utf-8"))
-    made = "".join(
+    content = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()
     )
     lead = verdict and f"<p class=verdict>{html.escape(verdict)}</p>"
     return template.substitute(
-        title=html.escape(title), verdict=lead, intro=intro, cards=made, plots="".join(plots), body=body
+        title=html.escape(title), verdict=lead, intro=intro, cards=content, plots="".join(plots), body=body
     ).encode()  # fmt: skip
 
 

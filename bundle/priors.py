@@ -39,7 +39,7 @@ _TERMS = 4 * MAX_PRIORS
 """Terms assumed by the overflow check of a score; a real score has fewer."""
 
 
-class Exposure(Record):
+class ExposureState(Record):
     """State of the prior `exposed`: the half-life of places in answers, and how many a label has had."""
 
     half_life: float = Field(gt=0)
@@ -49,25 +49,25 @@ class Exposure(Record):
     mean: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Decayed places of an average label."""
 
-    def values(self, places_L: Float64) -> Float64:
+    def values(self, exposures_L: Float64) -> Float64:
         """Compute the log of each label's share of places, of which an average label's is 0, nats, float64 [L].
 
         One place is added to every label, so that few answers say little.
         """
-        return np.log((places_L + 1) / (self.mean + 1))
+        return np.log((exposures_L + 1) / (self.mean + 1))
 
-    def places(self, values_L: Float32) -> Float64:
+    def decayed_exposures(self, values_L: Float32) -> Float64:
         """Compute decayed places from `values`, float64 [L]."""
         return np.maximum(np.exp(values_L.astype(np.float64)) * (self.mean + 1) - 1, 0)
 
-    def counted(self, values_L: Float32, added_L: Float64, until: float) -> tuple[Exposure, Float64]:
+    def counted(self, values_L: Float32, added_L: Float64, until: float) -> tuple[ExposureState, Float64]:
         """Decay the places that `values` hold to a later time, and add places that are decayed to it.
 
         Returns the state and the decayed places of every label, float64 [L].
         """
         decay = 0.0 if self.until is None else 2.0 ** ((self.until - until) / self.half_life)
-        places_L = decay * self.places(values_L) + added_L
-        return self.model_copy(update={"until": until, "mean": float(places_L.mean())}), places_L
+        exposures_L = decay * self.decayed_exposures(values_L) + added_L
+        return self.model_copy(update={"until": until, "mean": float(exposures_L.mean())}), exposures_L
 
 
 class Prior(Record):
@@ -93,7 +93,7 @@ class Prior(Record):
     """Scale of the prior's coordinate."""
     alone: bool = False
     """Whether a request weighs no other prior at the same time."""
-    exposure: Exposure | None = None
+    exposure: ExposureState | None = None
     """State of the source `answers`."""
 
     @property
@@ -169,18 +169,18 @@ class Priors:
         return self.values_LP[rows_R] if self.settings else None
 
     @property
-    def exposed(self) -> tuple[int, Exposure] | None:
+    def exposed(self) -> tuple[int, ExposureState] | None:
         """Return the position and the state of the prior `exposed`, if the release has it."""
         states = ((at, prior.exposure) for at, prior in enumerate(self.settings))
         return next(((at, state) for at, state in states if state is not None), None)
 
-    def with_exposure(self, state: Exposure, places_L: Float64) -> Priors:
+    def with_exposure(self, state: ExposureState, exposures_L: Float64) -> Priors:
         """Replace the values of the prior `exposed` by those of decayed places, float64 [L]."""
         assert self.exposed is not None
         at, _ = self.exposed
         settings, values_LP = [*self.settings], self.values_LP.copy()
         update = {"exposure": state, "missing": float(state.values(np.zeros(1))[0])}
-        settings[at], values_LP[:, at] = settings[at].model_copy(update=update), state.values(places_L)
+        settings[at], values_LP[:, at] = settings[at].model_copy(update=update), state.values(exposures_L)
         return Priors(tuple(settings), values_LP)
 
     def with_table(self, table: Priors) -> Priors:
@@ -189,10 +189,10 @@ class Priors:
         values_LP = np.concatenate([table.values_LP, self.values_LP[:, first:]], axis=1)
         return Priors((*table.settings, *self.settings[first:]), values_LP)
 
-    def check(self, given: Mapping[str, float], display: Mapping[str, JsonValue]) -> None:
+    def check(self, values: Mapping[str, float], display: Mapping[str, JsonValue]) -> None:
         """Refuse values of a label that overflow, of a table's priors or of columns; unknown names are ignored."""
         for prior in self.settings:
-            columns: Mapping[str, object] = {"table": given, "number": display}.get(prior.source, {})
+            columns: Mapping[str, object] = {"table": values, "number": display}.get(prior.source, {})
             value = columns.get(prior.key)
             if value is not None and not abs(float(str(value)) - prior.origin) <= prior.largest:
                 low, high = (prior.origin + sign * prior.largest for sign in (-1, 1))
@@ -205,7 +205,7 @@ class Priors:
     def of_added(
         self,
         rows_M: Int64,
-        given_M: Sequence[Mapping[str, float]],
+        values_M: Sequence[Mapping[str, float]],
         buckets_M: Int8,
         column: Callable[[str], pa.ChunkedArray],
     ) -> Float32:
@@ -215,15 +215,15 @@ class Priors:
             column: returns a display column of these labels by its name.
         """
         values_MP = np.empty((len(rows_M), len(self.settings)), np.float32)
-        for place, prior in enumerate(self.settings):
+        for p, prior in enumerate(self.settings):
             if prior.source not in ("table", "answers"):
-                values_MP[:, place] = prior.values(buckets_M, column)
+                values_MP[:, p] = prior.values(buckets_M, column)
                 continue
             known_M = rows_M >= 0
-            values_MP[:, place] = np.where(known_M, self.values_LP[np.where(known_M, rows_M, 0), place], prior.missing)
-            for row, given in enumerate(given_M):
-                if prior.source == "table" and prior.name in given:
-                    values_MP[row, place] = given[prior.name]
+            values_MP[:, p] = np.where(known_M, self.values_LP[np.where(known_M, rows_M, 0), p], prior.missing)
+            for row, values in enumerate(values_M):
+                if prior.source == "table" and prior.name in values:
+                    values_MP[row, p] = values[prior.name]
         return values_MP
 
 

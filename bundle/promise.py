@@ -42,7 +42,7 @@ from longtail.bundle.errors import BundleError
 from longtail.bundle.frequency import BUCKET_NAMES
 from longtail.bundle.manifest import CurvePoint, Interval, Manifest, dial_words
 from longtail.bundle.one_line import one_line
-from longtail.bundle.validation import nearest, refused
+from longtail.bundle.validation import describe_problems, nearest
 
 PROMISE_FILE = "promise.toml"
 """Name of the file in a directory of releases."""
@@ -91,7 +91,7 @@ class QualityPromise(Bounds):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BundleError(f"{file}: expected TOML: {error}") from error
         except ValidationError as error:
-            faults = refused(error.errors(include_url=False), cls)
+            faults = describe_problems(error.errors(include_url=False), cls)
             raise BundleError(f"{file}: {'; '.join(map(str, faults))}") from error
         for key in refused_keys.keys() & promise.model_fields_set:
             raise BundleError(f"{file}: {key!r} is not allowed because {refused_keys[key]}")

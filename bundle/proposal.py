@@ -198,12 +198,12 @@ class Proposal:
                 f"{array.size - np.count_nonzero(finite)} others",
             )
         require("proposal.npz projects a feature", len(self.projection) > 0, ">= 1 projection", "none")
-        found = np.sort(self.leaf_labels[self.leaf_labels != PADDING])
+        labels_of_leaves = np.sort(self.leaf_labels[self.leaf_labels != PADDING])
         require(
             "every label has exactly one leaf of proposal.npz",
-            np.array_equal(found, np.arange(labels)),
+            np.array_equal(labels_of_leaves, np.arange(labels)),
             f"label rows 0 to {labels - 1} once each",
-            f"{len(np.unique(found))} distinct of {len(found)}",
+            f"{len(np.unique(labels_of_leaves))} distinct of {len(labels_of_leaves)}",
         )
         inhabited = self._inhabited
         inner = np.arange(1, nodes)

@@ -26,7 +26,7 @@ MANIFESTS = (MANIFEST_SHA256, MANIFEST)
 CACHE = "LONGTAIL_CACHE"
 
 
-def copies_of(url: str, root: Path | None = None) -> Path:
+def copies_path(url: str, root: Path | None = None) -> Path:
     """Get the directory for copies of a URL, below a root, LONGTAIL_CACHE, or the user's cache."""
     if root is None:
         home = os.environ.get("XDG_CACHE_HOME")
@@ -114,12 +114,12 @@ def upload_bundle(bundle: Path, url: str) -> None:
     upload(ObjectStore(url), "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
 
 
-def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
+def local_bundle(source: str | Path, cache: Path | None = None) -> Path:
     """Get the directory of a bundle, or of a verified download; raises BundleError or StorageError."""
-    if not is_url(place):
-        return local_path(place)
-    store = ObjectStore(str(place))
-    target = copies_of(store.url, cache) / "bundle"
+    if not is_url(source):
+        return local_path(source)
+    store = ObjectStore(str(source))
+    target = copies_path(store.url, cache) / "bundle"
     if not download(store, "", MANIFESTS, lambda path: read_manifest(path).files, target):
-        raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
+        raise BundleCorruptError(f"{source}: expected a bundle (a folder with {MANIFEST}), found none")
     return target

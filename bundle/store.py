@@ -103,7 +103,7 @@ def link_or_copy(file: Path, target: Path) -> None:
     shutil.copyfile(file, target)
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Compute the hexadecimal sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

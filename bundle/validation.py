@@ -28,35 +28,35 @@ _TABLES = ("dict_type", "model_type", "model_attributes_type")
 
 
 @dataclass(frozen=True)
-class Refused:
+class ValidationProblem:
     """One refused value."""
 
-    where: str
+    path: str
     """Dotted path of a key, such as `evaluation.floor.tail`; empty if the error concerns the whole input."""
-    wrong: str
+    message: str
     """What is wrong, such as `expected a whole number`."""
     received: object = None
-    """The value, where `wrong` does not say it already."""
-    shown: bool = False
+    """The value, where `message` does not say it already."""
+    has_value: bool = False
     """Whether `received` belongs to the sentence."""
 
     def __str__(self) -> str:
-        received = f", received {self.received!r}" if self.shown else ""
-        return f"{self.where}: {self.wrong}{received}" if self.where else f"{self.wrong}{received}"
+        received = f", received {self.received!r}" if self.has_value else ""
+        return f"{self.path}: {self.message}{received}" if self.path else f"{self.message}{received}"
 
 
-def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+def nearest(name: str, names: Iterable[str], alike: float = 0.6) -> str | None:
     """Return the known name most like another one, or None if none is alike.
 
     Args:
         alike: least ratio of difflib's matcher, from 0 to 1.
     """
     # A long name costs seconds to compare, and is nothing misspelt.
-    return next(iter(get_close_matches(name, [*known], 1, alike)), None) if len(name) <= _LONGEST_NAME else None
+    return next(iter(get_close_matches(name, [*names], 1, alike)), None) if len(name) <= _LONGEST_NAME else None
 
 
 def did_you_mean(
-    name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None, *, alike: float = 0.6
+    name: str, names: Iterable[str], elsewhere: Mapping[str, str] | None = None, *, alike: float = 0.6
 ) -> str:
     """Return the end of an error message, `: did you mean 'weight'?`, or nothing.
 
@@ -64,68 +64,68 @@ def did_you_mean(
         alike: as of `nearest`.
         elsewhere: known names by what other libraries call them.
     """
-    known = [*known]
+    names = [*names]
     meant = (elsewhere or {}).get(name)
-    meant = meant if meant in known else nearest(name, known, alike)
+    meant = meant if meant in names else nearest(name, names, alike)
     return "" if meant is None else f": did you mean {meant!r}?"
 
 
-def refused(
-    problems: Sequence[ErrorDetails], model: type[BaseModel], elsewhere: Mapping[str, str] | None = None
-) -> list[Refused]:
+def describe_problems(
+    errors: Sequence[ErrorDetails], model: type[BaseModel], elsewhere: Mapping[str, str] | None = None
+) -> list[ValidationProblem]:
     """Describe validation errors of a model, one for each place.
 
     Args:
         elsewhere: keys of the model by what other libraries call them.
     """
-    found: dict[str, list[Refused]] = {}
-    for problem in problems:
-        one = _refused(problem, _walk(problem["loc"], model), elsewhere or {})
-        found.setdefault(one.where, []).append(one)
-    return [_as_one(each) for each in found.values()]
+    problems_by_path: dict[str, list[ValidationProblem]] = {}
+    for problem in errors:
+        described = _describe(problem, _walk(problem["loc"], model), elsewhere or {})
+        problems_by_path.setdefault(described.path, []).append(described)
+    return [_join(group) for group in problems_by_path.values()]
 
 
-def keys_at(location: Sequence[str | int], model: type[BaseModel]) -> list[str]:
+def model_keys(location: Sequence[str | int], model: type[BaseModel]) -> list[str]:
     """List the keys of the object whose unknown key ends a location."""
     return _keys(_walk(location, model).holder)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     """Where a location of pydantic's leads."""
 
     path: tuple[str, ...]
     """Without the names of types that pydantic puts into it."""
     holder: type[BaseModel] | None
     """The model of the object that has the last part as a key."""
-    own: type[BaseModel] | None
+    model: type[BaseModel] | None
     """The model of the place itself."""
 
 
-def _refused(problem: ErrorDetails, place: _Place, elsewhere: Mapping[str, str]) -> Refused:
-    kind, said, given, where = problem["type"], problem["msg"], problem["input"], ".".join(place.path)
+def _describe(problem: ErrorDetails, location: _Location, elsewhere: Mapping[str, str]) -> ValidationProblem:
+    kind, text, value, path = problem["type"], problem["msg"], problem["input"], ".".join(location.path)
     if kind == "value_error":
-        return Refused(where, said.removeprefix("Value error, "))
-    if said.startswith("expected "):  # an error of a model's own
-        return Refused(where, said)
+        return ValidationProblem(path, text.removeprefix("Value error, "))
+    if text.startswith("expected "):  # an error of a model's own
+        return ValidationProblem(path, text)
     if kind == "missing":
-        return Refused(where, "expected a value, received none")
+        return ValidationProblem(path, "expected a value, received none")
     if kind == "extra_forbidden":
-        keys = _keys(place.holder)
-        hint = did_you_mean(place.path[-1], keys, elsewhere)
-        return Refused(where, f"expected one of {', '.join(keys)}, received an unknown key{hint}")
+        keys = _keys(location.holder)
+        hint = did_you_mean(location.path[-1], keys, elsewhere)
+        return ValidationProblem(path, f"expected one of {', '.join(keys)}, received an unknown key{hint}")
     if kind in _TABLES:
-        of = f" of {', '.join(_keys(place.own))}" if place.own else ""
-        return Refused(where, f"expected a table{of}", given, True)
-    expected = re.sub("^(Input|String|Value) should (be|have) ", "", said)
+        of = f" of {', '.join(_keys(location.model))}" if location.model else ""
+        return ValidationProblem(path, f"expected a table{of}", value, True)
+    expected = re.sub("^(Input|String|Value) should (be|have) ", "", text)
     if kind in _EXPECTED:
-        context = {name: _plain(value) for name, value in problem.get("ctx", {}).items()}
+        context = {name: _plain(item) for name, item in problem.get("ctx", {}).items()}
         expected = _EXPECTED[kind].format(**context)
         if "actual_length" in context:
-            return Refused(where, f"expected {expected}, received {context['actual_length'] or 'more'}")
-    if kind == "literal_error" and (hint := did_you_mean(str(given), re.findall("'([^']*)'", expected))):
-        return Refused(where, f"expected {expected}, received {given!r}{hint}")
-    return Refused(where, f"expected {expected}", given, True)
+            return ValidationProblem(path, f"expected {expected}, received {context['actual_length'] or 'more'}")
+    if kind == "literal_error" and (hint := did_you_mean(str(value), re.findall("'([^']*)'", expected))):
+        return ValidationProblem(path, f"expected {expected}, received {value!r}{hint}")
+    return ValidationProblem(path, f"expected {expected}", value, True)
 
 
 def _plain(value: Any) -> Any:
@@ -133,21 +133,21 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _as_one(faults: Sequence[Refused]) -> Refused:
+def _join(faults: Sequence[ValidationProblem]) -> ValidationProblem:
     """Join what the members of a union expect of one value."""
-    if len(faults) == 1 or not all(each.shown for each in faults):
+    if len(faults) == 1 or not all(fault.has_value for fault in faults):
         return faults[0]
-    expected = dict.fromkeys(each.wrong.removeprefix("expected ") for each in faults)
-    return Refused(faults[0].where, f"expected {' or '.join(expected)}", faults[0].received, True)
+    expected = dict.fromkeys(fault.message.removeprefix("expected ") for fault in faults)
+    return ValidationProblem(faults[0].path, f"expected {' or '.join(expected)}", faults[0].received, True)
 
 
-def _walk(location: Sequence[str | int], model: type[BaseModel]) -> _Place:
+def _walk(location: Sequence[str | int], model: type[BaseModel]) -> _Location:
     path: list[str] = []
     at: list[Any] = [model]
     holder = None
     for part in location:
         if len(at) > 1 and isinstance(part, str):  # the part names a member of the union
-            at = [each for each in at if isinstance(each, type) and each.__name__ in part] or at[:1]
+            at = [member for member in at if isinstance(member, type) and member.__name__ in part] or at[:1]
             continue
         kind, of = (at[0], get_origin(at[0])) if at else (None, None)
         if part == "[key]":
@@ -158,7 +158,7 @@ def _walk(location: Sequence[str | int], model: type[BaseModel]) -> _Place:
             at = [*_members(fields[str(part)].annotation)] if str(part) in fields else []
         else:
             at = [*_members(get_args(kind)[-1 if of is dict else 0])] if of in (dict, list, tuple) else []
-    return _Place(tuple(path), holder, next(filter(None, map(_as_model, at)), None))
+    return _Location(tuple(path), holder, next(filter(None, map(_as_model, at)), None))
 
 
 def _as_model(kind: Any) -> type[BaseModel] | None:
@@ -174,8 +174,8 @@ def _members(annotation: Any) -> Iterator[Any]:
     if hasattr(annotation, "__metadata__"):
         annotation = annotation.__origin__
     if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
-        for each in get_args(annotation):
-            if each is not NoneType:
-                yield from _members(each)
+        for member in get_args(annotation):
+            if member is not NoneType:
+                yield from _members(member)
     else:
         yield annotation

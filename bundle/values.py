@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Float32, Int32
-from longtail.bundle.dates import MISSING_DATE, date_rows, seconds_of
+from longtail.bundle.dates import MISSING_DATE, date_rows, parse_seconds
 from longtail.bundle.errors import FeatureError, describe
 from longtail.bundle.manifest import FEATURE_VALUE_TYPES, Feature
 
@@ -58,7 +58,7 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
         if value is None or value == "":
             continue
         try:
-            seconds_B[row] = seconds_of(value)  # type: ignore[arg-type]
+            seconds_B[row] = parse_seconds(value)  # type: ignore[arg-type]
         except (AttributeError, ValueError, OverflowError):
             raise refused(row, feature.name, "date", value) from None
     return date_rows(seconds_B, feature.parts or (), feature.reference or datetime.fromtimestamp(0, UTC))
@@ -75,7 +75,7 @@ def read_number(value: JsonValue, row: int, name: str) -> float:
     return float(value)
 
 
-def number_of(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Parse a number from text, None for blanks; raises ValueError."""
     if not text.strip():
         return None
@@ -88,7 +88,7 @@ def _number(feature: Feature, value: JsonValue, row: int) -> float | None:
     """Read the value of a `number`; raises FeatureError."""
     if isinstance(value, str):
         try:
-            value = number_of(value)
+            value = parse_number(value)
         except ValueError:
             raise refused(row, feature.name, "number", value) from None
     if isinstance(value, bool):

@@ -141,7 +141,7 @@ def bundle_from_vectors(
         raise BundleInvariantError(
             "a label tower's vectors are scored by dot product or cosine",
             expected="similarity dot or cosine",
-            found="l2",
+            actual="l2",
         )
     queries_CD = _draw_queries(vectors_LD, counts_L) if queries is None else np.asarray(queries, np.float32)
     _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
@@ -201,9 +201,9 @@ def _chosen_together(
         scores_of: scores of the labels for a calibration query without the term, float32 [L].
     """
     rows = pc.index_in(pairs.table["label_id"].cast(ids.type).combine_chunks(), ids)
-    known = pc.and_(rows.is_valid(), pairs.table["query_id"].combine_chunks().is_valid())
-    require("pairs name labels", bool(pc.any(known).as_py()), "a label of the bundle in one pair or more", "others")
-    table, rows_P = pairs.table.filter(known), np.asarray(rows.filter(known)).astype(np.int64)
+    is_known = pc.and_(rows.is_valid(), pairs.table["query_id"].combine_chunks().is_valid())
+    require("pairs name labels", bool(pc.any(is_known).as_py()), "a label of the bundle in one pair or more", "others")
+    table, rows_P = pairs.table.filter(is_known), np.asarray(rows.filter(is_known)).astype(np.int64)
     queries = table["query_id"].cast(pa.string()).combine_chunks().dictionary_encode()
     number_P, names_Q = np.asarray(queries.indices).astype(np.int64), queries.dictionary
     times_P = np.asarray(table["time"], np.float64) if "time" in table.column_names else None
@@ -253,14 +253,14 @@ def _weight_of_last_pairs(
     hits_W = np.zeros(len(_WEIGHTS), np.int64)
     for row in rows:
         history_H = histories_Q[numbers_C[row]]
-        earlier_H, wanted = history_H[:-1], history_H[-1]
+        earlier_H, target = history_H[:-1], history_H[-1]
         scores_L = scores_of(row)
-        scores_L[earlier_H[earlier_H != wanted]] = -np.inf
+        scores_L[earlier_H[earlier_H != target]] = -np.inf
         rows_C, values_C = term.term(earlier_H)
-        for place, weight in enumerate(_WEIGHTS):
+        for w, weight in enumerate(_WEIGHTS):
             with_term_L = scores_L.copy()
             with_term_L[rows_C] += np.float32(weight) * values_C
-            hits_W[place] += np.count_nonzero(with_term_L > with_term_L[wanted]) < _K
+            hits_W[w] += np.count_nonzero(with_term_L > with_term_L[target]) < _K
     return _WEIGHTS[int(hits_W.argmax())]
 
 
@@ -276,7 +276,7 @@ def read_tower(model: bytes, dim: int, file: str, *, unit: bool) -> OnnxTower:
     """
     session = onnx_session(model, file)
     inputs = {node.name: node for node in session.get_inputs()}
-    features, wanted = list[Feature](), list[str]()
+    features, missing_inputs = list[Feature](), list[str]()
     for name, node in inputs.items():
         if name.removesuffix("__missing") in inputs and name.endswith("__missing"):
             continue
@@ -292,24 +292,26 @@ def read_tower(model: bytes, dim: int, file: str, *, unit: bool) -> OnnxTower:
             features.append(Feature(name=name, kind="number"))
         else:
             features.append(Feature(name=name, kind="vector", dims=width, missing=None))
-            wanted += [f"{name}__missing"] if f"{name}__missing" not in inputs else []
+            missing_inputs += [f"{name}__missing"] if f"{name}__missing" not in inputs else []
     rng, outputs = np.random.default_rng(0), session.get_outputs()
     for rows in (3, 2):
         drawn = {name: rng.standard_normal((rows, *node.shape[1:]), dtype=np.float32) for name, node in inputs.items()}
         try:
-            found = session.run(None, drawn)[0]
+            vectors = session.run(None, drawn)[0]
         except Exception as error:  # ONNX Runtime's own exceptions share no base but Exception
             raise TowerError(
                 f"{file}: expected a model of batches of any size, found one that fails: {error}"
             ) from error
-        fits = len(outputs) == 1 and found.shape == (rows, dim)
-        require(f"{file} computes one vector", fits, f"one output [B, {dim}]", f"{[each.shape for each in outputs]}")
-    norms = np.linalg.norm(found, axis=1)
+        fits = len(outputs) == 1 and vectors.shape == (rows, dim)
+        require(
+            f"{file} computes one vector", fits, f"one output [B, {dim}]", f"{[output.shape for output in outputs]}"
+        )
+    norms = np.linalg.norm(vectors, axis=1)
     require(
         f"{file} gives vectors of length 1 where similarity is cosine",
         not unit or bool(np.allclose(norms, 1, atol=1e-3)), "length 1: end the model in a normalisation", norms,
     )  # fmt: skip
-    return OnnxTower(_with_inputs(model, wanted, file) if wanted else model, features)
+    return OnnxTower(_with_inputs(model, missing_inputs, file) if missing_inputs else model, features)
 
 
 def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
@@ -367,11 +369,13 @@ def _require_ids(ids: pa.Array) -> None:
     """Refuse empty ids, and ids that occur twice; the first ones are named."""
     if repeated := repeated_ids(ids):
         ending = f" and {len(repeated) - _SHOWN:,} more" if len(repeated) > _SHOWN else ""
-        shown = ", ".join(map(repr, repeated[:_SHOWN]))
-        raise BundleInvariantError("ids are distinct", expected="every id once", found=f"{shown}{ending} more often")
+        examples = ", ".join(map(repr, repeated[:_SHOWN]))
+        raise BundleInvariantError(
+            "ids are distinct", expected="every id once", actual=f"{examples}{ending} more often"
+        )
     if (row := pc.index(ids, "").as_py()) >= 0:
         raise BundleInvariantError(
-            "ids are not empty", expected="an id in every row", found=f"an empty one in row {row}"
+            "ids are not empty", expected="an id in every row", actual=f"an empty one in row {row}"
         )
 
 
@@ -389,5 +393,5 @@ def _require(subject: str, invariant: str, holds_X: Bools, values: Array, ids: p
     further_rows = int((~holds_X).sum()) - 1
     ending = f", and in {further_rows:,} more" if further_rows else ""
     raise BundleInvariantError(
-        f"{subject}: {invariant}", expected="so in every row", found=f"{value} in row {row}{id_text}{ending}"
+        f"{subject}: {invariant}", expected="so in every row", actual=f"{value} in row {row}{id_text}{ending}"
     )

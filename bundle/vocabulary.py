@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Int32
 from longtail.bundle.id_rows import IdRows
 from longtail.bundle.ids import respelled
-from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
+from longtail.bundle.mapped_table import ORDER, id_column, map_table, number_column, write_table
 
 if TYPE_CHECKING:
     from longtail.bundle.manifest import TextStandard
@@ -49,18 +49,18 @@ class Vocabulary:
         An unknown id counts as the boolean or whole number that it spells, like in training.
         """
         rows_of = self._row_of()
-        rows = rows_of.of(ids)
+        rows = rows_of.find_all(ids)
         if None in rows:
             others = {i: other for i, row in enumerate(rows) if row is None and (other := respelled(ids[i])) != ids[i]}
-            for i, row in zip(others, rows_of.of([*others.values()]), strict=True):
+            for i, row in zip(others, rows_of.find_all([*others.values()]), strict=True):
                 rows[i] = row
             return [OUT_OF_VOCABULARY if row is None else row + 1 for row in rows]
         return [row + 1 for row in cast("list[int]", rows)]
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:
         """Get the rows of a column of n strings, int32 [n]; unknown and null ids get row 0."""
-        found = pc.index_in(column, value_set=self.ids, skip_nulls=True)
-        rows = pc.add(pc.fill_null(found, -1), 1)
+        indices = pc.index_in(column, value_set=self.ids, skip_nulls=True)
+        rows = pc.add(pc.fill_null(indices, -1), 1)
         return np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.int32)
 
     def write(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Vocabulary:
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
         """Map a file of `write`; `verify` checks that no text ends beyond the file."""
         table = map_table(path, verify=verify)
-        return cls(ids_of(table, "id", path.name), numbers_of(table, ORDER, np.int32, path.name))
+        return cls(id_column(table, "id", path.name), number_column(table, ORDER, np.int32, path.name))
 
     def check(self, name: str) -> None:
         """Check that the ids are distinct and in order; raises BundleInvariantError."""
@@ -109,7 +109,7 @@ _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _SPACES = re.compile("[ \t\n\v\f\r]+")
 
 
-def words_of(text: str, standardize: TextStandard) -> list[str]:
+def split_words(text: str, standardize: TextStandard) -> list[str]:
     """Split a text like Keras' TextVectorization, which knows case, punctuation and spaces of ASCII alone.
 
     Example:

@@ -58,9 +58,9 @@ class LongtailError(Exception):
 
     def __str__(self) -> str:
         kind = self.type if self.status is None else f"{self.status} {self.type}"
-        where = "" if self.field is None else f" in {self.field}"
+        location = "" if self.field is None else f" in {self.field}"
         request = "" if self.request_id is None else f" (request {self.request_id})"
-        return f"{kind}{where}: {self.message}{request}"
+        return f"{kind}{location}: {self.message}{request}"
 
 
 class NoAnswerError(LongtailError):
@@ -83,7 +83,7 @@ _TYPES = {401: DeniedError, 403: DeniedError, 404: NotFoundError, 429: BusyError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ConnectionSettings:
     """Address of the service, API key, timeout and number of retries; the repr hides the key.
 
     Raises:
@@ -127,11 +127,11 @@ class Attempts(Generic[T]):
         ValueError, TypeError: JSON cannot represent a value of the body; the message names its field.
     """
 
-    def __init__(self, call: Call[T], settings: Settings) -> None:
+    def __init__(self, call: Call[T], settings: ConnectionSettings) -> None:
         self._call = call
         self._retries = settings.retries
         self._deadline = monotonic() + settings.timeout
-        self._made = 0
+        self._retried = 0
         self._content = None if call.body is None else encoded(call.body)
 
     def request(self) -> dict[str, Any]:
@@ -147,31 +147,33 @@ class Attempts(Generic[T]):
     def wait_after(self, outcome: Outcome) -> float | None:
         """Return the seconds until the next attempt; None: the outcome is final."""
         again = outcome.status_code in (429, 503) if isinstance(outcome, httpx.Response) else isinstance(outcome, _LOST)
-        if self._made >= self._retries or not again:
+        if self._retried >= self._retries or not again:
             return None
-        asked: str = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
+        header: str = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
         # Exponential backoff with full jitter, so that clients do not retry in step.
-        wait = retry_after(asked, time()) + random() * min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._made, 30))
-        self._made += 1
+        wait = retry_after(header, time()) + random() * min(
+            LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._retried, 30)
+        )
+        self._retried += 1
         return wait if wait < self._seconds_left() else None
 
     def value(self, outcome: Outcome) -> T:
         """Return the call's value from the last outcome; raises LongtailError for an error."""
         if not isinstance(outcome, httpx.Response):
-            found = f"{type(outcome).__name__}: {outcome}".rstrip(": ")
+            detail = f"{type(outcome).__name__}: {outcome}".rstrip(": ")
             raise NoAnswerError(
-                f"expected an answer from {_place(outcome.request)}, received none: {found}",
+                f"expected an answer from {_target(outcome.request)}, received none: {detail}",
                 type="timeout" if isinstance(outcome, httpx.TimeoutException) else "connection",
             ) from outcome
         if not outcome.is_success:
-            raise _error_of(outcome)
+            raise _read_error(outcome)
         try:
             return read(self._call.answer, outcome.content)
         except ValidationError as cause:
             first = cause.errors(include_url=False, include_context=False)[0]
-            found = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+            detail = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
             raise LongtailError(
-                f"expected the answer of {_place(outcome.request)}, received other content: {found}",
+                f"expected the answer of {_target(outcome.request)}, received other content: {detail}",
                 status=outcome.status_code,
                 type="unexpected_answer",
                 request_id=outcome.headers.get("x-request-id"),
@@ -192,7 +194,7 @@ def retry_after(value: str, now: float) -> float:
         return 0.0
 
 
-def _error_of(response: httpx.Response) -> LongtailError:
+def _read_error(response: httpx.Response) -> LongtailError:
     """Create the error of an unsuccessful response, with the service's message if there is one."""
     status = response.status_code
     kind = _TYPES.get(status, LongtailError)
@@ -202,13 +204,13 @@ def _error_of(response: httpx.Response) -> LongtailError:
         return kind(body["error"]["message"], status=status, request_id=body["request_id"], **said)
     except (ValidationError, LookupError, AttributeError, TypeError):
         message = (
-            f"expected an answer of Longtail from {_place(response.request)}, received another's: "
+            f"expected an answer of Longtail from {_target(response.request)}, received another's: "
             f"{status} {response.reason_phrase}"
         ).rstrip()
         return kind(message, status=status, type=f"http_{status}", request_id=response.headers.get("x-request-id"))
 
 
-def _place(request: httpx.Request) -> str:
+def _target(request: httpx.Request) -> str:
     """Return method, host and path of a request."""
     url = request.url
     port = "" if url.port is None else f":{url.port}"

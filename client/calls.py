@@ -88,7 +88,7 @@ class Query:
 
     def json(self) -> dict[str, Any]:
         """Return the query as JSON; raises ValueError unless it has either features or a vector."""
-        _one_of(features=self.features, vector=self.vector)
+        _require_one(features=self.features, vector=self.vector)
         sent = _json(self)
         if self.vector is not None:
             sent["vector"] = list(map(float, self.vector))
@@ -186,11 +186,11 @@ def retrieve(
     """
     if isinstance(queries, Mapping):
         raise ValueError(f"expected a Query or several, received features: did you mean features={dict(queries)!r}?")
-    _one_of(queries=queries, features=features)
+    _require_one(queries=queries, features=features)
     if queries is not None and selection:
         raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
     sent = [query.json() for query in _list(Query(features, **selection) if queries is None else queries)]
-    options = _given(
+    options = _set_options(
         release=release, preview=preview or None, answer_ids=None if answer_ids else False, unit=unit, arm=arm
     )
     return Call("POST", "/v1/retrieve", Answer, {"queries": sent, **options})
@@ -213,7 +213,7 @@ def similar(
         release, preview, answer_ids: see `retrieve`.
         selection: fields of a `Query`.
     """
-    options = _given(by=by, release=release, preview=preview or None, answer_ids=None if answer_ids else False)
+    options = _set_options(by=by, release=release, preview=preview or None, answer_ids=None if answer_ids else False)
     sent = Query({}, **selection).json() | options
     del sent["features"]
     body = {"ids": list(ids)} if isinstance(ids, Iterable) and not isinstance(ids, str) else {"id": ids}
@@ -237,10 +237,10 @@ def queries_for(
         release: see `retrieve`.
         selection: `k`, `bias_removal`, `filter`, `exclude`, `exclude_history` and `display`, of queries.
     """
-    _one_of(ids=ids, features=features)
+    _require_one(ids=ids, features=features)
     several = isinstance(ids, Iterable) and not isinstance(ids, str)
-    label = _several("ids", ids) if several else _given(id=ids, features=features)  # type: ignore[arg-type]
-    sent = Query({}, **selection).json() | _given(by=by, release=release)
+    label = _several("ids", ids) if several else _set_options(id=ids, features=features)  # type: ignore[arg-type]
+    sent = Query({}, **selection).json() | _set_options(by=by, release=release)
     del sent["features"]
     return Call("POST", "/v1/queries", Json, {**sent, **label})
 
@@ -258,12 +258,12 @@ def embed(
         labels: ids of labels, in place of `queries`.
         release: see `retrieve`.
     """
-    _one_of(queries=queries, labels=labels)
+    _require_one(queries=queries, labels=labels)
     features = [queries] if isinstance(queries, Mapping) else queries or ()
     sent = (
-        {"queries": [{"features": dict(each)} for each in features]} if labels is None else _several("labels", labels)
+        {"queries": [{"features": dict(query)} for query in features]} if labels is None else _several("labels", labels)
     )
-    return Call("POST", "/v1/embed", Json, sent | _given(release=release))
+    return Call("POST", "/v1/embed", Json, sent | _set_options(release=release))
 
 
 def label(id: LabelId) -> Call[Json]:
@@ -273,8 +273,8 @@ def label(id: LabelId) -> Call[Json]:
 
 def label_page(cursor: str | None, listing: Listing) -> Call[Json]:
     """Get one page of labels, starting after a cursor."""
-    given = _given(cursor=cursor, **listing)
-    return Call("GET", f"/v1/labels?{urlencode(given)}" if given else "/v1/labels", Json)
+    options = _set_options(cursor=cursor, **listing)
+    return Call("GET", f"/v1/labels?{urlencode(options)}" if options else "/v1/labels", Json)
 
 
 def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Json]:
@@ -347,7 +347,7 @@ def reload() -> Call[Json]:
 def _json(item: Any) -> dict[str, Any]:
     """Convert a dataclass to JSON without the fields that are None."""
     sent: dict[str, Any] = {}
-    for name in (one.name for one in fields(item)):
+    for name in (attribute.name for attribute in fields(item)):
         value = getattr(item, name)
         if value is not None:
             several = name in _SEVERAL and not isinstance(value, bool | Mapping)
@@ -355,11 +355,11 @@ def _json(item: Any) -> dict[str, Any]:
     return sent
 
 
-def _one_of(**given: object) -> None:
+def _require_one(**options: object) -> None:
     """Raise ValueError unless exactly one of two arguments is given."""
-    present = [name for name, value in given.items() if value is not None]
+    present = [name for name, value in options.items() if value is not None]
     if len(present) != 1:
-        raise ValueError(f"expected either {' or '.join(given)}, received {'both' if present else 'neither'}")
+        raise ValueError(f"expected either {' or '.join(options)}, received {'both' if present else 'neither'}")
 
 
 def _several(name: str, values: Collection[LabelId]) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def _several(name: str, values: Collection[LabelId]) -> dict[str, Any]:
     return {name: list(values)}
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _set_options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 

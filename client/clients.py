@@ -14,7 +14,7 @@ import httpx2 as httpx
 
 from longtail.client import calls
 from longtail.client.answers import T
-from longtail.client.attempts import Attempts, Outcome, Settings
+from longtail.client.attempts import Attempts, ConnectionSettings, Outcome
 from longtail.client.calls import Call, Json, Listing
 
 P = ParamSpec("P")
@@ -44,10 +44,10 @@ def _awaited(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P]
 
 def _signature(make: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a call's method, for `help`."""
-    made = inspect.signature(make)
+    signature = inspect.signature(make)
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    returned = made.return_annotation.removeprefix("Call[").removesuffix("]")
-    return made.replace(parameters=[this, *made.parameters.values()], return_annotation=returned)
+    returned = signature.return_annotation.removeprefix("Call[").removesuffix("]")
+    return signature.replace(parameters=[this, *signature.parameters.values()], return_annotation=returned)
 
 
 class Client:
@@ -83,7 +83,7 @@ class Client:
         retries: int = 3,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._settings = Settings(url, api_key, timeout, retries)
+        self._settings = ConnectionSettings(url, api_key, timeout, retries)
         self._http = httpx.Client(**self._settings.connection, transport=transport)
 
     retrieve = _blocking(calls.retrieve)
@@ -167,7 +167,7 @@ class AsyncClient:
         retries: int = 3,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._settings = Settings(url, api_key, timeout, retries)
+        self._settings = ConnectionSettings(url, api_key, timeout, retries)
         self._http = httpx.AsyncClient(**self._settings.connection, transport=transport)
 
     retrieve = _awaited(calls.retrieve)

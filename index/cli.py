@@ -32,7 +32,7 @@ from longtail.index.recall import Progress
 from longtail.index.release.releases import Releases
 from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
-from longtail.tables import as_place
+from longtail.tables import as_source
 
 app = app_of_commands("Build FAISS indexes over bundles and decide which release serves.")
 
@@ -157,7 +157,7 @@ def build(
             if filterable is None
             else [name for part in filterable.split(",") if (name := part.strip())],
             lists_of=lists_of,
-            queries=None if queries is None else QueryTable(as_place(queries), query_id, query_choices),
+            queries=None if queries is None else QueryTable(as_source(queries), query_id, query_choices),
         )
     _report(releases, manifest, notes, published=publish)
     if promise is not None:
@@ -204,8 +204,8 @@ def from_vectors(
         raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {similarity!r}")
     promise = Releases(releases).promise() if publish else None
     files = VectorFiles(
-        as_place(labels), vectors, None if queries is None else as_place(queries), id_column, vector, count, noise,
-        similarity, temperature, tower, label_tower, pairs if pairs is None else as_place(pairs),
+        as_source(labels), vectors, None if queries is None else as_source(queries), id_column, vector, count, noise,
+        similarity, temperature, tower, label_tower, pairs if pairs is None else as_source(pairs),
         LogColumns(query_id=query_id, label_id=pair_label, timestamp=timestamp or "time"), timestamp is not None,
         remember,
     )  # fmt: skip
@@ -275,7 +275,7 @@ def refresh(
         changes = None if labels is None else _label_changes(labels)
         try:
             manifest = building.refresh(
-                releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
+                releases, as_source(log), whole=whole, changes=changes, source=source, name=name,
                 ahead=every, progress=_progress(status, notes),
             )  # fmt: skip
         except NothingNewError as nothing:
@@ -460,7 +460,7 @@ def _prior_table(path: str, priors: list[str] | None, missing: str | None) -> Pr
             fill = float(missing)
         except ValueError:
             raise LongtailIndexError(f"--missing: expected min, median or a number, received {missing!r}") from None
-    return PriorTable(as_place(path), dict(map(Limits.parse, priors or ())), fill)
+    return PriorTable(as_source(path), dict(map(Limits.parse, priors or ())), fill)
 
 
 def _progress(status: Status, notes: list[str]) -> Progress:
@@ -477,7 +477,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 def _report(releases: str, manifest: ReleaseManifest, notes: list[str], *, published: bool) -> None:
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     if (registered := manifest.registered) is not None:
-        print(f"from {registered.place}, run {registered.run}")
+        print(f"from {registered.source}, run {registered.run}")
     for note in notes:
         print(note)
     for line in _summary(manifest):

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtail.tables import as_place, is_query
+from longtail.tables import as_source, is_query
 
 Source = Any
 """A frame of pandas, Polars, Arrow or DuckDB; or a file, directory, glob, URL or query of tables."""
@@ -50,13 +50,13 @@ def as_arrow(frame: Source) -> pa.Table:
 def write_frame(source: Source, path: Path) -> Path | str:
     """Write a frame as a Parquet file, and return its path; return any other source as a place."""
     if not is_frame(source):
-        return source if is_query(source) else as_place(source)
+        return source if is_query(source) else as_source(source)
     pq.write_table(as_arrow(source), path)
     return path
 
 
 @contextmanager
-def as_places(**sources: Source) -> Iterator[dict[str, Path | str]]:
+def as_sources(**sources: Source) -> Iterator[dict[str, Path | str]]:
     """Yield places of sources by name; frames are files of a temporary folder.
 
     Sources that are None are left out. Errors inside the block name `NAME.parquet` without the folder.

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longtail.frames import Source, as_places, write_frame
+from longtail.frames import Source, as_sources, write_frame
 
 if TYPE_CHECKING:
     from longtail.model import Model
@@ -126,7 +126,7 @@ def from_vectors(
     from longtail.index.building.vectors import VectorFiles
     from longtail.model import Model
 
-    with as_places(labels=labels, queries=queries, pairs=pairs) as paths:
+    with as_sources(labels=labels, queries=queries, pairs=pairs) as paths:
         options |= paths
         bundle = VectorFiles(**options).read(name, lambda _: None)
         return Model(bundle.write(_out(out)))
@@ -153,7 +153,7 @@ def audit(
     from longtail.trainer.audit.measure import Audited
     from longtail.trainer.audit.measure import audit as measure
 
-    with as_places(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as paths:
+    with as_sources(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as paths:
         options |= {name: [str(path)] for name, path in paths.items()} | {"lists": paths["lists"]}
         return measure(Audited(query_id=query, label_id=label, timestamp=time, ks=(k,), **options))
 

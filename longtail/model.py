@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from longtail.bundle import MAX_PRIORS, Bundle
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.manifest import dial_words
-from longtail.frames import Source, as_places, like
+from longtail.frames import Source, as_sources, like
 from longtail.index import Releases, build
 from longtail.plain import plain
 from longtail.serving.batch import TableOptions, answers_to
@@ -112,7 +112,7 @@ class Model:
             shared, exclude=exclude, history=history, keep=[self.query_id] if self.query_id else []
         )
         leading, answers, notes = list[dict[str, Any]](), list[Retrieval](), list[str]()
-        with as_places(queries=queries) as paths:
+        with as_sources(queries=queries) as paths:
             for rows, retrieval in answers_to(self.retriever, paths["queries"], table_options, notes.append):
                 leading += rows.to_pylist()
                 answers.append(retrieval)

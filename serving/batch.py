@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest
 from longtail.bundle.cooccurrence import REMEMBERED
-from longtail.bundle.dates import seconds_of
+from longtail.bundle.dates import parse_seconds
 from longtail.bundle.errors import describe
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.label_changes import read_record, record_json
@@ -36,13 +36,13 @@ from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, Query,
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import explain
-from longtail.state import Place, read_label_changes
+from longtail.state import StateLocation, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
-from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.database import Database, OpenedFile, open_database
 from longtail.tables.features import WRITTEN, as_json, as_written, feature_columns
-from longtail.tables.lake import version_of
-from longtail.tables.table import Part, Table, open_file, read_table
-from longtail.tables.values import in_words, is_nested, is_text
+from longtail.tables.lake import file_version
+from longtail.tables.table import FileRows, Table, open_file, read_table
+from longtail.tables.values import is_nested, is_text, type_name
 
 ROWS = 100_000
 """Most rows of a file of answers."""
@@ -91,7 +91,7 @@ class _Slice:
     """A range of rows of a file of queries, whose answers form one file."""
 
     number: int
-    part: Part
+    part: FileRows
     start: int
     rows: int
 
@@ -110,7 +110,7 @@ def answer(
     table_options: TableOptions,
     *,
     release: str | None = None,
-    state: Place | None = None,
+    state: StateLocation | None = None,
     share: tuple[int, int] = (0, 1),
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
@@ -134,11 +134,11 @@ def answer(
     options = _checked(table_options)
     try:
         files = _files(queries, out)
-        about = [(Path(file.path).name, *version_of(file)) for file in files]
+        about = [(Path(file.path).name, *file_version(file)) for file in files]
         manifest = {"release": name, **asdict(table_options), "rows": ROWS, "queries": about}
         if (out / _MANIFEST).exists():
             _agree(out, manifest)
-        with engine(memory=MEMORY) as duck:
+        with open_database(memory=MEMORY) as duck:
             with found.manifests(name) as folder:
                 features = _features_of(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, table_options, say)
@@ -188,7 +188,7 @@ def _files(queries: Path | str, out: Path) -> list[DataFile]:
 
 
 def _read(
-    duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], table_options: TableOptions,
+    duck: Database, files: Sequence[DataFile], where: str, features: Sequence[Feature], table_options: TableOptions,
     say: Callable[[str], None],
 ) -> Table:  # fmt: skip
     """Read the table of queries: columns of features, columns to keep, `exclude` and `history`."""
@@ -196,7 +196,7 @@ def _read(
     lists = [name for name in (table_options.exclude, table_options.history) if name is not None]
     needed = [*(table_options.keep or ()), *lists]
 
-    def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    def wanted(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
         if not {*expected} & {*opened.names}:
             found = ", ".join(opened.names)
             raise BatchError(
@@ -214,7 +214,7 @@ def _read(
     table.refuse_rejected()
     for name in lists:
         if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
-            raise BatchError(f"{where}: column {name!r}: expected lists of label ids, found {in_words(kind)}")
+            raise BatchError(f"{where}: column {name!r}: expected lists of label ids, found {type_name(kind)}")
     if taken := [name for name in _kept(table, table_options) if name in _ANSWERS]:
         raise BatchError(f"{where}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
     table.find_types([name for name in table.kinds if name not in lists])
@@ -257,7 +257,7 @@ def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever
     return retriever
 
 
-def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
+def _label_changes(out: Path, place: StateLocation) -> list[LabelRecord]:
     """Read the label changes that the first process of the batch recorded for all processes."""
     path = out / _LABELS
     if not path.exists():
@@ -272,7 +272,7 @@ def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
 def _moment(out: Path, at: str | None) -> float:
     """Return the time at which labels must be available: as given, or as the first process of the batch recorded."""
     if at is not None:
-        return float(seconds_of(at))
+        return float(parse_seconds(at))
     _add(out / _BEGUN, str(lifetimes.now()))
     return float((out / _BEGUN).read_text(encoding="utf-8"))
 
@@ -315,7 +315,7 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
     options = {"k": DEFAULT_K, "display": False, **table_options.options}
     try:
         if table_options.at is not None:
-            seconds_of(table_options.at)
+            parse_seconds(table_options.at)
     except (ValueError, OverflowError):
         received = describe(table_options.at)
         raise BatchError(f"--at: expected a date or time in ISO 8601, received {received}") from None
@@ -328,7 +328,7 @@ def _write(
 ) -> Counter[str]:
     """Answer the rows of a slice into one file, which is complete or absent; count what a column does not say."""
     kept = _kept(table, table_options)
-    found = table.rows_of(part.part, part.start, part.rows)
+    found = table.read_rows(part.part, part.start, part.rows)
     schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
     working, notes = out / f".{part.name}.{uuid4().hex}", Counter[str]()
     try:
@@ -360,12 +360,12 @@ def answers_to(
     retriever = retriever.at()
     try:
         files = find_files(queries)
-        with engine(memory=MEMORY) as duck:
+        with open_database(memory=MEMORY) as duck:
             names = open_file(duck, files[0]).names
             table_options = replace(table_options, keep=[name for name in table_options.keep or () if name in names])
             table = _read(duck, files, str(queries), _features_of(retriever.manifest), table_options, say)
             for part in _slices(table, str(queries)):
-                rows = table.rows_of(part.part, part.start, part.rows)
+                rows = table.read_rows(part.part, part.start, part.rows)
                 yield from _answered(retriever, part, rows, table_options, table_options.options)
     except DataError as error:
         raise BatchError(str(error)) from error

@@ -22,10 +22,10 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.settings import MOST_QUERIES
-from longtail.state import Place, read_label_changes
+from longtail.state import StateLocation, read_label_changes
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import engine
-from longtail.tables.table import id_of, read_table
+from longtail.tables.database import open_database
+from longtail.tables.table import id_expression, read_table
 
 
 def _write_json_lines(table: pa.Table, path: Path) -> None:
@@ -46,7 +46,7 @@ def invert(
     *,
     max_per_query: int | None = None,
     release: str | None = None,
-    state: Place | None = None,
+    state: StateLocation | None = None,
 ) -> int:
     """Write labels' queries into `.parquet`, `.csv` or `.jsonl`; returns rows.
 
@@ -116,9 +116,9 @@ def campaign(
 def _label_ids(labels: Path | str, column: str) -> list[str]:
     """Read the distinct ids of labels; raises BatchError."""
     try:
-        with engine(memory=MEMORY) as duck:
+        with open_database(memory=MEMORY) as duck:
             table = read_table(duck, find_files(labels), lambda opened, _: {
-                column: id_of(opened, column, *opened.column(column))
+                column: id_expression(opened, column, *opened.column(column))
             }, str(labels))  # fmt: skip
             table.refuse_rejected()
             ids = table.ids(column).to_pylist()

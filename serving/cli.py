@@ -35,8 +35,8 @@ from longtail.serving.off_policy import report_lines as lines_of_off_policy
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
-from longtail.state import Place, StoreError, copy_label_changes, read_place
-from longtail.tables import as_place
+from longtail.state import StateLocation, StoreError, copy_label_changes, parse_location
+from longtail.tables import as_source
 
 logger = logging.getLogger(__name__)
 app = app_of_commands("Serve releases over HTTP.")
@@ -343,13 +343,13 @@ def batch(
             )
         place = _place_of(state)
         rows = invert(
-            releases, as_place(queries), out, shared, max_per_query=max_per_query, release=release, state=place
+            releases, as_source(queries), out, shared, max_per_query=max_per_query, release=release, state=place
         )
         print(f"{out}: {rows:,} rows")
         return
     table_options = TableOptions(shared, exclude, keep, history, at)
     answer(
-        releases, as_place(queries), out, table_options, release=release, state=_place_of(state),
+        releases, as_source(queries), out, table_options, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
@@ -396,9 +396,9 @@ def _settings(**given: Any) -> Settings:
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
 
 
-def _place_of(state: str | None) -> Place | None:
+def _place_of(state: str | None) -> StateLocation | None:
     """Parse `--state` into a directory or database; raises typer.BadParameter."""
     try:
-        return None if state is None else read_place(state)
+        return None if state is None else parse_location(state)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--state") from None

@@ -58,7 +58,7 @@ from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import open_events
-from longtail.state import LabelStore, Place
+from longtail.state import LabelStore, StateLocation
 
 COVERED = 0.95
 """Share of the slots that must be covered for bounds around 0 to mean `not yet`."""
@@ -337,7 +337,7 @@ def off_policy(
     at: Sequence[float] = (),
     *,
     release: str | None = None,
-    state: Place | None = None,
+    state: StateLocation | None = None,
     event: str | None = None,
     unit: str | None = None,
 ) -> dict[str, Any]:

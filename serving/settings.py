@@ -29,13 +29,13 @@ from pydantic_settings import (
 )
 
 from longtail.bundle.dates import span_seconds
-from longtail.bundle.errors import StorageError, describe
+from longtail.bundle.errors import ObjectStoreError, describe
 from longtail.bundle.objects import check_scheme, is_url, local_path
 from longtail.bundle.one_line import one_line
-from longtail.bundle.remote import copies_of
-from longtail.bundle.validation import did_you_mean, nearest, refused
+from longtail.bundle.remote import copies_path
+from longtail.bundle.validation import describe_problems, did_you_mean, nearest
 from longtail.index import MilvusServer, SpecError
-from longtail.state import Place, Postgres
+from longtail.state import Postgres, StateLocation
 
 MOST_QUERIES = 1024
 """Bound on queries, events or labels of a request during parsing, before `max_queries` is checked."""
@@ -59,7 +59,7 @@ def _read_releases(given: object) -> object:
     if isinstance(given, str) and is_url(given):
         try:
             check_scheme(given)
-        except StorageError as error:
+        except ObjectStoreError as error:
             raise ValueError(str(error)) from None
         return given.rstrip("/")
     return local_path(given) if isinstance(given, str) else given
@@ -251,7 +251,7 @@ class Settings(BaseSettings):
     def releases_directory(self) -> Path:
         """Return the directory of the served releases, or of their copies if `releases` is a URL."""
         place = self.releases
-        return place if isinstance(place, Path) else copies_of(place.rstrip("/"), self.cache)
+        return place if isinstance(place, Path) else copies_path(place.rstrip("/"), self.cache)
 
     @property
     def state_directory(self) -> Path:
@@ -272,7 +272,7 @@ class Settings(BaseSettings):
         return MilvusServer(self.milvus, token, self.milvus_seconds, _LOADING_SECONDS)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StateLocation:
         """Return the place of label changes and of the keys of answer ids."""
         return self.database_url or self.state_directory
 
@@ -337,11 +337,11 @@ def explain(
         model: what refused; settings by default.
         elsewhere: keys of the model by what other libraries call them.
     """
-    first = refused(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
-    where = ".".join(part[:64] for part in first.where.split(".")) or None
-    if not first.shown or "keys" in first.where:
-        return where, first.wrong
-    return where, f"{first.wrong}, received {describe(first.received)}"
+    first = describe_problems(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
+    where = ".".join(part[:64] for part in first.path.split(".")) or None
+    if not first.has_value or "keys" in first.path:
+        return where, first.message
+    return where, f"{first.message}, received {describe(first.received)}"
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:

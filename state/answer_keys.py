@@ -16,10 +16,10 @@ from typing import NamedTuple
 from sqlalchemy import delete, insert, select
 
 from longtail.bundle.store import replace_file
-from longtail.state.engines import looking, store_errors, writing
+from longtail.state.engines import autocommit, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_server import LabelServer
-from longtail.state.place import Place, Postgres
+from longtail.state.location import Postgres, StateLocation
 from longtail.state.tables import answer_keys
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class AnswerKeys:
         signing: number and secret of the signing key; None before the first `load`.
     """
 
-    def __init__(self, place: Place, lifetime: float, clock: Callable[[], float]) -> None:
-        self._place = place
+    def __init__(self, location: StateLocation, lifetime: float, clock: Callable[[], float]) -> None:
+        self._location = location
         self._lifetime = lifetime
         self._clock = clock
         self._lock = threading.Lock()
@@ -80,66 +80,66 @@ class AnswerKeys:
     def load(self) -> None:
         """Read the keys, and add one when it is due; raises StoreError if there is no key then."""
         now = int(self._clock())
-        with self._lock, store_errors(f"{self._place}: expected keys of answer ids, found"):
+        with self._lock, store_errors(f"{self._location}: expected keys of answer ids, found"):
             self._loaded_at = monotonic()
             try:
-                if isinstance(self._place, Postgres):
+                if isinstance(self._location, Postgres):
                     self._read_server(now)
                 else:
                     self._read_file(now)
             except OSError as error:
-                raise StoreError(f"{self._place}: expected keys of answer ids, found {error.strerror}") from error
+                raise StoreError(f"{self._location}: expected keys of answer ids, found {error.strerror}") from error
 
-    def _use(self, kept: list[_Key]) -> None:
-        if kept:
-            self.secrets = {key.number % _NUMBERS: key.secret for key in kept}
-            self._newest = kept[-1]
+    def _use(self, keys: list[_Key]) -> None:
+        if keys:
+            self.secrets = {key.number % _NUMBERS: key.secret for key in keys}
+            self._newest = keys[-1]
             self.signing = self._newest.number % _NUMBERS, self._newest.secret
 
     def _read_file(self, now: int) -> None:
-        assert isinstance(self._place, Path)
-        path = self._place / KEYS_FILE
+        assert isinstance(self._location, Path)
+        path = self._location / KEYS_FILE
         with path.with_name(f".{KEYS_FILE}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = _read(path)
-            self._use(found)
-            kept = self._kept(found, now)
-            if kept != found:
-                rows = [[key.number, key.at, key.secret.hex()] for key in kept]
+            stored = _read(path)
+            self._use(stored)
+            keys = self._keys_to_keep(stored, now)
+            if keys != stored:
+                rows = [[key.number, key.at, key.secret.hex()] for key in keys]
                 replace_file(path, json.dumps({"version": _VERSION, "keys": rows}).encode(), mode=0o600)
-            self._use(kept)
+            self._use(keys)
 
     def _read_server(self, now: int) -> None:
-        assert isinstance(self._place, Postgres)
-        server = LabelServer(self._place)
+        assert isinstance(self._location, Postgres)
+        server = LabelServer(self._location)
         try:
             engine = server.engine(make=True)
             assert engine is not None
             order = select(answer_keys.c.number, answer_keys.c.at, answer_keys.c.secret).order_by(answer_keys.c.number)
-            with looking(engine) as connection:
-                found = [_Key(*row) for row in connection.execute(order)]
-            self._use(found)
-            if self._kept(found, now) == found:
+            with autocommit(engine) as connection:
+                stored = [_Key(*row) for row in connection.execute(order)]
+            self._use(stored)
+            if self._keys_to_keep(stored, now) == stored:
                 return
             with writing(engine, "answer keys") as connection:
-                found = [_Key(*row) for row in connection.execute(order)]
-                kept = self._kept(found, now)
+                stored = [_Key(*row) for row in connection.execute(order)]
+                keys = self._keys_to_keep(stored, now)
                 connection.execute(delete(answer_keys))
-                connection.execute(insert(answer_keys), [key._asdict() for key in kept])
-            self._use(kept)
+                connection.execute(insert(answer_keys), [key._asdict() for key in keys])
+            self._use(keys)
         finally:
             server.close()
 
-    def _kept(self, found: list[_Key], now: int) -> list[_Key]:
+    def _keys_to_keep(self, stored: list[_Key], now: int) -> list[_Key]:
         """Return the keys to keep, oldest first, with a new one when it is due."""
         # A key signs until the next one exists, and its answer ids are accepted for `lifetime` after that.
-        ends = [*(later.at for later in found[1:]), now]
-        kept = [key for key, end in zip(found, ends, strict=False) if now - end < self._lifetime + _ROTATION_SECONDS]
-        newest = found[-1] if found else None
+        ends = [*(later.at for later in stored[1:]), now]
+        keys = [key for key, end in zip(stored, ends, strict=False) if now - end < self._lifetime + _ROTATION_SECONDS]
+        newest = stored[-1] if stored else None
         if newest is None or now - newest.at >= _ROTATION_SECONDS:
             number = secrets.randbelow(_NUMBERS) if newest is None else newest.number + 1
-            kept.append(_Key(number, now, secrets.token_bytes(_SECRET_BYTES)))
-        return kept
+            keys.append(_Key(number, now, secrets.token_bytes(_SECRET_BYTES)))
+        return keys
 
 
 def _read(path: Path) -> list[_Key]:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from longtail.extras import pip_install
 from longtail.state.errors import StoreError
-from longtail.state.place import Postgres
+from longtail.state.location import Postgres
 
 _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
@@ -52,18 +52,18 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
 
-def postgres_engine(place: Postgres) -> Engine:
+def postgres_engine(location: Postgres) -> Engine:
     """Create an engine for a schema that may not exist yet; lost connections are reopened."""
     milliseconds = 1000 * _SERVER_SECONDS
     options = {
-        "search_path": place.schema,
+        "search_path": location.schema,
         "statement_timeout": milliseconds,
         "lock_timeout": milliseconds,
         "idle_in_transaction_session_timeout": milliseconds,  # frees the locks of a replica suspended during a write
     }
     try:
         engine = create_engine(
-            place.url,
+            location.url,
             pool_pre_ping=True,
             connect_args={
                 "client_encoding": "utf8",
@@ -77,7 +77,7 @@ def postgres_engine(place: Postgres) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise StoreError(
-            f"{place}: expected the extra 'remote', found no module {error.name!r}: {pip_install('remote')}"
+            f"{location}: expected the extra 'remote', found no module {error.name!r}: {pip_install('remote')}"
         ) from error
 
     @event.listens_for(engine, "do_connect")
@@ -88,14 +88,14 @@ def postgres_engine(place: Postgres) -> Engine:
 
     @event.listens_for(engine, "connect")
     def check(connection: Any, _: object) -> None:
-        found, commits = connection.execute(
+        search_path, commits = connection.execute(
             "SELECT current_setting('search_path'), current_setting('synchronous_commit')"
         ).fetchone()
-        if found != place.schema:
+        if search_path != location.schema:
             connection.close()
             raise StoreError(
-                f"{place}: expected a connection with that schema, found one with {found}: a pooler must let the "
-                "startup parameter `options` through"
+                f"{location}: expected a connection with that schema, found one with {search_path}: a pooler must let "
+                "the startup parameter `options` through"
             )
         if commits == "off":
             connection.execute("SET synchronous_commit = on")
@@ -118,7 +118,7 @@ def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
         yield connection
 
 
-def looking(engine: Engine) -> Connection:
+def autocommit(engine: Engine) -> Connection:
     """Open a connection in autocommit mode, so that no other connection waits for it; the caller closes it."""
     return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 

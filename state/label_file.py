@@ -25,7 +25,7 @@ class LabelFile:
         self._engine: Engine | None = None
         self._reader: Connection | None = None
         self._opened: tuple[int, int] | None = None
-        self._seen: int | None = None
+        self._data_version: int | None = None
 
     def engine(self, *, make: bool) -> Engine | None:
         """Get the engine; None if there is no file yet and `make` is false."""
@@ -34,10 +34,10 @@ class LabelFile:
             if not make:
                 return None
             _make(self.path)
-        found = self.path.stat()
-        if self._engine is None or self._opened != (found.st_dev, found.st_ino):
+        stat = self.path.stat()
+        if self._engine is None or self._opened != (stat.st_dev, stat.st_ino):
             self.close()
-            if not found.st_size:
+            if not stat.st_size:
                 raise StoreError(f"{self.path}: expected label changes, found an empty file; restore it")
             engine = sqlite_engine(self.path)
             try:
@@ -48,7 +48,7 @@ class LabelFile:
             except BaseException:
                 engine.dispose()
                 raise
-            self._engine, self._opened = engine, (found.st_dev, found.st_ino)
+            self._engine, self._opened = engine, (stat.st_dev, stat.st_ino)
         return self._engine
 
     def changed(self) -> bool:
@@ -57,8 +57,11 @@ class LabelFile:
             return True
         if self._reader is None:
             self._reader = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        before, self._seen = self._seen, self._reader.exec_driver_sql("PRAGMA data_version").scalar_one()
-        return self._seen != before
+        earlier, self._data_version = (
+            self._data_version,
+            self._reader.exec_driver_sql("PRAGMA data_version").scalar_one(),
+        )
+        return self._data_version != earlier
 
     def wrote(self, connection: Connection) -> None:
         """Do nothing: readers notice writes of others by polling."""
@@ -69,7 +72,7 @@ class LabelFile:
             self._reader.close()
         if self._engine is not None:
             self._engine.dispose()
-        self._engine = self._reader = self._opened = self._seen = None
+        self._engine = self._reader = self._opened = self._data_version = None
 
 
 def _make(path: Path) -> None:

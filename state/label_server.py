@@ -10,8 +10,8 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.schema import CreateSchema
 
-from longtail.state.engines import looking, postgres_engine, store_errors
-from longtail.state.place import Postgres
+from longtail.state.engines import autocommit, postgres_engine, store_errors
+from longtail.state.location import Postgres
 from longtail.state.tables import VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
@@ -21,34 +21,34 @@ _POLL_SECONDS = 0.5
 class LabelServer:
     """The tables of label changes in a schema. Not thread-safe."""
 
-    def __init__(self, place: Postgres) -> None:
-        self.place = place
+    def __init__(self, location: Postgres) -> None:
+        self.location = location
         self._engine: Engine | None = None
-        self._made = False
+        self._has_tables = False
         self._listening: Any = None
-        self._looked_at: float | None = None
-        self._channel = f"{place.schema}_labels"
+        self._polled_at: float | None = None
+        self._channel = f"{location.schema}_labels"
 
     def engine(self, *, make: bool) -> Engine | None:
         """Get the engine; None if there are no tables yet and `make` is false.
 
         Tables that vanish later are not created again.
         """
-        self._engine = self._engine or postgres_engine(self.place)
-        if not self._made:
-            with store_errors(f"{self.place}: expected tables of label changes, found"):
+        self._engine = self._engine or postgres_engine(self.location)
+        if not self._has_tables:
+            with store_errors(f"{self.location}: expected tables of label changes, found"):
                 if make:
-                    self._make(self._engine)
-                    self._made = True
+                    self._create_tables(self._engine)
+                    self._has_tables = True
                 else:
-                    table = func.to_regclass(f"{self.place.schema}.{label_store.name}")
-                    with looking(self._engine) as connection:
-                        self._made = connection.scalar(select(table)) is not None
-        return self._engine if self._made else None
+                    table = func.to_regclass(f"{self.location.schema}.{label_store.name}")
+                    with autocommit(self._engine) as connection:
+                        self._has_tables = connection.scalar(select(table)) is not None
+        return self._engine if self._has_tables else None
 
-    def _make(self, engine: Engine) -> None:
+    def _create_tables(self, engine: Engine) -> None:
         """Create a missing schema and tables; processes that do so at the same time take turns."""
-        schema = self.place.schema
+        schema = self.location.schema
         with engine.begin() as connection:
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(schema, 0))))
             if connection.scalar(select(func.to_regnamespace(schema))) is None:
@@ -59,13 +59,13 @@ class LabelServer:
 
     def changed(self) -> bool:
         """Return whether any process may have written since the last call; true every half second at least."""
-        heard = self._heard()
-        if not heard and self._looked_at is not None and monotonic() - self._looked_at < _POLL_SECONDS:
+        notified = self._has_notification()
+        if not notified and self._polled_at is not None and monotonic() - self._polled_at < _POLL_SECONDS:
             return False
-        self._looked_at = monotonic()
+        self._polled_at = monotonic()
         return True
 
-    def _heard(self) -> bool:
+    def _has_notification(self) -> bool:
         """Return whether a notification has arrived; the next call reopens a lost connection."""
         import psycopg  # comes with the extra `remote`
 

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
 from longtail.bundle import LabelChanges, LabelRecord
-from longtail.bundle.label_changes import needed, read_record, record_json, replay
+from longtail.bundle.label_changes import needed_positions, read_record, record_json, replay
 from longtail.state.engines import reading, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
-from longtail.state.place import Place, Postgres, read_place
+from longtail.state.location import Postgres, StateLocation, parse_location
 from longtail.state.tables import VERSION, label_changes, label_store
 
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
@@ -64,9 +64,9 @@ class LabelRead(NamedTuple):
 class LabelStore:
     """The label changes of one service with any number of replicas. Thread-safe, also across processes."""
 
-    def __init__(self, place: Place) -> None:
-        self._backend = LabelServer(place) if isinstance(place, Postgres) else LabelFile(place / LABELS_FILE)
-        self._place = str(place if isinstance(place, Postgres) else place / LABELS_FILE)
+    def __init__(self, location: StateLocation) -> None:
+        self._backend = LabelServer(location) if isinstance(location, Postgres) else LabelFile(location / LABELS_FILE)
+        self._location = str(location if isinstance(location, Postgres) else location / LABELS_FILE)
         self._lock = threading.Lock()
         self._position: LabelPosition | None = None
 
@@ -85,8 +85,11 @@ class LabelStore:
         """
         if not records:
             return
-        rows = _rows_of(records)
-        with self._lock, self._told(f"expected to write {len(records)} label changes, earlier ones are intact; found"):
+        rows = _to_rows(records)
+        with (
+            self._lock,
+            self._store_errors(f"expected to write {len(records)} label changes, earlier ones are intact; found"),
+        ):
             engine = self._backend.engine(make=True)
             assert engine is not None
             with writing(engine, "labels") as connection:
@@ -94,7 +97,7 @@ class LabelStore:
                 if after is not None:
                     after = after if store.newest is None else max(after, _EPOCH + store.newest * _STEP)
                     if min(record.at for record in records) <= after:
-                        rows = _rows_of(_dated_after(after, records))
+                        rows = _to_rows(_date_after(after, records))
                 for start in range(0, len(rows), _WRITTEN_AT_ONCE):  # keeps each statement below the timeout
                     connection.execute(insert(label_changes), rows[start : start + _WRITTEN_AT_ONCE])
                 self._backend.wrote(connection)
@@ -105,7 +108,7 @@ class LabelStore:
 
         Raises StoreError if the store is damaged, cannot be reached, or has another version.
         """
-        with self._lock, self._told("expected label changes, found"):
+        with self._lock, self._store_errors("expected label changes, found"):
             engine = self._backend.engine(make=False)
             if engine is None:
                 return LabelRead([], None, position is not None)
@@ -128,19 +131,19 @@ class LabelStore:
 
         Changes that the newest release already contains stay, because an older release may be published again.
         """
-        with self._lock, self._told("expected to shorten it, found"):
+        with self._lock, self._store_errors("expected to shorten it, found"):
             engine = self._backend.engine(make=False)
             if engine is None:
                 return
             with reading(engine) as connection:
                 self._check(connection)
                 rows = list(_pages(connection, 0))
-            kept = set(needed([self._record(number, record) for number, record in rows]))
-            overtaken = [number for place, (number, _) in enumerate(rows) if place not in kept]
+            needed_rows = set(needed_positions([self._record(number, record) for number, record in rows]))
+            superseded = [number for i, (number, _) in enumerate(rows) if i not in needed_rows]
             with writing(engine, "labels") as connection:
-                for start in range(0, len(overtaken), _DELETED_AT_ONCE):
-                    part = overtaken[start : start + _DELETED_AT_ONCE]
-                    connection.execute(delete(label_changes).where(label_changes.c.number.in_(part)))
+                for start in range(0, len(superseded), _DELETED_AT_ONCE):
+                    numbers = superseded[start : start + _DELETED_AT_ONCE]
+                    connection.execute(delete(label_changes).where(label_changes.c.number.in_(numbers)))
 
     def close(self) -> None:
         """Close the connections, except one that hangs; later use reopens them."""
@@ -152,11 +155,11 @@ class LabelStore:
         """Check the version of the store, and return `_STORE`; raises StoreError."""
         store = connection.execute(_STORE).one_or_none()
         if store is None:
-            raise StoreError(f"{self._place}: expected label changes, found tables without a name of their own")
+            raise StoreError(f"{self._location}: expected label changes, found tables without a name of their own")
         if store.version != VERSION:
             raise StoreError(
-                f"{self._place}: expected version {VERSION}, found {store.version}: use the Longtail that made it, or "
-                "another place"
+                f"{self._location}: expected version {VERSION}, found {store.version}: use the Longtail that made it, "
+                "or another location"
             )
         return store
 
@@ -165,19 +168,19 @@ class LabelStore:
             return read_record(content)
         except ValidationError as error:
             raise StoreError(
-                f"{self._place}, change {number}: expected an upsert, patch, hide or restore, found {error}"
+                f"{self._location}, change {number}: expected an upsert, patch, hide or restore, found {error}"
             ) from error
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _store_errors(self, what: str) -> Iterator[None]:
         try:
-            with store_errors(f"{self._place}: {what}"):
+            with store_errors(f"{self._location}: {what}"):
                 yield
         except OSError as error:
-            raise StoreError(f"{self._place}: {what}: {error.strerror}") from error
+            raise StoreError(f"{self._location}: {what}: {error.strerror}") from error
 
 
-def _rows_of(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
+def _to_rows(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
     rows = []
     for record in records:
         try:
@@ -190,7 +193,7 @@ def _rows_of(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
     return rows
 
 
-def _dated_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
+def _date_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
     """Give records that are not later than the previous one, or than `latest`, a date a microsecond later."""
     later = min(latest, datetime.max.replace(tzinfo=UTC) - _STEP) + _STEP
     return [record if record.at > latest else record.model_copy(update={"at": later}) for record in records]
@@ -205,28 +208,28 @@ def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
         number = page[-1].number if page else number
 
 
-def read_label_changes(source: str | Place) -> LabelChanges:
+def read_label_changes(source: str | StateLocation) -> LabelChanges:
     """Read the effect of all changes of a service; raises FileNotFoundError without any, or StoreError."""
-    place = read_place(source)
-    if isinstance(place, Path) and not (place / LABELS_FILE).is_file():
+    location = parse_location(source)
+    if isinstance(location, Path) and not (location / LABELS_FILE).is_file():
         raise FileNotFoundError(f"{source}: expected label changes of a service, found none")
-    store = LabelStore(place)
+    store = LabelStore(location)
     try:
         read = store.read_from()
     finally:
         store.close()
     if read.position is None:
-        raise FileNotFoundError(f"{place}: expected label changes of a service, found none")
+        raise FileNotFoundError(f"{location}: expected label changes of a service, found none")
     return replay(read.records)
 
 
-def copy_label_changes(source: str | Place, target: Place) -> int:
+def copy_label_changes(source: str | StateLocation, target: StateLocation) -> int:
     """Copy label changes to a place without any; returns their number."""
     records = read_label_changes(source).records()
     store = LabelStore(target)
     try:
-        if found := len(store.read_from().records):
-            raise StoreError(f"{target}: expected no label changes, found {found}; nothing was copied")
+        if existing := len(store.read_from().records):
+            raise StoreError(f"{target}: expected no label changes, found {existing}; nothing was copied")
         store.append(records)
     finally:
         store.close()

@@ -1,9 +1,9 @@
-"""What can be wrong with a table. Every message says what was expected, what was found, and where."""
+"""Define the errors of data files."""
 
 
 class DataError(Exception):
-    """A data file is missing, unreadable, or does not hold what its reader needs."""
+    """A data file is missing, unreadable or lacks required data."""
 
 
 class EmptyFileError(DataError):
-    """A file has neither rows nor names of columns, such as one of an hour without events."""
+    """A file with neither rows nor column names."""

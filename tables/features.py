@@ -11,16 +11,16 @@ from uuid import UUID
 import pyarrow as pa
 
 from longtail.bundle import Feature, Vocabulary
-from longtail.bundle.ids import as_float64, id_text, parts_of
-from longtail.bundle.mapped_table import in_one_piece
-from longtail.tables.engine import Opened
+from longtail.bundle.ids import as_float64, id_text, split_ids
+from longtail.bundle.mapped_table import combine_chunks
+from longtail.tables.database import OpenedFile
 from longtail.tables.values import TEXT
 
 WRITTEN = "written:"
 """Prefix of a second column with the ids exactly as a text file spells them."""
 
 
-def as_written(opened: Opened, features: Sequence[Feature]) -> dict[str, tuple[str, str]]:
+def as_written(opened: OpenedFile, features: Sequence[Feature]) -> dict[str, tuple[str, str]]:
     """Return the second columns of the ids that a text file holds, for `read_table`."""
     ids = [feature.name for feature in features if feature.kind == "id" and feature.name in opened.names]
     columns = {name: opened.column(name) for name in ids}
@@ -49,13 +49,13 @@ def as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary)
 
 def as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:
     """Convert the values of a column to JSON values; with `as_lists`, parse text as lists."""
-    array = in_one_piece(column)
+    array = combine_chunks(column)
     kind = array.type
     if pa.types.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
     values: list[Any] = as_float64(array).to_pylist()
     if as_lists and pa.types.is_string(kind):
-        return [text if text is None or (found := parts_of(text, None)) is None else found for text in values]
+        return [text if text is None or (ids := split_ids(text, None)) is None else ids for text in values]
     lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     plain = pa.types.is_string(kind) or (
         lists and not (pa.types.is_nested(kind.value_type) or _is_odd(kind.value_type))
@@ -80,8 +80,8 @@ def _json_value(value: Any) -> Any:
         except UnicodeDecodeError:
             return value
     if isinstance(value, dict):  # of JSON lines, where an entry that a row lacks is null
-        return {name: _json_value(each) for name, each in value.items() if each is not None}
+        return {name: _json_value(entry) for name, entry in value.items() if entry is not None}
     if isinstance(value, list):
         pairs = value and isinstance(value[0], tuple)  # of a map
-        return {str(id_text(key)): _json_value(each) for key, each in value} if pairs else [*map(_json_value, value)]
+        return {str(id_text(key)): _json_value(entry) for key, entry in value} if pairs else [*map(_json_value, value)]
     return None if value != value else value

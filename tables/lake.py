@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables in their newest version, read file by file by their own libraries."""
+"""Read the newest version of Delta and Iceberg tables file by file, by their libraries."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _TABLES = {"delta": "a Delta table that deltalake", "iceberg": "an Iceberg table
 
 
 def lake_reader(file: DataFile) -> Any:
-    """Return what DuckDB reads a table from, any number of times; its rows are in an order of their version."""
+    """Return an Arrow source of a table, which can be read repeatedly; rows are oldest first."""
     with _reading(file):
         return _delta_rows(_delta(file)) if file.kind == "delta" else _IcebergRows(_iceberg(file))
 
 
-def version_of(file: DataFile) -> tuple[int, int]:
-    """Return the size of a file, and its time of change in ns, or fsspec's checksum; of a table 0 and a hash."""
+def file_version(file: DataFile) -> tuple[int, int]:
+    """Return size and modification time (ns) of a file, or fsspec's checksum; 0 and a hash for a lake table."""
     if file.kind in ("delta", "iceberg"):
-        return 0, _hash_of(file)
+        return 0, _hash_table(file)
     if file.system is not None:
         return file.system.size(file.path) or 0, file.system.checksum(file.path)
     about = os.stat(file.path)
     return about.st_size, about.st_mtime_ns
 
 
-def _hash_of(file: DataFile) -> int:
+def _hash_table(file: DataFile) -> int:
     with _reading(file):
         if file.kind == "delta":
             table = _delta(file)
@@ -45,7 +45,7 @@ def _hash_of(file: DataFile) -> int:
 
 @contextmanager
 def _reading(file: DataFile) -> Iterator[None]:
-    """Say of which table an error of its library is."""
+    """Add the table's name to errors; raises DataError."""
     try:
         yield
     except ImportError as error:
@@ -61,14 +61,14 @@ def _delta(file: DataFile) -> Any:
 
     options = {}
     if "://" in file.path:
-        from longtail.bundle.objects import options_of
+        from longtail.bundle.objects import store_options
 
-        options = {**options_of(file.path).get("config", {}), "aws_allow_http": "true"}
+        options = {**store_options(file.path).get("config", {}), "aws_allow_http": "true"}
     return DeltaTable(file.path, storage_options=options)
 
 
 def _delta_rows(table: Any) -> Any:
-    """Return the files of a table as a data set, oldest first."""
+    """Return a dataset of the table's files, oldest first."""
     from pyarrow.dataset import FileSystemDataset  # loads pandas, where that is installed
 
     rows, written = table.to_pyarrow_dataset(), pa.table(table.get_add_actions(flatten=True))
@@ -81,12 +81,12 @@ def _iceberg(file: DataFile) -> Any:
     from pyiceberg.table import StaticTable
 
     names = {"s3.endpoint": ("AWS_ENDPOINT_URL",), "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION")}
-    found = {key: next(filter(None, map(os.environ.get, of)), None) for key, of in names.items()}
-    return StaticTable.from_metadata(file.path, {key: value for key, value in found.items() if value})
+    options = {key: next(filter(None, map(os.environ.get, variables)), None) for key, variables in names.items()}
+    return StaticTable.from_metadata(file.path, {key: value for key, value in options.items() if value})
 
 
 class _IcebergRows:
-    """Rows of a table, read from the beginning each time; one data file at a time is in memory."""
+    """Rows of an Iceberg table, with one data file in memory at a time."""
 
     def __init__(self, table: Any) -> None:
         from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow

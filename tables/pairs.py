@@ -10,21 +10,21 @@ from pathlib import Path
 import pyarrow as pa
 
 from longtail.bundle.manifest import LogColumns
-from longtail.tables.engine import Opened, engine
+from longtail.tables.database import OpenedFile, open_database
 from longtail.tables.errors import DataError
 from longtail.tables.files import find_files
-from longtail.tables.table import Table, canonical_ids, id_of, read_table
-from longtail.tables.times import UNITS, times_of_files
-from longtail.tables.values import double, in_words, is_plausible, micros_of, number_of
+from longtail.tables.table import Table, canonical_ids, id_expression, read_table
+from longtail.tables.times import UNITS, read_file_times
+from longtail.tables.values import double, is_plausible, to_micros, to_number, type_name
 
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event", "weight": "debiased_weight"}
-"""Columns of an export of feedback, used where the training log's columns are missing."""
+"""Columns of an export of feedback, in place of missing columns of the training log."""
 
 
 def read_pairs(
-    place: Path | str | list[Path | str], settings: LogColumns, progress: Callable[[str], None], *, timed: bool = True
+    source: Path | str | list[Path | str], settings: LogColumns, progress: Callable[[str], None], *, timed: bool = True
 ) -> pa.Table:
-    """Read the pairs of a log or an export of feedback by training's column names; raises DataError.
+    """Read the pairs of a log or an export of feedback; raises DataError.
 
     Columns of the table: `query`, the query's number; `id`, the query's id; `label`, the label's id; `time`, in seconds
     since 1970; `event`, its type, or null where types do not matter; `weight`, null for 1.
@@ -33,49 +33,49 @@ def read_pairs(
         timed: read times; otherwise `time` is the row.
     """
 
-    def columns(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+    def columns(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         expressions: dict[str, tuple[str, str]] = {"file": (f"{number}::INTEGER", "INTEGER")}
         for role in ("query_id", "label_id", "event"):
             name = name_in(opened, role)
             if role == "event" and (settings.event is None or name not in opened.names):
                 expressions[role] = "NULL", "VARCHAR"
             else:
-                expressions[role] = id_of(opened, name, *opened.column(name))
+                expressions[role] = id_expression(opened, name, *opened.column(name))
         name, weight = name_in(opened, "weight"), None
         if settings.weight is not None and name in opened.names:
-            weight = number_of(*opened.column(name))
+            weight = to_number(*opened.column(name))
         expressions["weight"] = weight or "NULL", "DOUBLE"
         if timed:
             name = name_in(opened, "timestamp")
             value, kind = opened.column(name)
-            seconds, micros = number_of(value, kind), micros_of(value, kind)
+            seconds, micros = to_number(value, kind), to_micros(value, kind)
             if seconds is None and micros is None:
-                raise opened.file.wrong(name, "numbers or timestamps", in_words(kind))
+                raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
             expressions |= {"number": (seconds or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
         return expressions
 
-    def name_in(opened: Opened, role: str) -> str:
+    def name_in(opened: OpenedFile, role: str) -> str:
         name: str = getattr(settings, role) or ""
         return _OF_EXPORT.get(role, name) if name not in opened.names else name
 
-    with engine() as duck:
-        table = read_table(duck, find_files(place), columns, str(place))
+    with open_database() as duck:
+        table = read_table(duck, find_files(source), columns, str(source))
         table.refuse_rejected()
         seconds = _seconds(table, settings.ticks) if timed else "rowid::DOUBLE"
         id_, label = (canonical_ids(duck, table.name, table.column(role)) for role in ("query_id", "label_id"))
         # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
         query = f"(hash({id_}) >> 1)::BIGINT"
-        given = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, time.time())}" if timed else "")
-        known = f"coalesce({given}, false)"
+        is_valid = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, time.time())}" if timed else "")
+        valid_rows = f"coalesce({is_valid}, false)"
         rows = duck.arrow(
             f"SELECT {query} AS query, {id_} AS id, {label} AS label, {seconds} AS time, "
-            f"{table.column('event')} AS event, {table.column('weight')} AS weight FROM {table.name} WHERE {known}"
+            f"{table.column('event')} AS event, {table.column('weight')} AS weight FROM {table.name} WHERE {valid_rows}"
         )
-        (odd,) = duck.row(f"SELECT count(*) FROM {table.name} WHERE NOT {known}")
+        (odd,) = duck.row(f"SELECT count(*) FROM {table.name} WHERE NOT {valid_rows}")
         skipped = table.rows - len(rows)
         if 2 * odd > table.rows:
             raise DataError(
-                f"{place}: expected ids, and times between 1990 and tomorrow, in most rows, found {odd:,} of "
+                f"{source}: expected ids, and times between 1990 and tomorrow, in most rows, found {odd:,} of "
                 f"{table.rows:,} rows without"
             )
         empty_files = duck.empty_in_words()
@@ -87,8 +87,8 @@ def read_pairs(
 
 
 def _seconds(table: Table, ticks: float) -> str:
-    """Return SQL of a pair's time in seconds since 1970; `ticks` a second where no unit fits the numbers."""
+    """Return SQL for seconds since 1970; `ticks` per second if no unit fits the numbers."""
     columns = (table.column(name) for name in ("file", "number", "micros"))
-    times = times_of_files(table.engine, table.name, *columns, where="true", now=datetime.now(UTC))
+    times = read_file_times(table.database, table.name, *columns, condition="true", now=datetime.now(UTC))
     unit = times.unit or ("microseconds" if times.dated else None)
     return f"({times.time}) / {double(UNITS[unit] if unit else ticks)}"

@@ -1,4 +1,4 @@
-"""Queries over files: `SELECT …`, whose tables are places, each read by the rules of every place."""
+"""Run queries over files: `SELECT …`, whose tables are paths or URLs."""
 
 from __future__ import annotations
 
@@ -10,96 +10,98 @@ from typing import Any
 
 import duckdb
 
-from longtail.tables.engine import Engine
+from longtail.tables.database import Database
 from longtail.tables.errors import DataError
-from longtail.tables.files import DataFile, find_files, in_line, is_query
+from longtail.tables.files import DataFile, find_files, is_query, shorten_query
 
 _TABLE_FUNCTIONS = ("unnest", "range", "generate_series")
 _WITHOUT_PARENTHESES = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 _CHANGING = {*_WITHOUT_PARENTHESES, "now", "today", "random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid",
              "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_localtime",
              "current_localtimestamp"}  # fmt: skip
-"""Functions whose values differ each time."""
+"""Functions that return another value at each call."""
 _IN_ORDER = {"PROJECTION", "FILTER", "UNION", "UNNEST", "STREAMING_LIMIT"}
 """Operators that keep the order of rows, as scans do."""
 Tree = dict[str, Any]
 
 
-def renamed(query: str, change: Callable[[Path], Path | str]) -> str:
-    """Return a query with other paths of files; URLs stay."""
+def rename_files(query: str, change: Callable[[Path], Path | str]) -> str:
+    """Replace the paths of files in a query; URLs stay."""
     tree, tables = _parsed(query)
     for table in tables:
-        if isinstance(place := _place(table), Path):
-            _rename(table, str(change(place)))
+        if isinstance(source := _source(table), Path):
+            _rename(table, str(change(source)))
     return _text(tree)
 
 
-def files_behind(places: Path | str | list[Path | str]) -> list[DataFile]:
-    """Return every file of some places, and the files that queries among them name."""
-    found: list[DataFile] = []
-    for place in places if isinstance(places, list) else [places]:
-        if not is_query(place):
-            found += find_files(place)
+def find_all_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
+    """Find every file of some sources, and the files that their queries read."""
+    files: list[DataFile] = []
+    for source in sources if isinstance(sources, list) else [sources]:
+        if not is_query(source):
+            files += find_files(source)
             continue
-        for of in dict.fromkeys(map(_place, _parsed(str(place))[1])):
-            found += find_files(of)
-    return found
+        for inner_source in dict.fromkeys(map(_source, _parsed(str(source))[1])):
+            files += find_files(inner_source)
+    return files
 
 
-def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Path | str], str]) -> tuple[str, bool]:
-    """Return a query as a table, and whether its rows come in one order on any number of threads.
+def open_query(database: Database, query: str, view: Callable[[list[DataFile], Path | str], str]) -> tuple[str, bool]:
+    """Return the SQL source of a query, and whether its rows have the same order on any number of threads.
 
     Rows without an order of the files or of the query are sorted by all columns.
 
     Args:
-        view: makes a table of the files of a place, and returns its name.
+        view: creates a view of the files of a source, and returns its name.
     """
     tree, tables = _parsed(query)
     views: dict[Path | str, str] = {}
     for table in tables:
-        place = _place(table)
-        if place not in views:
-            views[place] = view(find_files(place), place)
-        _rename(table, views[place])
+        source = _source(table)
+        if source not in views:
+            views[source] = view(find_files(source), source)
+        _rename(table, views[source])
     modifiers = tree["statements"][0]["node"]["modifiers"]
-    ordered = [each for each in modifiers if each["type"] == "ORDER_MODIFIER"]
-    keeps = _keeps_order(engine, _text(tree))
+    ordered = [modifier for modifier in modifiers if modifier["type"] == "ORDER_MODIFIER"]
+    keeps = _keeps_order(database, _text(tree))
     if ordered or not keeps:
-        columns = range(1, 1 + len(engine.rows(f"DESCRIBE {_text(tree)}")))
+        columns = range(1, 1 + len(database.rows(f"DESCRIBE {_text(tree)}")))
         by_all = _serialized(f"SELECT 1 ORDER BY {', '.join(map(str, columns))}")["statements"][0]["node"]["modifiers"]
         if ordered:
             ordered[0]["orders"] += by_all[0]["orders"]
         else:
-            before = sum(each["type"] == "DISTINCT_MODIFIER" for each in modifiers)
-            modifiers[before:before] = by_all
+            distinct = sum(modifier["type"] == "DISTINCT_MODIFIER" for modifier in modifiers)
+            modifiers[distinct:distinct] = by_all
     return f"({_text(tree)})", keeps
 
 
 @functools.cache
 def _parser() -> duckdb.DuckDBPyConnection:
-    """Open the database that parses and prints queries; once, as opening one takes 17 ms."""
+    """Open the database that parses and prints queries; once, because that takes 17 ms."""
     return duckdb.connect(config={"threads": 1})
 
 
 def _serialized(query: str) -> Tree:
     with _parser().cursor() as connection:
-        (found,) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
-    tree: Tree = json.loads(found[0])
+        (row,) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
+    tree: Tree = json.loads(row[0])
     return tree
 
 
 def _text(tree: Tree) -> str:
     with _parser().cursor() as connection:
-        (found,) = connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
-    return str(found[0])
+        (row,) = connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
+    return str(row[0])
 
 
 def _parsed(query: str) -> tuple[Tree, list[Tree]]:
-    """Return the tree of a query, and those of its nodes that name files; DataError where it reads anything else."""
-    line, tree = in_line(query), _serialized(query)
+    """Parse a query; returns its tree and the nodes that name files. Raises DataError if it reads anything else."""
+    line, tree = shorten_query(query), _serialized(query)
     if tree["error"]:
-        other = tree["error_type"] == "not implemented"
-        raise DataError(f"{line}: expected one SELECT, found {'another statement' if other else tree['error_message']}")
+        is_other_statement = tree["error_type"] == "not implemented"
+        raise DataError(
+            f"{line}: expected one SELECT, found {'another statement' if is_other_statement else tree['error_message']}"
+        )
     if len(tree["statements"]) != 1:
         raise DataError(f"{line}: expected one SELECT, found {len(tree['statements'])} statements")
     try:
@@ -108,11 +110,11 @@ def _parsed(query: str) -> tuple[Tree, list[Tree]]:
         raise DataError(f"{line}: expected {error}") from error
 
 
-def _tables(node: Any, known: Collection[str]) -> Iterator[Tree]:
-    """Yield nodes of files below one of a query's tree; `known` are names of `WITH`."""
+def _tables(node: Any, with_names: Collection[str]) -> Iterator[Tree]:
+    """Yield the nodes that name files; `with_names` are tables of `WITH`."""
     if isinstance(node, list):
-        for each in node:
-            yield from _tables(each, known)
+        for child in node:
+            yield from _tables(child, with_names)
     if not isinstance(node, dict):
         return
     kind = node.get("type")
@@ -130,31 +132,31 @@ def _tables(node: Any, known: Collection[str]) -> Iterator[Tree]:
     if kind == "BASE_TABLE":
         if len(path := node["qualified_name"]["path"]) > 1:
             raise DataError(f"names of files in quotes, such as '{'.'.join(path)}', found {'.'.join(path)}")
-        if path[0].lower() not in known:
+        if path[0].lower() not in with_names:
             yield node
-    for each in (node.get("cte_map") or {}).get("map", []):
-        below, name = each["value"]["query_node"], each["key"].lower()
-        yield from _tables(below, {*known, name} if below["type"] == "RECURSIVE_CTE_NODE" else known)
-        known = {*known, name}
+    for child in (node.get("cte_map") or {}).get("map", []):
+        below, name = child["value"]["query_node"], child["key"].lower()
+        yield from _tables(below, {*with_names, name} if below["type"] == "RECURSIVE_CTE_NODE" else with_names)
+        with_names = {*with_names, name}
     for key, value in node.items():
         if key != "cte_map":
-            yield from _tables(value, known)
+            yield from _tables(value, with_names)
 
 
-def _place(table: Tree) -> Path | str:
+def _source(table: Tree) -> Path | str:
     name: str = table["table_name"]
     return name if "://" in name else Path(name)
 
 
 def _rename(table: Tree, name: str) -> None:
-    """Name another table; its alias, if it has none, is that of DuckDB: the file's name without endings."""
+    """Rename a table; its default alias is DuckDB's, the file's name without endings."""
     table["alias"] = table["alias"] or PurePosixPath(table["table_name"]).name.partition(".")[0]
     table["table_name"], table["qualified_name"] = name, {"path": [name]}
 
 
-def _keeps_order(engine: Engine, query: str) -> bool:
-    """Tell whether a query's rows come in the order of its files."""
-    nodes = json.loads(engine.row(f"EXPLAIN (FORMAT JSON) {query}")[1])
+def _keeps_order(database: Database, query: str) -> bool:
+    """Return whether a query's rows have the order of its files."""
+    nodes = json.loads(database.row(f"EXPLAIN (FORMAT JSON) {query}")[1])
     while nodes:
         node = nodes.pop()
         name = node["name"].strip()

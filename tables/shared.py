@@ -27,27 +27,27 @@ class SharedFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untype
 
 
 class SharedFile:
-    """Keep a place for every thread that reads one file."""
+    """File object with one read position per thread."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._lock, self._own = file, threading.Lock(), threading.local()
+        self._file, self._lock, self._thread = file, threading.Lock(), threading.local()
 
-    def seek(self, place: int) -> int:
-        """Go to a place, in bytes from the beginning."""
-        self._own.place = place
-        return place
+    def seek(self, position: int) -> int:
+        """Set the thread's position, in bytes."""
+        self._thread.position = position
+        return position
 
     def tell(self) -> int:
-        """Return the thread's place."""
-        return getattr(self._own, "place", 0)
+        """Return the thread's position."""
+        return getattr(self._thread, "position", 0)
 
     def read(self, size: int = -1) -> bytes:
-        """Read on from the thread's place."""
-        place = self.tell()
+        """Read from the thread's position."""
+        position = self.tell()
         with self._lock:
-            self._file.seek(place)
+            self._file.seek(position)
             content = self._file.read(size)
-        self._own.place = place + len(content)
+        self._thread.position = position + len(content)
         return content
 
     def close(self) -> None:

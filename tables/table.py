@@ -1,4 +1,4 @@
-"""A table of any number of files, in DuckDB, with the types of its columns."""
+"""Read any number of files into one typed table of DuckDB."""
 
 from __future__ import annotations
 
@@ -8,69 +8,69 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from longtail.tables.engine import Engine, Opened, QueryTable, Rejected
+from longtail.tables.database import Database, OpenedFile, QuerySource, Rejected
 from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile
-from longtail.tables.queries import opened_query
+from longtail.tables.queries import open_query
 from longtail.tables.values import (
     TEXT,
     WHOLE,
     as_type,
-    in_words,
     is_no_id,
     is_nothing,
-    kinds_of_text,
     matches,
     one_type,
     quoted,
-    text_of,
+    text_types,
+    to_text,
+    type_name,
     typed,
 )
 
 _TYPED = ("parquet", "delta", "iceberg")
-"""Kinds of files that say the types of their columns."""
+"""Formats with typed columns."""
 _FEW = 10_000
-"""Rows that are looked at first for the types of columns."""
+"""Rows that are tested first for the types of columns."""
 _AT_ONCE = 16
-"""Columns whose types are found in one query: the time that DuckDB plans for grows with their square."""
-Columns = Callable[[Opened, int], dict[str, tuple[str, str]]]
+"""Columns whose types one query finds; DuckDB's planning time grows with their square."""
+Columns = Callable[[OpenedFile, int], dict[str, tuple[str, str]]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A file of a table: its number among all, its rows, and its lines that are no rows.
+class FileRows:
+    """The rows of one file of a table: the file's number, its rows, and its lines that are not rows.
 
     Attributes:
-        source: what its rows are read from: the table, where they begin at `first`, or a view of the file alone.
+        source: the table, in which the rows begin at `first_row`, or a view of the file.
     """
 
-    opened: Opened
+    opened: OpenedFile
     number: int
-    first: int
+    first_row: int
     rows: int
     rejected: list[Rejected]
     source: str
 
-    def row(self, place: int) -> int:
-        """Return the number in its file of a row of the table, from 0: lines that are no rows count too."""
-        at = place - self.first
+    def row(self, row_number: int) -> int:
+        """Convert a row number of the table to one of the file, from 0, which counts rejected lines too."""
+        row_in_file = row_number - self.first_row
         for line in self.rejected:
-            at += line.file == self.opened.file.name and line.row <= at
-        return at
+            row_in_file += line.file == self.opened.file.name and line.row <= row_in_file
+        return row_in_file
 
 
 @dataclass
 class Table:
-    """Columns of some files, each under its place, `c0`, `c1`, …, in the order of the files.
+    """Columns of some files, named `c0`, `c1`, … in DuckDB.
 
     Attributes:
-        kinds: types of the columns, by their names.
+        kinds: types of the columns, by name.
     """
 
-    engine: Engine
+    database: Database
     name: str
     kinds: dict[str, str]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FileRows] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -78,45 +78,45 @@ class Table:
         return sum(part.rows for part in self.parts)
 
     def column(self, name: str) -> str:
-        """Return the expression of a column as it is stored."""
+        """Return a column's name in DuckDB."""
         return f"c{[*self.kinds].index(name)}"
 
-    def where(self, place: int) -> tuple[str, int]:
-        """Return the file of a row of all files, and its number there."""
-        part = next(part for part in reversed(self.parts) if part.first <= place)
-        return part.opened.file.name, part.row(place)
+    def locate(self, row_number: int) -> tuple[str, int]:
+        """Return the file of a row, and its row number there."""
+        part = next(part for part in reversed(self.parts) if part.first_row <= row_number)
+        return part.opened.file.name, part.row(row_number)
 
     def ids(self, column: str) -> pa.Array:
-        """Get the ids of a column, each in one spelling, in the order of the rows; null where there is none."""
-        text = canonical_ids(self.engine, self.name, self.column(column))
-        return self.engine.arrow(f"SELECT {text} AS id FROM {self.name} ORDER BY rowid")["id"].combine_chunks()
+        """Get the ids of a column in one spelling, in the order of the rows; null for a missing one."""
+        text = canonical_ids(self.database, self.name, self.column(column))
+        return self.database.arrow(f"SELECT {text} AS id FROM {self.name} ORDER BY rowid")["id"].combine_chunks()
 
     def refuse_rejected(self) -> None:
-        """Raise DataError where a line of a text file is no row."""
+        """Raise DataError if a line of a text file is not a row."""
         for part in self.parts:
             if part.rejected:
                 first, more = part.rejected[0], len(part.rejected) - 1
-                others = f" and {more:,} more" if more else ""
-                where = f"{part.opened.file.name}: line {first.line}{others}"
-                raise DataError(f"{where}: expected {first.expected}, found {first.found}")
+                more_lines = f" and {more:,} more" if more else ""
+                location = f"{part.opened.file.name}: line {first.line}{more_lines}"
+                raise DataError(f"{location}: expected {first.expected}, found {first.received}")
 
     def find_types(self, names: Collection[str] | None = None) -> None:
-        """Find out what the columns of text files hold, all of their values together."""
+        """Detect the types of the columns of text files by all of their values."""
         texts = [name for name, kind in self.kinds.items() if kind == TEXT and (names is None or name in names)]
         for start in range(0, len(texts), _AT_ONCE):
             self._find_types_of(texts[start : start + _AT_ONCE])
 
     def _find_types_of(self, texts: list[str]) -> None:
-        fits = {name: [*kinds_of_text("")] for name in texts}
+        fits = {name: [*text_types("")] for name in texts}
         few = f"(SELECT * FROM {self.name} LIMIT {_FEW})"
         for source in (few, self.name):  # a few rows rule most types out
             checks = []
             for name, kinds in fits.items():
                 value = self.column(name)
-                conditions, given = kinds_of_text(value), f"FILTER (NOT {is_nothing(value)})"
-                checks += [f"bool_and({conditions[kind]}) {given}" for kind in kinds]
-            found = iter(self.engine.row(f"SELECT {', '.join(checks)} FROM {source}") if checks else ())
-            holds = {name: {kind: next(found) for kind in kinds} for name, kinds in fits.items()}
+                conditions, has_value = text_types(value), f"FILTER (NOT {is_nothing(value)})"
+                checks += [f"bool_and({conditions[kind]}) {has_value}" for kind in kinds]
+            results = iter(self.database.row(f"SELECT {', '.join(checks)} FROM {source}") if checks else ())
+            holds = {name: {kind: next(results) for kind in kinds} for name, kinds in fits.items()}
             fits = {
                 name: [kind for kind, all_ in kinds.items() if all_ or (source == few and all_ is None)]
                 for name, kinds in holds.items()
@@ -124,53 +124,57 @@ class Table:
         for name, kinds in fits.items():
             self.kinds[name] = kinds[0] if kinds else "VARCHAR"
             if kinds:
-                at = self.column(name)
-                self.engine.run(f"ALTER TABLE {self.name} ALTER {at} TYPE {kinds[0]} USING {typed(at, kinds[0])}")
+                column = self.column(name)
+                self.database.run(
+                    f"ALTER TABLE {self.name} ALTER {column} TYPE {kinds[0]} USING {typed(column, kinds[0])}"
+                )
 
-    def rows_of(self, part: Part, start: int, count: int) -> pa.Table:
-        """Return all columns of some rows of a file, which begin at its row `start`."""
-        first = part.first + start
-        with self.engine.reading(part.opened.file):
-            return self.arrow([*self.kinds], f"rowid >= {first} AND rowid < {first + count}", part.source)
+    def read_rows(self, part: FileRows, start: int, count: int) -> pa.Table:
+        """Read all columns of some rows of a file, from row `start` on."""
+        start_row = part.first_row + start
+        with self.database.reading(part.opened.file):
+            return self.arrow([*self.kinds], f"rowid >= {start_row} AND rowid < {start_row + count}", part.source)
 
-    def arrow(self, names: Sequence[str], where: str = "true", source: str | None = None) -> pa.Table:
-        """Return some columns of the rows that meet a condition, in their order."""
-        wanted = ", ".join(map(self._for_arrow, names))
-        found = self.engine.arrow(f"SELECT {wanted or 'rowid'} FROM {source or self.name} WHERE {where} ORDER BY rowid")
-        return found.rename_columns([*names]) if names else found.select([])
+    def arrow(self, names: Sequence[str], condition: str = "true", source: str | None = None) -> pa.Table:
+        """Read columns of the rows that meet a condition, in order."""
+        columns = ", ".join(map(self._for_arrow, names))
+        rows = self.database.arrow(
+            f"SELECT {columns or 'rowid'} FROM {source or self.name} WHERE {condition} ORDER BY rowid"
+        )
+        return rows.rename_columns([*names]) if names else rows.select([])
 
     def _for_arrow(self, name: str) -> str:
-        """Return a column as a type that Arrow has: BIGINT where all of a HUGEINT fit, else decimals."""
+        """Cast a HUGEINT to BIGINT if all values fit, otherwise to decimals."""
         value = self.column(name)
         if self.kinds[name] != "HUGEINT":
             return value
-        (fits,) = self.engine.row(f"SELECT bool_and(TRY_CAST({value} AS BIGINT) IS NOT NULL) FROM {self.name} "
+        (fits,) = self.database.row(f"SELECT bool_and(TRY_CAST({value} AS BIGINT) IS NOT NULL) FROM {self.name} "
                                   f"WHERE {value} IS NOT NULL")  # fmt: skip
         return f"{value}::{'DECIMAL(38, 0)' if fits is False else 'BIGINT'}"
 
 
 def read_table(
-    engine: Engine, files: Sequence[DataFile], wanted: Columns, where: str, errors: list[str] | None = None, *,
+    database: Database, files: Sequence[DataFile], columns_of: Columns, title: str, errors: list[str] | None = None, *,
     views: Collection[str] = (),
 ) -> Table:  # fmt: skip
     """Read columns of some files into one table.
 
     Args:
-        wanted: expression and type of each column, by the name it gets, of an opened file and its number; DataError
-            if it lacks one. A name may have a role before it, `role:name`, which messages leave out.
-        where: the files, for messages.
-        errors: takes what is wrong with single files, which are left out; None raises it.
-        views: kinds of files whose rows stay where they are, if all files are of these.
+        columns_of: returns expression and type of each column, by name, for a file and its number. A name may have a
+            role, `role:name`, which messages leave out.
+        title: name of the files in messages.
+        errors: gets the errors of files, which are then left out; None raises them.
+        views: formats that are read in place, if all files have one of them.
     """
-    opened: list[tuple[int, Opened, dict[str, tuple[str, str]]]] = []
+    opened: list[tuple[int, OpenedFile, dict[str, tuple[str, str]]]] = []
     empty: list[EmptyFileError] = []
     for number, file in enumerate(files):
         try:
-            opened_file = open_file(engine, file)
-            opened.append((number, opened_file, wanted(opened_file, number)))
+            opened_file = open_file(database, file)
+            opened.append((number, opened_file, columns_of(opened_file, number)))
         except EmptyFileError as error:
             empty.append(error)
-            engine.empty_files.append(file.name)
+            database.empty_files.append(file.name)
         except DataError as error:
             if errors is None:
                 raise
@@ -179,112 +183,108 @@ def read_table(
         if errors is None:
             raise empty[0]
         errors.append(str(empty[0]))
-    kinds = _kinds([columns for *_, columns in opened], where)
-    made = Table(engine, engine.name("rows"), kinds)
+    kinds = _kinds([columns for *_, columns in opened], title)
+    table = Table(database, database.name("rows"), kinds)
     stay = "HUGEINT" not in kinds.values() and all(opened_file.file.kind in views for _, opened_file, _ in opened)
-    stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
-    engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
-    first = 0
+    stored = ", ".join(f"c{i} {'VARCHAR' if kind == TEXT else kind}" for i, kind in enumerate(kinds.values()))
+    database.run(f"CREATE TABLE {table.name} ({stored or 'nothing INTEGER'})")
+    first_row = 0
     for number, opened_file, columns in opened:
         cells = _cells(columns, kinds)
         if stay:
-            source = engine.name("rows")
-            named = [f"{cell} AS c{at}" for at, cell in enumerate(cells)]
+            source = database.name("rows")
+            named = [f"{cell} AS c{i}" for i, cell in enumerate(cells)]
             named += ["file_row_number AS rowid"] if opened_file.file.kind == "parquet" else []
-            with engine.reading(opened_file.file):
-                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)} FROM {opened_file.relation}")
-                (rows,) = engine.row(f"SELECT count(*) FROM {source}")
-            made.parts.append(Part(opened_file, number, 0, rows, [], source))
+            with database.reading(opened_file.file):
+                database.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)} FROM {opened_file.relation}")
+                (rows,) = database.row(f"SELECT count(*) FROM {source}")
+            table.parts.append(FileRows(opened_file, number, 0, rows, [], source))
             continue
         try:
-            rows, rejected = opened_file.insert(made.name, cells or ["NULL"])
+            rows, rejected = opened_file.insert(table.name, cells or ["NULL"])
         except DataError as error:
             if errors is None:
                 raise
             errors.append(str(error))
             continue
-        made.parts.append(Part(opened_file, number, first, rows, rejected, made.name))
-        first += rows
-    return made
+        table.parts.append(FileRows(opened_file, number, first_row, rows, rejected, table.name))
+        first_row += rows
+    return table
 
 
-def open_file(engine: Engine, file: DataFile) -> Opened:
+def open_file(database: Database, file: DataFile) -> OpenedFile:
     """Open a file, or a query over files."""
     if file.kind != "sql":
-        return Opened(engine, file)
+        return OpenedFile(database, file)
     rejected: list[Rejected] = []
 
     def view(files: list[DataFile], source: Path | str) -> str:
-        if source not in engine.views:
-            engine.views[source], lines = view_of(engine, files, str(source))
+        if source not in database.views:
+            database.views[source], lines = create_view(database, files, str(source))
             rejected.extend(lines)
-        return engine.views[source]
+        return database.views[source]
 
-    with engine.reading(file):
-        return Opened(engine, file, QueryTable(*opened_query(engine, file.path, view), rejected))
+    with database.reading(file):
+        return OpenedFile(database, file, QuerySource(*open_query(database, file.path, view), rejected))
 
 
-def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:
-    """Return a column of ids as text; DataError where a value is neither a text nor a whole number."""
+def id_expression(opened: OpenedFile, name: str, value: str, kind: str) -> tuple[str, str]:
+    """Return SQL that converts a column of ids to text; raises DataError for other values."""
     expected = "ids as strings or integers"
     try:
         wrong = is_no_id(value, kind)
     except TypeError:
-        raise opened.file.wrong(name, expected, in_words(kind)) from None
+        raise opened.file.wrong(name, expected, type_name(kind)) from None
     if wrong is not None:
-        found = opened.engine.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
-        if found:
-            shown = f"{found[0][0]:g}" if isinstance(found[0][0], float) else str(found[0][0])
-            raise opened.file.wrong(name, expected, f"{in_words(kind)}, such as {shown}")
-    return text_of(value, kind), "VARCHAR"
+        wrong_rows = opened.database.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
+        if wrong_rows:
+            example = f"{wrong_rows[0][0]:g}" if isinstance(wrong_rows[0][0], float) else str(wrong_rows[0][0])
+            raise opened.file.wrong(name, expected, f"{type_name(kind)}, such as {example}")
+    return to_text(value, kind), "VARCHAR"
 
 
-def canonical_ids(engine: Engine, source: str, text: str, among: str = "true") -> str:
-    """Return SQL of a column of ids: where all of its texts are whole numbers, `39.0` is `39`.
+def canonical_ids(database: Database, source: str, text: str, condition: str = "true") -> str:
+    """Return SQL that spells `39.0` as `39` if all texts of a column of ids are whole numbers.
 
     Args:
-        among: SQL condition of the texts that count.
+        condition: SQL condition of the texts that count.
     """
-    whole, decimal = engine.row(
-        f"SELECT bool_and({matches(text, WHOLE)}) FILTER ({among}), bool_or(contains({text}, '.')) FROM {source}"
+    are_whole, decimal = database.row(
+        f"SELECT bool_and({matches(text, WHOLE)}) FILTER ({condition}), bool_or(contains({text}, '.')) FROM {source}"
     )
-    return f"regexp_replace({text}, '\\.0+$', '')" if whole and decimal else text
+    return f"regexp_replace({text}, '\\.0+$', '')" if are_whole and decimal else text
 
 
-def all_columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+def all_columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
     """Return every column of a file."""
     return {name: opened.column(name) for name in opened.names}
 
 
-def view_of(engine: Engine, files: Sequence[DataFile], where: str) -> tuple[str, list[Rejected]]:
-    """Make a table of all columns of some files, by their names, with the types of what text files hold.
-
-    Returns:
-        Its name, and the lines of the files that are no rows.
-    """
-    table = read_table(engine, files, all_columns, where, views=_TYPED)
+def create_view(database: Database, files: Sequence[DataFile], title: str) -> tuple[str, list[Rejected]]:
+    """Create a view of all columns of some files; returns its name, and the rejected lines."""
+    table = read_table(database, files, all_columns, title, views=_TYPED)
     table.find_types()
     kinds, rejected = table.kinds, [line for part in table.parts for line in part.rejected]
     lower = [name.lower() for name in kinds]
     if twice := [name for name in kinds if lower.count(name.lower()) > 1]:
-        raise DataError(f"{where}: expected columns that a query can tell apart, found {' and '.join(twice)}")
+        raise DataError(f"{title}: expected columns that a query can tell apart, found {' and '.join(twice)}")
     columns = ", ".join(f"{table.column(name)} AS {quoted(name)}" for name in kinds)
     rows = [f"SELECT {columns} FROM {source}" for source in dict.fromkeys(part.source for part in table.parts)]
-    name = engine.name("place")
-    engine.run(f"CREATE VIEW {name} AS {' UNION ALL '.join(rows)}")
+    name = database.name("source")
+    database.run(f"CREATE VIEW {name} AS {' UNION ALL '.join(rows)}")
     return name, rejected
 
 
-def _kinds(columns: Sequence[dict[str, tuple[str, str]]], where: str) -> dict[str, str]:
-    """Return one type for each column of some files; DataError where there is none."""
+def _kinds(columns: Sequence[dict[str, tuple[str, str]]], title: str) -> dict[str, str]:
+    """Find one type for each column of some files; raises DataError if there is none."""
     kinds: dict[str, str] = {}
     for name in dict.fromkeys(name for of_file in columns for name in of_file):
-        of = {of_file[name][1] for of_file in columns if name in of_file}
-        kind = one_type(of)
+        types = {of_file[name][1] for of_file in columns if name in of_file}
+        kind = one_type(types)
         if kind is None:
             raise DataError(
-                f"{where}: expected files whose columns are of one type each, "
-                f"found {name.partition(':')[2] or name!r} as {', '.join(sorted(map(in_words, of)))}"
+                f"{title}: expected files whose columns are of one type each, "
+                f"found {name.partition(':')[2] or name!r} as {', '.join(sorted(map(type_name, types)))}"
             )
         kinds[name] = kind
     return kinds

@@ -1,4 +1,4 @@
-"""Times as numbers: their unit, file by file, and the newest time."""
+"""Convert times to numbers: the unit of each file, and the newest time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longtail.tables.engine import Engine
-from longtail.tables.values import double, is_plausible, micros_of, number_of
+from longtail.tables.database import Database
+from longtail.tables.values import double, is_plausible, to_micros, to_number
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
-"""Units of time, with their number per second."""
+"""Number of each unit per second."""
 
 
-def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bool] | None:
-    """Return a column's times as a DOUBLE, and whether they are dates, in microseconds; None without times.
+def find_times(database: Database, source: str, value: str, kind: str) -> tuple[str, bool] | None:
+    """Return SQL for a column's times, and whether they are dates, in microseconds; None without times.
 
     Text holds dates if more of its values are dates than numbers.
     """
-    number, micros = number_of(value, kind), micros_of(value, kind)
+    number, micros = to_number(value, kind), to_micros(value, kind)
     if number is not None and micros is not None:
-        numbers, dates = engine.row(f"SELECT count({number}), count({micros}) FROM {source}")
+        numbers, dates = database.row(f"SELECT count({number}), count({micros}) FROM {source}")
         number = None if dates > numbers else number
     if number is not None:
         return number, False
@@ -45,38 +45,48 @@ class FileTimes(NamedTuple):
     without: list[int]
 
 
-def times_of_files(
-    engine: Engine, source: str, file: str, number: str, micros: str, *, where: str, now: datetime
+def read_file_times(
+    database: Database, source: str, file: str, number: str, micros: str, *, condition: str, now: datetime
 ) -> FileTimes:
-    """Read each file's times as dates or numbers, as most of its rows are, and find its unit.
+    """Read each file's times as dates or numbers, like most of its rows, and find its unit.
 
     Args:
         file, number, micros: SQL expressions: number of a row's file, its time as a number, and as a date in
-            microseconds; NULL where a value is none.
-        where: SQL condition of the rows that count.
+            microseconds; NULL for other values.
+        condition: SQL condition of the rows that count.
     """
-    counts = engine.rows(
-        f"SELECT {file}, count({number}), count({micros}) FROM {source} WHERE {where} GROUP BY 1 ORDER BY 1"
+    counts = database.rows(
+        f"SELECT {file}, count({number}), count({micros}) FROM {source} WHERE {condition} GROUP BY 1 ORDER BY 1"
     )
-    dated = [at for at, numbers, dates in counts if dates > numbers]
-    numbered = [at for at, *_ in counts if at not in dated]
-    units = Clock.units(engine, number, source, where, now, group=file)
-    unit = next((unit for unit in UNITS if unit in {units[at] for at in numbered}), None)
+    dated = [file_number for file_number, numbers, dates in counts if dates > numbers]
+    numbered = [file_number for file_number, *_ in counts if file_number not in dated]
+    units = Clock.units(database, number, source, condition, now, group=file)
+    unit = next((unit for unit in UNITS if unit in {units[file_number] for file_number in numbered}), None)
     time = number
-    for value, other, files in [
-        *((number, other, [at for at in numbered if units[at] == other]) for other in UNITS if other != unit),
+    for value, file_unit, files in [
+        *(
+            (number, file_unit, [file_number for file_number in numbered if units[file_number] == file_unit])
+            for file_unit in UNITS
+            if file_unit != unit
+        ),
         (f"{micros}::DOUBLE", "microseconds", dated),
     ]:
         if files:
-            scale = UNITS[unit or "microseconds"] / UNITS[other]
+            scale = UNITS[unit or "microseconds"] / UNITS[file_unit]
             scaled = value if scale == 1 else f"{value} * {double(scale)}"
             time = f"CASE WHEN {file} IN ({', '.join(map(str, files))}) THEN {scaled} ELSE {time} END"
-    return FileTimes(time, unit, dated, numbered, [at for at, numbers, dates in counts if not numbers and not dates])
+    return FileTimes(
+        time,
+        unit,
+        dated,
+        numbered,
+        [file_number for file_number, numbers, dates in counts if not numbers and not dates],
+    )
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Hold unit and newest of the times of a table.
+    """Unit and newest of the times of a table.
 
     Attributes:
         unit: the first of `UNITS` in which most times lie between 1990 and tomorrow; None if times are only an order.
@@ -89,24 +99,24 @@ class Clock:
     now: float
 
     @classmethod
-    def of(cls, engine: Engine, time: str, table: str, where: str, now: datetime) -> Clock:
-        """Determine the unit of the times of some rows; `time` is the SQL expression of a DOUBLE."""
-        unit = cls.units(engine, time, table, where, now)[0]
+    def measure(cls, database: Database, time: str, table: str, condition: str, now: datetime) -> Clock:
+        """Find unit and newest of the times of some rows; `time` is SQL of a DOUBLE."""
+        unit = cls.units(database, time, table, condition, now)[0]
         clock = cls(unit, None, now.timestamp())
         if unit is None:
             return clock
-        (newest,) = engine.row(f"SELECT max({time}) FROM {table} WHERE {where} AND {clock.plausible(time, unit)}")
+        (newest,) = database.row(f"SELECT max({time}) FROM {table} WHERE {condition} AND {clock.plausible(time, unit)}")
         return replace(clock, newest=newest)
 
     @classmethod
     def units(
-        cls, engine: Engine, time: str, table: str, where: str, now: datetime, group: str = "0"
+        cls, database: Database, time: str, table: str, condition: str, now: datetime, group: str = "0"
     ) -> dict[int, str | None]:
-        """Determine the unit of the times of each group of rows, by the group's number."""
+        """Find the unit of the times of each group of rows, by the group's number."""
         clock = cls(None, None, now.timestamp())
         counts = ", ".join(f"count(*) FILTER ({clock.plausible(time, unit)})" for unit in UNITS)
-        groups = engine.rows(
-            f"SELECT {group}, count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where} GROUP BY 1"
+        groups = database.rows(
+            f"SELECT {group}, count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {condition} GROUP BY 1"
         )
         # More than half of the times must fit: a unit that fits only outliers would misread all others.
         return {0: None} | {
@@ -115,11 +125,11 @@ class Clock:
         }
 
     def plausible(self, time: str, unit: str) -> str:
-        """Return the SQL condition that a time lies between 1990 and tomorrow."""
+        """Return SQL that tests whether a time is between 1990 and tomorrow."""
         return is_plausible(f"{time} / {double(UNITS[unit])}", self.now)
 
 
-def in_words(time: float, unit: str | None) -> str:
+def format_time(time: float, unit: str | None) -> str:
     """Format a time as a date such as `2026-01-31 12:00`, or as a number if the unit is unknown."""
     if unit is None or not np.isfinite(time):
         return f"{time:g}"

@@ -18,7 +18,7 @@ from rich.markup import escape
 from longtail.bundle import BUCKET_NAMES, Inputs
 from longtail.bundle.report_table import ReportTable
 from longtail.bundle.sets import distinct
-from longtail.tables.times import in_words
+from longtail.tables.times import format_time
 from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -119,7 +119,9 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, Row]:
         }
         if pairs.times is not None:
             ends = (float(pairs.times.min()), float(pairs.times.max()))
-            made[name] |= dict(zip(("first", "last"), (in_words(at, dataset.report.unit) for at in ends), strict=True))
+            made[name] |= dict(
+                zip(("first", "last"), (format_time(at, dataset.report.unit) for at in ends), strict=True)
+            )
         if name != "train":
             config = recipe.evaluation
             found = HeldOut.of(*dataset.with_past(pairs, known, config.history), config, labels=labels)

@@ -270,7 +270,7 @@ def upload(
 
     if is_registered(url):
         version = upload_version(bundle, url)
-        print(f"registered: {version.place}, run {version.run}")
+        print(f"registered: {version.source}, run {version.run}")
         return
     upload_bundle(bundle, url)
     print(f"uploaded: {url}")

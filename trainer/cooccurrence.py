@@ -20,7 +20,7 @@ from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.arrays import Bools, Int32
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, refusals, remember
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember, to_refusals
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
 from longtail.tables.pairs import read_pairs
@@ -287,7 +287,7 @@ def _with_refusals(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[LogP
         times_N = np.concatenate([known.times / UNITS[unit], rows["time"].to_numpy()])
     queries_N = np.concatenate([known.queries, queries_n])
     order_N = np.lexsort((times_N, queries_N))
-    labels_N = np.concatenate([known.labels, refusals(labels_n)])
+    labels_N = np.concatenate([known.labels, to_refusals(labels_n)])
     return LogPairs(queries_N[order_N], labels_N[order_N]), ids
 
 

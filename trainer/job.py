@@ -325,7 +325,7 @@ def measure_default(
 
     def learnt_from(train: Pairs, past: Past) -> Interactions:
         forecast = trained.forecast(past.known)
-        prior_L = None if forecast is None else np.exp(forecast.log_popularity(whole=True))
+        prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
             train, past, queries=len(dataset.query_ids), labels=labels, seed=seed, ordered=dataset.ordered,
             columns=columns, prior_L=prior_L,

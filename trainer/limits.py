@@ -11,7 +11,7 @@ import pyarrow as pa
 from longtail.bundle import BUCKET_NAMES, BundleInvariantError, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.bundle.display import check_displayable
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.ids import find_rows
 from longtail.bundle.sets import distinct
 from longtail.trainer import register
 from longtail.trainer.config import Recipe
@@ -39,7 +39,9 @@ def check_display(recipe: Recipe, dataset: Dataset) -> None:
         try:
             check_displayable(name, dataset.label_table[name])
         except BundleInvariantError as error:
-            raise DataError(f"data.display: column {name!r}: expected {error.expected}, found {error.found}") from error
+            raise DataError(
+                f"data.display: column {name!r}: expected {error.expected}, found {error.actual}"
+            ) from error
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
@@ -133,7 +135,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
     if isinstance(prior, Path):
         ids, shares = read_shares(prior)
         held_out = dataset.label_ids.take(pa.array(distinct(dataset.valid.labels)))
-        if not shares[np.asarray(rows_of_ids(ids, held_out).is_valid())].any():
+        if not shares[np.asarray(find_rows(ids, held_out).is_valid())].any():
             raise DataError(f"target prior {prior}: expected a share of some label with held-out pairs, found none")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
-from longtail.bundle.calendar import HOURS, Window, hours_of
+from longtail.bundle.calendar import HOURS, Window, hour_of_week
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.forecast import (
     SINCE,
@@ -23,8 +23,8 @@ from longtail.bundle.forecast import (
     Forecast,
     ForecastSettings,
     NatsAt,
-    gaps_of,
     largest_weights,
+    pair_gaps,
     previous_pairs,
     visit_weights,
 )
@@ -91,7 +91,7 @@ class _Origin(NamedTuple):
     @property
     def there(self) -> Bools:
         """Mask labels whose date is not later than the end of the horizon, bool [L]."""
-        return self.forecast.there(self.forecast.settings.end)
+        return self.forecast.exists_at(self.forecast.settings.end)
 
 
 class _Log(NamedTuple):
@@ -154,7 +154,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
     by_time = np.argsort(times_N, kind="stable")
     queries_N, labels_N, times_N = known_pairs.queries[by_time], known_pairs.labels[by_time], times_N[by_time]
-    gaps_N = gaps_of(times_N, previous_pairs(queries_N, labels_N))
+    gaps_N = pair_gaps(times_N, previous_pairs(queries_N, labels_N))
     types_N = type_weights(recipe, known_pairs)[by_time]
 
     def weighed(visits: float) -> _Log:
@@ -292,7 +292,7 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
     for origin in at:
         added = log.between(before, origin)
         forecast, labels = forecast.counted(*added[1:3], origin, *added[3:]), len(forecast.first)
-        if not forecast.there(origin).any():
+        if not forecast.exists_at(origin).any():
             raise _none_there(origin, empty.settings.since)
         after = log.between(origin, origin + horizon)
         yield _Origin(forecast, after.pairs_after(origin, labels), after.votes_after(origin, labels))
@@ -342,11 +342,11 @@ def _by_time(fitted: Forecast, log: _Log, seconds: float) -> list[NatsAt]:
     (origin,) = _origins(fitted, log, [after])
     forecast, later = origin.forecast.kinds()["decayed"], log.between(after, np.inf)
     plain = replace(forecast, settings=forecast.settings.model_copy(update={"calendar": None}), seasons=None)
-    nats_N, weights_N = plain.log_shares(whole=True)[later.labels_N], later.once_after(after)
+    nats_N, weights_N = plain.log_shares(include_future=True)[later.labels_N], later.once_after(after)
     gains_N = np.zeros(len(nats_N))
     if forecast.calendar is not None:
         gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
-    hours_N = hours_of(later.times_N)
+    hours_N = hour_of_week(later.times_N)
     parts = {day: hours_N // 24 == i for i, day in enumerate(_WEEKDAYS)}
     parts |= {f"{hour:02}–{hour + 6:02} h": hours_N % 24 // 6 == hour // 6 for hour in range(0, 24, 6)}
     return [
@@ -404,7 +404,7 @@ def _boosted(empty: Forecast, log: _Log, at: list[float], until: tuple[int, int]
     ).best_iteration  # fmt: skip
     tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
     last = replace(origin.forecast, model=bytes(tried.save_raw("ubj"))).kinds()["forecast"]
-    nats = origin.nats(last.log_shares(whole=True))
+    nats = origin.nats(last.log_shares(include_future=True))
     return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 
 

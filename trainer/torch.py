@@ -99,7 +99,7 @@ def export_torch(
     bundle = bundle_from_vectors(
         vectors_LD, replace(facts, ids=pa.array(ids, pa.string())), name=out.name, queries=queries_CD,
         query_tower=queries.exported(queries_CD),
-        label_tower=labels.exported(vectors_LD, own=ids) if label_tower else None,
+        label_tower=labels.exported(vectors_LD, ids=ids) if label_tower else None,
     )  # fmt: skip
     return write_with_tables(bundle, out)
 
@@ -111,35 +111,35 @@ class _Column(NamedTuple):
     values: Tensor
     indices: dict[str | None, int] | None
     wide: bool
-    left: bool
-    where: str
+    left_padded: bool
+    title: str
 
     @classmethod
-    def of(cls, name: str, given: Any, indices: Indices | None, left: bool, where: str) -> _Column:
+    def of(cls, name: str, shape: Any, indices: Indices | None, left_padded: bool, title: str) -> _Column:
         """Read a column; raises ExportError."""
-        values = torch.as_tensor(given).detach().cpu()
-        whole = not values.is_floating_point() and values.dtype != torch.bool
+        values = torch.as_tensor(shape).detach().cpu()
+        are_indices = not values.is_floating_point() and values.dtype != torch.bool
         if not name.isascii() or not name.isidentifier() or name.startswith("_"):
-            raise ExportError(f"{where}: column {name!r} is not allowed; use a name of letters, digits and _")
+            raise ExportError(f"{title}: column {name!r} is not allowed; use a name of letters, digits and _")
         if values.ndim not in (1, 2) or not values.numel():
-            raise ExportError(f"{where}: {name!r} of shape {list(values.shape)} is not allowed; use [B] or [B, n]")
-        known = _known(name, indices, values, where) if whole else None
+            raise ExportError(f"{title}: {name!r} of shape {list(values.shape)} is not allowed; use [B] or [B, n]")
+        index_of = _check_indices(name, indices, values, title) if are_indices else None
         wide = values.ndim == 2 and values.shape[1] == 1
         values = values[:, 0] if wide else values
-        if known is not None and values.ndim == 2 and values.shape[1] > 2:
+        if index_of is not None and values.ndim == 2 and values.shape[1] > 2:
             # One unknown id at an end may be an id; two are padding.
-            unknown = values == known[None]
+            unknown = values == index_of[None]
             begins, ends = unknown[:, :2].all(1), unknown[:, -2:].all(1)
             at_the_left, at_the_right = int((begins & ~ends).sum()), int((ends & ~begins).sum())
-            if at_the_left > at_the_right if not left else at_the_right > at_the_left:
+            if at_the_left > at_the_right if not left_padded else at_the_right > at_the_left:
                 raise ExportError(
-                    f"{where}: padding of {name!r} at the {'left' if left else 'right'} is not allowed, because "
+                    f"{title}: padding of {name!r} at the {'left' if left_padded else 'right'} is not allowed, because "
                     f"{at_the_left} of the examples begin with two of it and {at_the_right} end so; name columns whose "
                     "padding comes first in left_padded, and no others"
                 )
-        return cls(name, values if whole else values.float(), known, wide, left, where)
+        return cls(name, values if are_indices else values.float(), index_of, wide, left_padded, title)
 
-    def given(self, values: Tensor) -> Tensor:
+    def shape(self, values: Tensor) -> Tensor:
         """Shape some values for the module."""
         return values[:, None] if self.wide else values
 
@@ -165,29 +165,29 @@ class _Column(NamedTuple):
         """Make tower inputs to export with, two rows."""
         rows, feature = self.values[:1].expand(2, *self.values.shape[1:]), self.feature
         if self.indices is None:
-            made = {self.name: rows.clone()}
-            return made | ({f"{self.name}__missing": torch.zeros(2)} if feature.kind == "vector" else {})
-        made = {self.name: torch.ones_like(rows, dtype=torch.int32)}
-        return made | ({f"{self.name}__weight": torch.ones(rows.shape)} if feature.kind == "history" else {})
+            inputs = {self.name: rows.clone()}
+            return inputs | ({f"{self.name}__missing": torch.zeros(2)} if feature.kind == "vector" else {})
+        inputs = {self.name: torch.ones_like(rows, dtype=torch.int32)}
+        return inputs | ({f"{self.name}__weight": torch.ones(rows.shape)} if feature.kind == "history" else {})
 
     def requests(self) -> list[JsonValue]:
         """Write the first examples as requests give them."""
         values = self.values[:_CHECKED]
         if self.indices is None:
-            found: list[JsonValue] = values.double().tolist()
-            return found
+            numbers: list[JsonValue] = values.double().tolist()
+            return numbers
         id_of = {index: id_ for id_, index in self.indices.items() if id_ is not None}
         if values.ndim == 1:
             return [id_of.get(index) for index in values.tolist()]
         lists: list[JsonValue] = []
         for row in values.tolist():
-            entries = row if self.left else row[::-1]
-            padding = next((place for place, index in enumerate(entries) if index != self.indices[None]), len(entries))
-            kept = entries[padding:] if self.left else entries[padding:][::-1]
-            lists.append([id_of.get(index, _UNKNOWN) for index in kept])
+            entries = row if self.left_padded else row[::-1]
+            padding = next((i for i, index in enumerate(entries) if index != self.indices[None]), len(entries))
+            ids = entries[padding:] if self.left_padded else entries[padding:][::-1]
+            lists.append([id_of.get(index, _UNKNOWN) for index in ids])
         return lists
 
-    def is_of(self, ids: Sequence[str]) -> bool:
+    def holds(self, ids: Sequence[str]) -> bool:
         """Return whether the column holds these ids, [B]."""
         if self.indices is None or self.values.ndim != 1 or len(ids) != len(self.values):
             return False
@@ -202,79 +202,82 @@ class _Renamed(nn.Module):
         self.module, self.columns, self.unit = module, columns, unit
         for column in columns:
             if column.indices is not None:
-                known = [index for id_, index in column.indices.items() if id_ is not None]
-                self.register_buffer(f"index_{column.name}", torch.tensor([column.indices[None], *known]))
+                indices = [index for id_, index in column.indices.items() if id_ is not None]
+                self.register_buffer(f"index_{column.name}", torch.tensor([column.indices[None], *indices]))
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Embed a batch, float32 [B, D]."""
-        given = {}
+        columns = {}
         for column in self.columns:
             values = inputs[column.name]
             if column.indices is not None:
                 values = getattr(self, f"index_{column.name}")[values.long()]
-            if column.left:
+            if column.left_padded:
                 width = column.values.shape[1]
                 lengths = inputs[f"{column.name}__weight"].sum(1, keepdim=True).long()
                 values = values.gather(1, (torch.arange(width) + lengths) % width)
-            given[column.name] = column.given(values)
-        return _called(self.module, given, self.unit)
+            columns[column.name] = column.shape(values)
+        return _call(self.module, columns, self.unit)
 
 
 class _Side:
     """Hold one module with its examples."""
 
     def __init__(
-        self, module: nn.Module, given: Columns, vocabularies: Mapping[str, Indices], left: Collection[str], unit: bool,
-        side: str,
+        self, module: nn.Module, columns: Columns, vocabularies: Mapping[str, Indices], left_padded: Collection[str],
+        unit: bool, side: str,
     ) -> None:  # fmt: skip
-        where = f"{side}_module"
-        self._module, self._unit, self._where = module, unit, where
+        title = f"{side}_module"
+        self._module, self._unit, self._title = module, unit, title
         self._columns = [
-            _Column.of(name, values, vocabularies.get(name), name in left, where) for name, values in given.items()
+            _Column.of(name, values, vocabularies.get(name), name in left_padded, title)
+            for name, values in columns.items()
         ]
-        self.lists = [each.name for each in self._columns if each.feature.kind == "history"]
+        self.lists = [column.name for column in self._columns if column.feature.kind == "history"]
         lengths = {column.name: len(column.values) for column in self._columns}
         if len(set(lengths.values())) != 1:
-            raise ExportError(f"{where}: columns of {lengths} rows are not allowed; use one row for each example")
+            raise ExportError(f"{title}: columns of {lengths} rows are not allowed; use one row for each example")
 
     def embeddings(self) -> Float32:
         """Compute the module's vectors of the examples, float32 [B, D]."""
         try:
             with _evaluating(self._module):
                 parts = [
-                    _called(
-                        self._module, {each.name: each.given(each.values[rows]) for each in self._columns}, self._unit
+                    _call(
+                        self._module,
+                        {column.name: column.shape(column.values[rows]) for column in self._columns},
+                        self._unit,
                     )
                     for rows in torch.arange(len(self._columns[0].values)).split(_BATCH)
                 ]
         except (RuntimeError, TypeError, IndexError) as error:
-            names = [each.name for each in self._columns]
+            names = [column.name for column in self._columns]
             raise ExportError(
-                f"{self._where}: expected a module on the CPU that takes {names} as float32 and int64, found: "
+                f"{self._title}: expected a module on the CPU that takes {names} as float32 and int64, found: "
                 f"{str(error).splitlines()[0]}"
             ) from error
-        found: Float32 = torch.cat(parts).float().numpy()
-        if found.ndim != 2:
-            raise ExportError(f"{self._where}: vectors of shape {list(found.shape)} are not allowed; use [B, D]")
-        return found
+        vectors: Float32 = torch.cat(parts).float().numpy()
+        if vectors.ndim != 2:
+            raise ExportError(f"{self._title}: vectors of shape {list(vectors.shape)} are not allowed; use [B, D]")
+        return vectors
 
-    def exported(self, embeddings_BD: Float32, own: Sequence[str] | None = None) -> OnnxTower:
-        """Export the module and check it on the first examples; `own` are the ids of labels."""
+    def exported(self, embeddings_BD: Float32, ids: Sequence[str] | None = None) -> OnnxTower:
+        """Export the module and check it on the first examples; `ids` are the ids of labels."""
         features = [column.feature for column in self._columns]
-        vocabularies = {each.name: each.vocabulary for each in self._columns if each.indices is not None}
+        vocabularies = {column.name: column.vocabulary for column in self._columns if column.indices is not None}
         requests = {column.name: column.requests() for column in self._columns}
         content = self._onnx()
-        tower = Tower(content, features, vocabularies, embeddings_BD.shape[1], file=f"{self._where}.onnx")
+        tower = Tower(content, features, vocabularies, embeddings_BD.shape[1], file=f"{self._title}.onnx")
         rows = [dict(zip(requests, row, strict=True)) for row in zip(*requests.values(), strict=True)]
         for batch in (rows, rows[:1]):
             expected_BD, found_BD = embeddings_BD[: len(batch)], tower.embed(tower.read(batch))
             error = float(np.abs(found_BD - expected_BD).max() / max(1.0, np.abs(expected_BD).max()))
             if not error <= _TOLERANCE:
                 raise ExportError(
-                    f"{self._where}: vectors that ONNX Runtime computes otherwise are not allowed, found {error:.2g} "
+                    f"{self._title}: vectors that ONNX Runtime computes otherwise are not allowed, found {error:.2g} "
                     f"apart in a batch of {len(batch)}; use a module whose rows do not depend on each other"
                 )
-        own_id = next((each.name for each in self._columns if own is not None and each.is_of(own)), None)
+        own_id = next((column.name for column in self._columns if ids is not None and column.holds(ids)), None)
         return OnnxTower(content, features, vocabularies, own_id)
 
     def _onnx(self) -> bytes:
@@ -293,7 +296,7 @@ class _Side:
                 )  # fmt: skip
             except Exception as error:  # torch's exporter raises errors of any type
                 raise ExportError(
-                    f"{self._where}: expected a module that torch.onnx exports for batches of any size, found: {error}"
+                    f"{self._title}: expected a module that torch.onnx exports for batches of any size, found: {error}"
                 ) from error
             return path.read_bytes()
 
@@ -301,14 +304,14 @@ class _Side:
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode, without gradients."""
-    training = {each: each.training for each in module.modules()}
+    training = {child: child.training for child in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for each, mode in training.items():
-            each.training = mode
+        for child, mode in training.items():
+            child.training = mode
 
 
 @contextmanager
@@ -325,42 +328,42 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _known(name: str, given: Indices | None, values: Tensor, where: str) -> dict[str | None, int]:
+def _check_indices(name: str, indices: Indices | None, values: Tensor, title: str) -> dict[str | None, int]:
     """Return the index of every id, which all values are among; raises ExportError."""
     vocabulary = f"vocabularies[{name!r}]"
-    if given is None:
+    if indices is None:
         raise ExportError(
-            f"{where}: integers {name!r} without {vocabulary} are not allowed; use a dict of ids and their indices, or "
+            f"{title}: integers {name!r} without {vocabulary} are not allowed; use a dict of ids and their indices, or "
             "floats where they are numbers"
         )
-    if None not in given:
+    if None not in indices:
         raise ExportError(
-            f"{where}: {vocabulary} has no index for unknown ids; use {{None: INDEX, …}}, such as a row that training "
+            f"{title}: {vocabulary} has no index for unknown ids; use {{None: INDEX, …}}, such as a row that training "
             "has filled with rare ids"
         )
-    indices = {None if id_ is None else _text(id_, vocabulary): int(index) for id_, index in given.items()}
-    among = torch.isin(values, torch.tensor([*indices.values()]))
-    if not among.all():
+    index_of = {None if id_ is None else _text(id_, vocabulary): int(index) for id_, index in indices.items()}
+    is_known = torch.isin(values, torch.tensor([*index_of.values()]))
+    if not is_known.all():
         raise ExportError(
-            f"{where}: {name!r} = {values[~among][0]} is not allowed, because {vocabulary} has no id of this index; "
+            f"{title}: {name!r} = {values[~is_known][0]} is not allowed, because {vocabulary} has no id of this index; "
             "use the dict that training used"
         )
-    return indices
+    return index_of
 
 
-def _text(id_: Any, where: str) -> str:
+def _text(id_: Any, title: str) -> str:
     """Return an id as a string; raises ExportError."""
     text = id_text(id_.item() if isinstance(id_, np.generic) else id_)
     if text is None:
-        raise ExportError(f"{where}: the id {id_!r} is not allowed; use strings or integers")
+        raise ExportError(f"{title}: the id {id_!r} is not allowed; use strings or integers")
     return text
 
 
-def _called(module: nn.Module, columns: Mapping[str, Tensor], unit: bool) -> Tensor:
+def _call(module: nn.Module, columns: Mapping[str, Tensor], unit: bool) -> Tensor:
     if len(columns) == 1:
-        found = module(*columns.values())
+        vectors = module(*columns.values())
     elif columns.keys() <= inspect.signature(module.forward).parameters.keys():
-        found = module(**columns)
+        vectors = module(**columns)
     else:
-        found = module(dict(columns))
-    return nn.functional.normalize(found, dim=1) if unit else found
+        vectors = module(dict(columns))
+    return nn.functional.normalize(vectors, dim=1) if unit else vectors

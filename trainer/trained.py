@@ -114,7 +114,7 @@ class Trained:
         counts = self.dataset.label_counts()
         log_pi, log_nu = self._log_pi, self.log_noise()
         if (forecast := self.forecast(self.dataset.train if known_pairs is None else known_pairs)) is not None:
-            log_pi = forecast.log_popularity(whole=not served)
+            log_pi = forecast.log_popularity(include_future=not served)
         return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
@@ -151,14 +151,14 @@ class Trained:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
             return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
         log_nu = self.log_noise()
-        apart = ahead or not np.array_equal(log_nu, log_pi)
-        constant = apart and bool(np.ptp(log_nu) == 0)
+        has_own_noise = ahead or not np.array_equal(log_nu, log_pi)
+        constant = has_own_noise and bool(np.ptp(log_nu) == 0)
         named = name_of_noise(log_nu, log_pi, reweight=loss.reweight)
         if power := self._power_of_scores * power_of_q(loss.objective()):
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
-        return Noise(named if constant else named + shared, constant=constant, apart=apart, ahead=ahead)
+        return Noise(named if constant else named + shared, constant=constant, apart=has_own_noise, ahead=ahead)
 
     @property
     def calibrated_at(self) -> float:
@@ -220,8 +220,8 @@ class Trained:
 
     def term(self, past: Past) -> TermOf | None:
         """Return what computes c of the rows of a past; None without the term."""
-        made = self.cooccurrence
-        return None if made is None else TermOf(made, HistoryEntries(past, self.recipe.history_events))
+        term = self.cooccurrence
+        return None if term is None else TermOf(term, HistoryEntries(past, self.recipe.history_events))
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Embed queries given by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
@@ -234,8 +234,8 @@ def found_by_label(trained: Trained) -> FoundByLabel:
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
         theory["train"] = Setting(trained.theoretical_bias_removal())
         removed = theory["train"].bias_removal
-        apart = trained.noise().apart and not trained.noise().ahead
-        theory["uniform"] = Setting(removed, -trained.slope) if apart else Setting(0.0)
+        has_own_noise = trained.noise().apart and not trained.noise().ahead
+        theory["uniform"] = Setting(removed, -trained.slope) if has_own_noise else Setting(0.0)
     k = min(int(recipe.evaluation.k), len(label_ids))
     return FoundByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
 
@@ -248,16 +248,16 @@ class Chosen(NamedTuple):
     towers: Setting
 
 
-def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Chosen:
+def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = None) -> Chosen:
     """Choose λ, μ at this λ, the term of co-occurrence with its ω, and β for floors by the best metric on valid.
 
     With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
     is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
 
     Args:
-        found: counter from `found_by_label`, to which the labels found at every setting are added.
+        hits: counter from `found_by_label`, to which the labels found at every setting are added.
     """
-    found = found or found_by_label(trained)
+    hits = hits or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
     curve, term, weights = list[CurvePoint](), None, list[float]()
     if len(dataset.valid):
@@ -267,18 +267,18 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         features = trained.encoding.query.with_history(past)
 
         def measure(settings: list[Setting]) -> list[CurvePoint]:
-            return trained.curve(held_out, past, settings, features=features, watch=found.see)
+            return trained.curve(held_out, past, settings, features=features, watch=hits.see)
 
         forecast = trained.forecast(dataset.train)
         seasonal = forecast is not None and forecast.settings.calendar is not None and any(prior_grid(config))
         best, curve = best_dial(measure, config, noise, seasonal=seasonal)
         of_curve = [Setting.of(point) for point in curve]
-        found.keep(of_curve)
+        hits.keep(of_curve)
         beyond = settings_beyond(of_curve, apart=noise.apart)
         measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
-            best, _ = found.best(config.target_prior)
-            why = f"target prior {config.target_prior} and valid recall@{found.k}"
+            best, _ = hits.best(config.target_prior)
+            why = f"target prior {config.target_prior} and valid recall@{hits.k}"
             curve += [point for point in measured if Setting.of(point) == best]
         towers = best
         if (of_term := trained.recipe.cooccurrence) is not None:
@@ -288,7 +288,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
                 trained = replace(trained, cooccurrence=term)
                 weights = [0.0, *of_term.weights]
                 curve = measure([*lines(config, noise, best, weights), towers])
-                found.keep([Setting.of(point) for point in curve])
+                hits.keep([Setting.of(point) for point in curve])
         if config.target_prior is None:
             alone = partial(trained.curve, held_out, past, features=features)
             points = with_prior(curve) if seasonal else curve
@@ -331,18 +331,18 @@ def _choose_term(
         unknown=trained.unknown(features),
     )  # fmt: skip
     facts = label_side.facts(config)
-    found = None if config.target_prior is None else found_by_label(trained)
+    hits = None if config.target_prior is None else found_by_label(trained)
 
     def metric(task: Task, top_NK: Int32) -> float:
-        if found is not None and config.target_prior is not None:
-            of_lists = replace(found, found={})  # threads share `found`
+        if hits is not None and config.target_prior is not None:
+            of_lists = replace(hits, found={})  # threads share `found`
             of_lists.see(Setting(0.0), top_NK, task.positives)
             return of_lists.best(config.target_prior)[1]
         value_N, weight_N = task.ratio(config.metric, top_NK, facts)
         return float(value_N.sum() / max(weight_N.sum(), 1e-300))
 
     def error(first_NK: Int32, second_NK: Int32) -> float:
-        if found is not None:  # a reweighted recall has no values by query
+        if hits is not None:  # a reweighted recall has no values by query
             return 0.0
         return task.error(config.metric, first_NK, second_NK, facts)
 

@@ -34,7 +34,7 @@ class Measurement:
         self.task, self._facts = self._trial.task, self._trial.facts
         queries, labels = int(bundle.manifest.training_data["training_queries"]), bundle.labels
         if bundle.forecast is not None:  # labels that appear within the test period are there, as in `evaluate`
-            log_prior_L = bundle.forecast.log_popularity(whole=True).astype(np.float32)
+            log_prior_L = bundle.forecast.log_popularity(include_future=True).astype(np.float32)
             labels = replace(labels, log_popularity=log_prior_L)
         self.label_side = LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=queries)
 

@@ -29,12 +29,12 @@ from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.ids import find_rows
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
-from longtail.bundle.store import atomic_directory, link_or_copy, remove_stale, sha256_of, working_directory
+from longtail.bundle.store import atomic_directory, file_sha256, link_or_copy, remove_stale, working_directory
 from longtail.index.building.exposure import exposure_lines
 from longtail.index.building.merge import with_changes
 from longtail.index.building.milvus import tune_collection
@@ -53,7 +53,7 @@ from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.search.milvus_searcher import MilvusSearcher
 from longtail.index.search.searcher import Searcher
 from longtail.index.spec import IndexSpec
-from longtail.tables import as_place
+from longtail.tables import as_source
 
 _MEASURED = (
     *("kind", "dim", "collection", "params_at", "recall_k", "recall_queries", "bytes_per_label", "kinds"),
@@ -141,7 +141,7 @@ def build(
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     queries_bundle = None
     if queries is not None:
-        queries = queries if isinstance(queries, QueryTable) else QueryTable(as_place(queries))
+        queries = queries if isinstance(queries, QueryTable) else QueryTable(as_source(queries))
         queries_bundle = query_bundle(source, *queries.read(source, progress), progress)
     tuned = _tuned(source, spec, there, filterable, progress, device, like)
     return _write(there, name, source, tuned, spec, filterable, progress, device, registered, queries_bundle)
@@ -300,7 +300,7 @@ def _with_answers(bundle: Bundle, shown: pa.Table, until: float) -> Priors:
     """Add decayed places in later answers to the prior `exposed`."""
     assert bundle.priors.exposed is not None
     at, state = bundle.priors.exposed
-    rows = rows_of_ids(shown["label_id"].combine_chunks(), bundle.labels.ids)
+    rows = find_rows(shown["label_id"].combine_chunks(), bundle.labels.ids)
     rows_n, places_n = np.asarray(rows.drop_null(), np.int64), shown["places"].filter(rows.is_valid()).to_numpy()
     added_L = np.bincount(rows_n, places_n, len(bundle.embeddings)).astype(np.float64)
     return bundle.priors.with_exposure(*state.counted(bundle.priors.values_LP[:, at], added_L, until))
@@ -311,10 +311,10 @@ def _with_earlier_exposure(bundle: Bundle, published: Bundle) -> Priors:
     exposed, earlier = bundle.priors.exposed, published.priors.exposed
     if exposed is None or earlier is None or earlier[1].until is None:
         return bundle.priors
-    rows = rows_of_ids(bundle.labels.ids, published.labels.ids)
+    rows = find_rows(bundle.labels.ids, published.labels.ids)
     values_n = published.priors.values_LP[np.asarray(rows.drop_null(), np.int64), earlier[0]]
     places_L = np.zeros(len(rows))
-    places_L[np.asarray(rows.is_valid())] = earlier[1].places(values_n)
+    places_L[np.asarray(rows.is_valid())] = earlier[1].decayed_exposures(values_n)
     state, places_L = exposed[1].counted(np.zeros(len(rows), np.float32), places_L, earlier[1].until)
     return bundle.priors.with_exposure(state, places_L)
 
@@ -395,7 +395,7 @@ def _with_index_of(there: Releases, before: Release, bundle: Bundle, name: str, 
             update={
                 "name": name,
                 "created_at": datetime.now(UTC),
-                "bundle_sha256": sha256_of(working / BUNDLE_MANIFEST),
+                "bundle_sha256": file_sha256(working / BUNDLE_MANIFEST),
             }
         ).sealed()
         (working / RELEASE_MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -404,7 +404,7 @@ def _with_index_of(there: Releases, before: Release, bundle: Bundle, name: str, 
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:
-    return priors if isinstance(priors, PriorTable) else PriorTable(as_place(priors))
+    return priors if isinstance(priors, PriorTable) else PriorTable(as_source(priors))
 
 
 def _index_of(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIndex:
@@ -472,7 +472,7 @@ def _write(
             name=name,
             created_at=datetime.now(UTC),
             bundle=bundle.manifest.name,
-            bundle_sha256=sha256_of(working / BUNDLE_MANIFEST),
+            bundle_sha256=file_sha256(working / BUNDLE_MANIFEST),
             registered=registered,
             spec=spec.text,
             labels=len(bundle.embeddings),
@@ -507,7 +507,7 @@ def _write_queries(
         _write(Releases(working), QUERIES, written, tuned, spec, None, lambda _: None, "cpu", None)
     files = [path for path in sorted((working / QUERIES).rglob("*")) if path.is_file()]
     return {
-        path.relative_to(working).as_posix(): FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
+        path.relative_to(working).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
         for path in files
     }
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from longtail.bundle import Buckets, Bundle, Labels
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.bundle.cooccurrence import taken_histories
+from longtail.bundle.cooccurrence import select_histories
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.label_changes import LabelChanges
 from longtail.bundle.manifest import utc
@@ -119,7 +119,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
         calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
-        calibration_histories=None if histories is None else taken_histories(histories, before_n),
+        calibration_histories=None if histories is None else select_histories(histories, before_n),
         forecast=source.forecast
         and source.forecast.with_labels(
             added.catalogue_rows,

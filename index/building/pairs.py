@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float64, Int64
-from longtail.bundle.cooccurrence import LogPairs, refusals
+from longtail.bundle.cooccurrence import LogPairs, to_refusals
 from longtail.bundle.errors import describe
-from longtail.bundle.events import weights_of
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.events import event_weights
+from longtail.bundle.ids import find_rows
 from longtail.bundle.manifest import LogColumns
 from longtail.index.errors import NothingNewError, PriorsError
 from longtail.tables import DataError, EmptyFileError, pairs
@@ -65,7 +65,7 @@ class NewPairs(NamedTuple):
             The pairs, the ids of their queries, string [Q], and the earlier pairs of these queries.
         """
         order_N = np.lexsort((self.times, self.queries))
-        times_N, labels_N = self.times[order_N], np.where(self.of_types > 0, self.labels, refusals(self.labels))
+        times_N, labels_N = self.times[order_N], np.where(self.of_types > 0, self.labels, to_refusals(self.labels))
         order_P = order_N[(times_N > since) & (times_N <= until)]
         numbers_Q, first_Q, queries_P = np.unique(self.queries[order_P], return_index=True, return_inverse=True)
         weights_P = self.weights[order_P].astype(np.float32)
@@ -91,7 +91,7 @@ def weighed(rows: pa.Table, columns: LogColumns, progress: Callable[[str], None]
 
     Pairs of negative types stay, with weight 0.
     """
-    of_types_N = weights_of(rows["event"].cast(pa.string()).combine_chunks(), columns.by_type)
+    of_types_N = event_weights(rows["event"].cast(pa.string()).combine_chunks(), columns.by_type)
     weights_N = of_types_N * rows["weight"].cast(pa.float64()).combine_chunks().fill_null(1.0).to_numpy()
     rows = rows.drop_columns("weight").append_column("of_type", pa.array(of_types_N))
     counts_N = np.isfinite(weights_N) & (weights_N > 0)
@@ -108,7 +108,7 @@ def weighed(rows: pa.Table, columns: LogColumns, progress: Callable[[str], None]
 
 def known_pairs(rows: pa.Table, bundle: Bundle, progress: Callable[[str], None]) -> NewPairs:
     """Select the rows of `weighed` whose label is in a bundle."""
-    labels = rows_of_ids(rows["label"].combine_chunks(), bundle.labels.ids)
+    labels = find_rows(rows["label"].combine_chunks(), bundle.labels.ids)
     if labels.null_count:
         progress(f"pairs: {labels.null_count:,} of {len(rows):,} left out, of labels that the release lacks")
     rows = rows.filter(labels.is_valid())

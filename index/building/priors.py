@@ -24,14 +24,14 @@ from longtail.bundle.conditions import NumberColumn
 from longtail.bundle.dates import nats_per_day, span_seconds
 from longtail.bundle.errors import ConditionError
 from longtail.bundle.filterable import FilterKind, filter_kind
-from longtail.bundle.ids import repeated_ids, rows_of_ids
+from longtail.bundle.ids import find_rows, repeated_ids
 from longtail.bundle.one_line import one_line
-from longtail.bundle.priors import EXPOSED, Exposure
+from longtail.bundle.priors import EXPOSED, ExposureState
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Opened, engine
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.values import double, in_words, is_nothing, is_text, number_of
+from longtail.tables.database import OpenedFile, open_database
+from longtail.tables.table import Table, id_expression, read_table
+from longtail.tables.values import double, is_nothing, is_text, to_number, type_name
 
 LABEL_COLUMN = "label_id"
 _LIMIT_IN_NATS = 3.0
@@ -97,7 +97,7 @@ class PriorTable:
         Where no limits are given, those of `like`, the priors of an earlier release, stay.
         """
         try:
-            with engine() as duck:
+            with open_database() as duck:
                 table = read_table(duck, find_files(self.path), _columns, str(self.path))
                 table.refuse_rejected()
                 columns = [name for name in table.kinds if name != LABEL_COLUMN]
@@ -147,20 +147,20 @@ class PriorTable:
     def _values(self, table: Table, name: str) -> Float64:
         """Return a column, float64, with a NaN row appended; nulls are NaN."""
         cell, kind = table.column(name), table.kinds[name]
-        number = f"{cell}::DOUBLE" if kind == "BOOLEAN" else number_of(cell, kind)
+        number = f"{cell}::DOUBLE" if kind == "BOOLEAN" else to_number(cell, kind)
         if number is None:
-            raise PriorsError(f"{self.path}, column {name!r}: expected numbers, found {in_words(kind)}")
+            raise PriorsError(f"{self.path}, column {name!r}: expected numbers, found {type_name(kind)}")
         number = f"CASE WHEN NOT isnan({number}) THEN {number} END"
         wrong = f"abs({number}) > {double(_LARGEST)}"
         if is_text(kind):
             wrong += f" OR ({number} IS NULL AND NOT {is_nothing(cell)})"
         shown = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
-        for row, found in table.engine.rows(shown):
-            file, at = table.where(row)
+        for row, found in table.database.rows(shown):
+            file, at = table.locate(row)
             raise PriorsError(
                 f"{file}, column {name!r}, row {at}: expected a number that float32 holds, found {found!r}"
             )
-        numbers = table.engine.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
+        numbers = table.database.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
         values: Float64 = np.append(numbers.to_numpy(), np.nan)
         return values
 
@@ -237,7 +237,7 @@ class DerivedPriors:
         if self.exposed is not None:
             half_life, limits = Limits.parse(self.exposed) if "=" in self.exposed else (self.exposed, Limits(-1.0, 1.0))
             try:
-                state = Exposure(half_life=span_seconds(half_life))
+                state = ExposureState(half_life=span_seconds(half_life))
             except ValueError as error:
                 raise PriorsError(f"{EXPOSED}: {error}") from error
             declared.append(_derived(EXPOSED, "answers", limits, exposure=state))
@@ -304,9 +304,9 @@ def _limits_of(values_L: Float32 | Float64) -> Limits:
     return Limits(-reach, reach)
 
 
-def _columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+def _columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
     found = {name: opened.column(name) for name in (LABEL_COLUMN, *opened.names)}
-    return found | {LABEL_COLUMN: id_of(opened, LABEL_COLUMN, *found[LABEL_COLUMN])}
+    return found | {LABEL_COLUMN: id_expression(opened, LABEL_COLUMN, *found[LABEL_COLUMN])}
 
 
 def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
@@ -316,7 +316,7 @@ def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable
     """
     if ids.null_count:
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
-    rows = rows_of_ids(ids, bundle.labels.ids)
+    rows = find_rows(ids, bundle.labels.ids)
     if repeated := repeated_ids(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type))):
         shown = repeated[:_SHOWN]
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {shown} more often")

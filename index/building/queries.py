@@ -32,9 +32,9 @@ from longtail.bundle.manifest import BiasRemoval
 from longtail.bundle.one_line import one_line
 from longtail.index.errors import QueriesError
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Opened, engine
+from longtail.tables.database import OpenedFile, open_database
 from longtail.tables.features import WRITTEN, as_written, feature_columns
-from longtail.tables.table import Columns, Table, id_of, read_table
+from longtail.tables.table import Columns, Table, id_expression, read_table
 from longtail.tables.values import is_nested
 
 _ID = "id:"
@@ -66,7 +66,7 @@ class QueryTable:
         together = bundle.manifest.cooccurrence
         name = self.id or ("query_id" if together is None else together.log.query_id)
         try:
-            with engine() as duck:
+            with open_database() as duck:
                 table = read_table(duck, find_files(self.path), _columns(bundle, name), str(self.path))
                 table.refuse_rejected()
                 table.find_types([column for column in table.kinds if column != _ID])
@@ -105,7 +105,7 @@ class QueryTable:
         centre = np.array(bundle.manifest.centre or 0, np.float32)
         for part in table.parts:
             for start in range(0, part.rows, _AT_ONCE):
-                rows = table.rows_of(part, start, min(_AT_ONCE, part.rows - start))
+                rows = table.read_rows(part, start, min(_AT_ONCE, part.rows - start))
                 columns = feature_columns(rows, tower.features, bundle.vocabularies)
                 values_B = zip(*columns.values(), strict=True)
                 try:
@@ -121,14 +121,14 @@ def _columns(bundle: Bundle, id_column: str) -> Columns:
     features = bundle.manifest.query_features
     names = {feature.name for feature in features}
 
-    def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    def columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
         if id_column not in opened.names or not names & {*opened.names}:
             raise QueriesError(
                 f"{opened.file.name}: expected a column of ids {id_column!r} and columns of the features "
                 f"{', '.join(sorted(names))}, found {', '.join(opened.names)}; --query-id names another column of ids"
             )
         read = {name: opened.column(name) for name in opened.names}
-        ids = {_ID: id_of(opened, id_column, *read[id_column])}
+        ids = {_ID: id_expression(opened, id_column, *read[id_column])}
         return read | as_written(opened, features) | ids
 
     return columns

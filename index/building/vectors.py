@@ -20,9 +20,9 @@ from longtail.bundle.vectors import Similarity
 from longtail.index.building.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Engine, Opened, engine
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.values import in_words, number_of
+from longtail.tables.database import Database, OpenedFile, open_database
+from longtail.tables.table import Table, id_expression, read_table
+from longtail.tables.values import to_number, type_name
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class VectorFiles:
     def read(self, name: str, progress: Callable[[str], None]) -> Bundle:
         """Create a bundle with this name; raises VectorsError, BundleError or OSError."""
         try:
-            with engine() as duck:
+            with open_database() as duck:
                 table = self._table(duck)
                 if empty_files := duck.empty_in_words():
                     progress(f"labels: {empty_files[0].lower()}{empty_files[1:]}")
@@ -100,11 +100,11 @@ class VectorFiles:
         """Return the columns that answers do not show."""
         return [self.id, self.count, self.vector, *([self.noise] if self.noise else [])]
 
-    def _table(self, duck: Engine) -> Table:
+    def _table(self, duck: Database) -> Table:
         needed = [name for name in self._read if not (self.vectors and name == self.vector)]
         options = {self.id: "--id", self.count: "--count", self.vector: "--vector", self.noise: "--noise"}
 
-        def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+        def columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
             for name in needed:
                 if name not in opened.names:
                     raise VectorsError(
@@ -112,7 +112,7 @@ class VectorFiles:
                         f"{options[name]} names another"
                     )
             found = {name: opened.column(name) for name in (*needed, *opened.names)}
-            return found | {self.id: id_of(opened, self.id, *found[self.id])}
+            return found | {self.id: id_expression(opened, self.id, *found[self.id])}
 
         files = find_files(self.labels)
         if self.vectors is not None and len(files) > 1:
@@ -139,9 +139,9 @@ class VectorFiles:
 
     def _numbers(self, table: Table, name: str) -> Float64:
         cell, kind = table.column(name), table.kinds[name]
-        if (number := number_of(cell, kind)) is None:
-            raise VectorsError(f"{self.labels}, column {name!r}: expected numbers, found {in_words(kind)}")
-        found = table.engine.arrow(f"SELECT {number}::DOUBLE AS value FROM {table.name} ORDER BY rowid")["value"]
+        if (number := to_number(cell, kind)) is None:
+            raise VectorsError(f"{self.labels}, column {name!r}: expected numbers, found {type_name(kind)}")
+        found = table.database.arrow(f"SELECT {number}::DOUBLE AS value FROM {table.name} ORDER BY rowid")["value"]
         if found.null_count:
             raise VectorsError(
                 f"{self.labels}, column {name!r}: expected a number in every row, found {found.null_count:,} without"
@@ -167,7 +167,7 @@ class VectorFiles:
         if str(self.queries).endswith(".npy") and "://" not in str(self.queries):
             found = _array(Path(self.queries))
         else:
-            with engine() as duck:
+            with open_database() as duck:
                 table = read_table(duck, find_files(self.queries), self._query_columns, str(self.queries))
                 found = _vectors(table, self.vector, self.queries)
                 if self.columns.query_id in table.kinds:
@@ -178,10 +178,10 @@ class VectorFiles:
             )
         return found, ids
 
-    def _query_columns(self, opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    def _query_columns(self, opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
         name, found = self.columns.query_id, {self.vector: opened.column(self.vector)}
         if self.pairs is not None and name in opened.names:
-            found[name] = id_of(opened, name, *opened.column(name))
+            found[name] = id_expression(opened, name, *opened.column(name))
         return found
 
 
@@ -189,14 +189,14 @@ def _vectors(table: Table, name: str, place: Path | str) -> Float32:
     """Return a column of lists of numbers as float32 [L, D]."""
     kind = table.kinds[name]
     if not kind.endswith("]"):
-        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {in_words(kind)}")
+        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {type_name(kind)}")
     column = table.arrow([name])[name].combine_chunks()
     if not len(column):
         raise VectorsError(f"{place}: expected rows, found none")
     try:
         lists = column.cast(pa.list_(pa.float32()))
     except pa.ArrowException as error:
-        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {in_words(kind)}") from error
+        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {type_name(kind)}") from error
     dims = set(lists.value_lengths().to_pylist())
     if len(dims) != 1 or not (dim := dims.pop()) or lists.flatten().null_count:
         raise VectorsError(f"{place}, column {name!r}: expected lists of one length and no nulls, found others")

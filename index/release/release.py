@@ -15,7 +15,7 @@ from pathlib import Path
 
 from longtail.bundle import Bundle, BundleCorruptError, FileRecord
 from longtail.bundle.integrity import read_manifest, read_versioned_json, verify_files
-from longtail.bundle.store import replace_file, sha256_of
+from longtail.bundle.store import file_sha256, replace_file
 from longtail.index.errors import (
     ReleaseCorruptError,
     ReleaseMismatchError,
@@ -174,7 +174,7 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
     if manifest.name != (name or path.name):
         raise ReleaseCorruptError(f"{file}: expected the release {name or path.name!r}, found {manifest.name!r}")
     try:
-        found = sha256_of(path / BUNDLE_MANIFEST)
+        found = file_sha256(path / BUNDLE_MANIFEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ReleaseCorruptError(f"{path / BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
     if found != manifest.bundle_sha256:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from longtail.bundle import BundleError, BundleVersionError, Manifest
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.objects import is_url, local_path
 from longtail.bundle.one_line import one_line
@@ -330,7 +330,7 @@ class Releases:
                     return read_manifest(path / BUNDLE), read_release_manifest(path)
         except (BundleError, LongtailIndexError):
             pass
-        except StorageError:
+        except ObjectStoreError:
             if not force:
                 raise
         return None, None

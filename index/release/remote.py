@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 from longtail.bundle import BundleExistsError
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import MANIFESTS, UPLOAD, copies_of, download, download_manifests, downloading, upload
+from longtail.bundle.remote import MANIFESTS, UPLOAD, copies_path, download, download_manifests, downloading, upload
 from longtail.bundle.store import remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, PublishedMeanwhileError, ReleaseNotFoundError
 from longtail.index.release.pointers import Move, Pointers
@@ -38,7 +38,7 @@ class RemoteReleases:
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
         self.store = ObjectStore(url)
-        self.directory = copies_of(self.store.url, cache)
+        self.directory = copies_path(self.store.url, cache)
 
     def __str__(self) -> str:
         return self.store.url
@@ -124,8 +124,8 @@ class RemoteReleases:
         """Upload a release from `directory`; after a StorageError the release stays there."""
         try:
             self.upload(self.directory / name)
-        except StorageError as error:
-            raise StorageError(
+        except ObjectStoreError as error:
+            raise ObjectStoreError(
                 f"{error}; the release is built: longtail-index upload {self.directory / name} {self} resumes it"
             ) from error
 

@@ -15,7 +15,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Int8, Int64
 from longtail.bundle.conditions import Condition
 from longtail.bundle.one_line import one_line
-from longtail.bundle.sets import distinct, is_among
+from longtail.bundle.sets import distinct, is_in
 from longtail.index.errors import QueryError
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -150,4 +150,4 @@ NO_FILTER = Filter()
 def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
     """Get the distinct rows of int64 [R], ascending, that are not in `excluded`, int64 of any length."""
     rows_R = distinct(rows_R).astype(np.int64, copy=False)
-    return rows_R[~is_among(rows_R, np.sort(excluded))] if rows_R.size and excluded.size else rows_R
+    return rows_R[~is_in(rows_R, np.sort(excluded))] if rows_R.size and excluded.size else rows_R

@@ -24,7 +24,7 @@ import numpy as np
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.conditions import Condition
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import is_in
 from longtail.index.errors import EngineUnavailableError, LongtailIndexError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, SearchParams
 from longtail.index.search.candidates import no_results, top_k
@@ -400,7 +400,7 @@ class MilvusSearcher(Searcher):
         scores_bC, rows_bC = self.collection.search(queries_bE, fetch, nprobe, eligible.expression)
         if not eligible.rows_to_drop.size:
             return scores_bC, rows_bC
-        scores_bC[is_among(rows_bC, eligible.rows_to_drop)] = -np.inf
+        scores_bC[is_in(rows_bC, eligible.rows_to_drop)] = -np.inf
         return top_k([scores_bC], [rows_bC], k)
 
     def _expression_of(self, selection: Selection) -> str:

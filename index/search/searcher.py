@@ -23,7 +23,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import is_in
 from longtail.index.errors import QueryError
 from longtail.index.manifests import FilteredParams, SearchParams, SearchParamsAt
 from longtail.index.search.candidates import best_columns, has_blank, no_results, top_k
@@ -200,7 +200,7 @@ class Searcher:
         if not eligible.whole:
             scores_R[~eligible.contains(rows_R)] = -np.inf
         if filter_.allow is not None:
-            scores_R[~is_among(rows_R, np.sort(filter_.allow))] = -np.inf
+            scores_R[~is_in(rows_R, np.sort(filter_.allow))] = -np.inf
         if rows_R.size and filter_.excluded.size:
             places = np.minimum(np.searchsorted(rows_R, filter_.excluded), len(rows_R) - 1)
             scores_R[places[rows_R[places] == filter_.excluded]] = -np.inf
@@ -353,7 +353,7 @@ class Searcher:
         # The key `query · L + row` is unique over all lists, so one sorted array serves the whole batch.
         places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
         keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
-        excluded_bC: Bools = is_among(rows_bC + np.arange(len(rows_bC))[:, None] * self.labels, keys) & (rows_bC >= 0)
+        excluded_bC: Bools = is_in(rows_bC + np.arange(len(rows_bC))[:, None] * self.labels, keys) & (rows_bC >= 0)
         return excluded_bC
 
     def _check(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None) -> None:

@@ -216,7 +216,7 @@ class Catalogue:
     def _rows(self, ids: Sequence[str]) -> list[int | None]:
         """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
         if self._overlay is None or not self._overlay.rows.count:
-            rows = list(self.row_of.of(ids))
+            rows = list(self.row_of.find_all(ids))
         else:
             rows = [self._row(id_) for id_ in ids]
         if None in rows:

@@ -16,7 +16,7 @@ from longtail.bundle.label_changes import replay
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import UnknownLabelError, UnservableReleaseError
-from longtail.state import LabelPosition, LabelRead, LabelStore, Place, Postgres, StoreError
+from longtail.state import LabelPosition, LabelRead, LabelStore, Postgres, StateLocation, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class LabelFollower:
         unreadable: whether the last read failed; the caller sets it.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StateLocation) -> None:
         self._store = LabelStore(place)
         self._position: LabelPosition | None = None
         self._shared = isinstance(place, Postgres)

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int64
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import is_in
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import BucketName, RequestModel
@@ -103,5 +103,5 @@ def _added_after(overlay: Overlay, after: str | None) -> Int64:
 
 def _states(overlay: Overlay, rows: Sequence[int]) -> list[LabelState]:
     rows_N = np.array(rows, np.int64)
-    hidden_N, new_N = is_among(rows_N, overlay.hidden).tolist(), is_among(rows_N, overlay.new_rows).tolist()
+    hidden_N, new_N = is_in(rows_N, overlay.hidden).tolist(), is_in(rows_N, overlay.new_rows).tolist()
     return ["hidden" if hidden else "added" if new else "visible" for hidden, new in zip(hidden_N, new_N, strict=True)]

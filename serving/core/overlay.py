@@ -21,7 +21,7 @@ import numpy as np
 from longtail.bundle import Bundle, Features, FixedLabelsError, InputError, LabelChanges, LabelRecord, Patch, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
-from longtail.bundle.sets import is_among, with_members, without_members
+from longtail.bundle.sets import is_in, with_members, without_members
 from longtail.index import Filter
 from longtail.index.search.candidates import kth_best, no_results, top_k
 from longtail.index.search.eligible import Eligible
@@ -251,11 +251,11 @@ class Overlay:
         hidden = without_members(self.hidden, touched_R)
         hidden = with_members(hidden, release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden))
         replaced, replacing = self._replaced_after(rows, touched_R)
-        masked_R = touched_R[is_among(touched_R, hidden) | is_among(touched_R, replaced)]
+        masked_R = touched_R[is_in(touched_R, hidden) | is_in(touched_R, replaced)]
         masked = with_members(without_members(self.masked, without_members(touched_R, masked_R)), masked_R)
         # A new masked searcher loses its caches: only if the mask has changed.
         visible = self._visible
-        if is_among(without_members(touched_R, masked_R), self.masked).any():
+        if is_in(without_members(touched_R, masked_R), self.masked).any():
             visible = release.searcher.without(masked) if masked.size else release.searcher
         elif len(masked) > len(self.masked):
             visible = visible.without(without_members(masked_R, self.masked))
@@ -283,8 +283,8 @@ class Overlay:
         appended_R = begin + np.flatnonzero(rows.in_use_M[begin:] & (rows.added.catalogue_rows[begin:] != NEW_LABEL))
         appended_R = appended_R[np.argsort(rows.added.catalogue_rows[appended_R])]
         now_R = rows.added.catalogue_rows[appended_R]
-        gone_R = touched_R[is_among(touched_R, replaced) & ~is_among(touched_R, now_R)]
-        new_R = now_R[~is_among(now_R, replaced)]
+        gone_R = touched_R[is_in(touched_R, replaced) & ~is_in(touched_R, now_R)]
+        new_R = now_R[~is_in(now_R, replaced)]
         if gone_R.size:
             replacing, replaced = (np.delete(part, np.searchsorted(replaced, gone_R)) for part in (replacing, replaced))
         if new_R.size:

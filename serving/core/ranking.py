@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.bundle import Augmentation, Inputs
 from longtail.bundle.arrays import Float32, Int64
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import is_in
 from longtail.index import Filter
 from longtail.index.search.candidates import best_columns, no_results, top_k
 from longtail.index.search.eligible import Eligible
@@ -235,7 +235,7 @@ class BoostingRanker:
             # A label of both sources that rounding puts below the k-th best keeps the index's score.
             better_C = np.flatnonzero(scores_C >= scores_BK[place, -1])
             scores_C, rows_C = scores_C[better_C], boost.rows_C[better_C]
-            scores_BK[place, is_among(rows_BK[place], rows_C)] = -np.inf
+            scores_BK[place, is_in(rows_BK[place], rows_C)] = -np.inf
             one = slice(place, place + 1)
             scores_BK[one], rows_BK[one] = top_k(
                 [scores_BK[one], scores_C[None]], [rows_BK[one], rows_C[None]], scores_BK.shape[1]

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int64
-from longtail.bundle.conditions import unfilterable
+from longtail.bundle.conditions import unfilterable_message
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct, with_members
 from longtail.index import Condition, Filter
@@ -214,7 +214,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     for name in options.max_per:
         if name not in columns:
             field = f"{prefix}max_per.{name[:_LONGEST_NAME]}"
-            raise InvalidRequestError(unfilterable(name, list(columns)), field=field)
+            raise InvalidRequestError(unfilterable_message(name, list(columns)), field=field)
     asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")

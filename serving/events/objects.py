@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import copies_of, downloading
+from longtail.bundle.remote import copies_path, downloading
 from longtail.bundle.store import replace_file
 from longtail.serving.events.folder import FINISHED
 
@@ -27,7 +27,7 @@ def download_events(url: str) -> Path:
     Raises StorageError, or OSError for a full disk.
     """
     store = ObjectStore(url)
-    folder = copies_of(store.url) / "events"
+    folder = copies_path(store.url) / "events"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # as the service's: events hold what users chose
     with downloading(folder):
         names = {name for name in store.list() if name.endswith(FINISHED) and Path(name).name == name}

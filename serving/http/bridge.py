@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from longtail.bundle.errors import describe
-from longtail.bundle.validation import did_you_mean, keys_at
+from longtail.bundle.validation import did_you_mean, model_keys
 from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, Query, RequestModel
 from longtail.serving.errors import (
     BodyTooLargeError,
@@ -188,7 +188,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
     if kind == "missing":
         message = f"expected a value for {path[-1]}, received none; /docs has examples"
     elif kind == "extra_forbidden":
-        keys = keys_at(first["loc"], model)
+        keys = model_keys(first["loc"], model)
         hint = did_you_mean(path[-1], keys, ELSEWHERE) or did_you_mean(path[-1].lower(), keys)
         if not hint and "features" in keys and path[-1].lower() not in Query.model_fields:
             hint = f': features go into "features", did you mean {{"features": {{{describe(path[-1])}: …}}}}?'

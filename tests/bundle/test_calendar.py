@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtail.bundle.calendar import HOURS, Calendar, hours_of, pairs_by_hour
+from longtail.bundle.calendar import HOURS, Calendar, hour_of_week, pairs_by_hour
 
 HOUR = 3_600.0
 
@@ -24,8 +24,8 @@ def shares(calendar: Calendar, begin: float) -> np.ndarray:
 
 
 def test_hours_count_from_thursday_midnight_utc() -> None:
-    assert hours_of(1_700_000_000.0) == 5 * 24 + 22  # Tuesday, 14 November 2023, 22:13
-    np.testing.assert_array_equal(hours_of(np.array([0.0, HOUR - 1, HOURS * HOUR])), [0, 0, 0])
+    assert hour_of_week(1_700_000_000.0) == 5 * 24 + 22  # Tuesday, 14 November 2023, 22:13
+    np.testing.assert_array_equal(hour_of_week(np.array([0.0, HOUR - 1, HOURS * HOUR])), [0, 0, 0])
 
 
 def test_pairs_are_summed_by_group_and_hour() -> None:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
-from longtail.bundle.dates import seconds_of
+from longtail.bundle.dates import parse_seconds
 from longtail.bundle.features import says_nothing
-from longtail.bundle.ids import ids_of, parts_of
-from longtail.bundle.vocabulary import words_of
+from longtail.bundle.ids import split_ids, to_ids
+from longtail.bundle.vocabulary import split_words
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -110,8 +110,8 @@ def test_text_with_a_vocabulary_is_split_at_spaces_and_its_first_words_are_looke
     }
     text = " North,\teast\n\x0bEAST\u00a0É’  north "
     for standardize, words in kinds.items():
-        assert words_of(text, standardize) == words
-    assert words_of("a - b", "strip_punctuation") == ["a", "b"]
+        assert split_words(text, standardize) == words
+    assert split_words("a - b", "strip_punctuation") == ["a", "b"]
     feature = Feature(name="q", kind="text", vocabulary="users", standardize="lower", max_length=3)
     inputs = FeatureReader([feature], VOCABULARIES).read([{"q": "East is NORTH east"}, {"q": ""}, {}])
     assert inputs["q"].tolist() == [[2, 0, 1], [0, 0, 0], [0, 0, 0]]
@@ -178,11 +178,11 @@ def test_ids_of_requests_are_those_of_columns() -> None:
         pa.array([True, False]),
         pa.array([39, -7]),
     ]
-    ids = pa.concat_arrays([ids_of(column) for column in columns]).to_pylist()
+    ids = pa.concat_arrays([to_ids(column) for column in columns]).to_pylist()
     assert ids == ["39", "0.1", "1" + 22 * "0", "0.0000001", "0", "39", "0.1", "39", "0.1", "true", "false", "39", "-7"]
-    assert ids_of(pa.array([1.0, None, float("nan")])).to_pylist() == ["1", None, None]
+    assert to_ids(pa.array([1.0, None, float("nan")])).to_pylist() == ["1", None, None]
     with pytest.raises(TypeError, match="finite"):
-        ids_of(pa.array([1.0, float("inf")]))
+        to_ids(pa.array([1.0, float("inf")]))
     vocabulary = Vocabulary(pa.array(["39", "0.1", "true", "café"]))
     reader = FeatureReader([Feature(name="id", kind="id", vocabulary="v")], {"v": vocabulary})
     values = [39.0, 39, "39", "39.0", 0.1, "0.1", True, "true", "True", "café", "cafe\u0301", False]
@@ -205,7 +205,7 @@ def test_ids_of_requests_are_those_of_columns() -> None:
 def test_a_text_column_of_booleans_or_whole_numbers_has_their_ids(
     column: list[str | None], ids: list[str | None]
 ) -> None:
-    assert ids_of(pa.array(column, pa.string())).to_pylist() == ids
+    assert to_ids(pa.array(column, pa.string())).to_pylist() == ids
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_text_column_of_booleans_or_whole_numbers_has_their_ids(
 def test_joined_values_and_lists_as_text_are_their_parts(
     text: str, separator: str | None, parts: list[str] | None
 ) -> None:
-    assert parts_of(text, separator) == parts
+    assert split_ids(text, separator) == parts
 
 
 def test_a_bag_with_a_separator_takes_text() -> None:
@@ -266,5 +266,5 @@ def test_a_number_may_be_a_boolean_or_text() -> None:
     ],
 )  # fmt: skip
 def test_a_date_is_read_as_databases_print_it(text: str) -> None:
-    assert seconds_of(text) == datetime(2026, 1, 1, 1, 3, 49, tzinfo=UTC).timestamp()
-    assert seconds_of("2026-01-01") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    assert parse_seconds(text) == datetime(2026, 1, 1, 1, 3, 49, tzinfo=UTC).timestamp()
+    assert parse_seconds("2026-01-01") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -14,7 +14,7 @@ from longtail.bundle.forecast import (
     CalendarSettings,
     Forecast,
     ForecastSettings,
-    gaps_of,
+    pair_gaps,
     previous_pairs,
     visit_weights,
 )
@@ -64,7 +64,7 @@ def test_a_label_whose_date_lies_ahead_has_nothing_until_then() -> None:
     since[49] = 30 * DAY
     found = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
 
-    now, horizon = np.exp(found.log_popularity()), np.exp(found.log_popularity(whole=True))
+    now, horizon = np.exp(found.log_popularity()), np.exp(found.log_popularity(include_future=True))
     assert now[48:].max() < 1e-12
     assert horizon[48] > 1e-5  # it is there on day 21, and the horizon ends on day 22
     assert horizon[49] < 1e-12
@@ -203,7 +203,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_query_weighs_at_most_one_on_a_label() -> None:
     queries, labels = np.array([7] * 3000 + [8]), np.array([3] * 3000 + [3])
     times = np.r_[np.linspace(0, 20 * DAY, 3000), 20 * DAY]
-    gaps = gaps_of(times, previous_pairs(queries, labels))
+    gaps = pair_gaps(times, previous_pairs(queries, labels))
     at_once = forecast().counted(labels, times, 20 * DAY, gaps)
     later = at_once.counted(np.empty(0, int), np.empty(0), 28 * DAY)
 
@@ -216,7 +216,7 @@ def test_a_query_weighs_at_most_one_on_a_label() -> None:
 def test_labels_of_one_visit_weigh_less_by_their_rank() -> None:
     queries, labels = np.array([7, 8, 7, 7, 7, 7, 7]), np.array([0, 0, 1, 1, 2, 3, 4])
     times = np.array([0, 0, 100, 200, DAY - 1, DAY + 150, DAY + 150])
-    gaps = gaps_of(times, previous_pairs(queries, labels))
+    gaps = pair_gaps(times, previous_pairs(queries, labels))
 
     # Label 1 is repeated; a day later label 0 and the first click on label 1 are out of the visit.
     expected = np.array([1, 1, 2, 2, 3, 3, 3])

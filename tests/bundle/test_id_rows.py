@@ -18,8 +18,8 @@ def test_ids_have_their_rows_one_by_one_and_together(count: int, kind: pa.DataTy
     asked = IDS[-count:] + [f"other-{place}" for place in range(count)] + IDS[:count]
     expected = [*range(50_000 - count, 50_000), *[None] * count, *range(count)]
     rows = IdRows(ROWS.ids.cast(kind))
-    assert rows.of(asked) == expected
-    assert rows.of(asked) == expected  # now from those that are kept
+    assert rows.find_all(asked) == expected
+    assert rows.find_all(asked) == expected  # now from those that are kept
     assert [ROWS.get(id_) for id_ in asked] == expected
 
 
@@ -29,7 +29,10 @@ def test_ids_that_no_column_holds_are_absent(count: int, all_kept: int) -> None:
     with patch("longtail.bundle.id_rows._ALL_KEPT", all_kept):
         rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
     odd = ["\ud800", "ä" * 299, "a", "x" * 1_000_000]
-    assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
+    assert (
+        rows.find_all([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count)
+        == [None, None, None, None, 0, 1, 2, 3] * count
+    )
 
 
 @patch("longtail.bundle.id_rows._ALL_KEPT", 100)
@@ -40,7 +43,7 @@ def test_every_id_is_found_and_no_other(ids: list[str]) -> None:
     made = IdRows(column)
     mapped = IdRows(column, made.order)
     mapped.check("a file")
-    assert mapped.of([*ids, "no such id"] * 130) == [*range(len(ids)), None] * 130
+    assert mapped.find_all([*ids, "no such id"] * 130) == [*range(len(ids)), None] * 130
     assert [IdRows(column).get(id_) for id_ in ids] == [*range(len(ids))]
     assert [ids[row] for row in made.order] == sorted(ids)
 
@@ -49,10 +52,10 @@ def test_what_is_kept_of_the_ids_asked_for_is_bounded(monkeypatch: pytest.Monkey
     monkeypatch.setattr("longtail.bundle.id_rows._MAX_KEPT", 100)
     rows = IdRows(ROWS.ids)
     for start in range(0, 5000, 40):
-        assert rows.of(IDS[start : start + 40]) == list(range(start, start + 40))
-        assert len(rows._kept) <= 100
-    assert rows.of(IDS[:500]) == list(range(500))
-    assert len(rows._kept) <= 100
+        assert rows.find_all(IDS[start : start + 40]) == list(range(start, start + 40))
+        assert len(rows._cache) <= 100
+    assert rows.find_all(IDS[:500]) == list(range(500))
+    assert len(rows._cache) <= 100
 
 
 def test_a_row_takes_twenty_bytes_at_most() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from longtail.bundle.sets import distinct, is_among
+from longtail.bundle.sets import distinct, is_in
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
@@ -16,5 +16,5 @@ def test_they_are_numpy_s(dtype: type, size: int) -> None:
     assert np.array_equal(found, np.unique(values))
     assert np.array_equal(distinct(values.reshape(1, -1)), found)
     for members in (distinct(others), distinct(others[:0])):
-        assert np.array_equal(is_among(values, members), np.isin(values, members))
-        assert np.array_equal(found[~is_among(found, members)], np.setdiff1d(values, members))
+        assert np.array_equal(is_in(values, members), np.isin(values, members))
+        assert np.array_equal(found[~is_in(found, members)], np.setdiff1d(values, members))

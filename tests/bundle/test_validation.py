@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from longtail.bundle.validation import did_you_mean, nearest, refused
+from longtail.bundle.validation import describe_problems, did_you_mean, nearest
 
 
 class Share(BaseModel):
@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_what_was_expected_where(values: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ValidationError) as raised:
         Settings.model_validate(values)
-    assert [*map(str, refused(raised.value.errors(), Settings))] == said
+    assert [*map(str, describe_problems(raised.value.errors(), Settings))] == said
 
 
 def test_names_of_other_libraries() -> None:

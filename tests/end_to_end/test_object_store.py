@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import copies_of
+from longtail.bundle.remote import copies_path
 from longtail.index import Releases, build
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
@@ -48,7 +48,7 @@ class Shop:
 
     @property
     def directory(self) -> Path:
-        return copies_of(self.url, self.folder / "host")
+        return copies_path(self.url, self.folder / "host")
 
     @property
     def log(self) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.registry import RegisteredVersion, download_version, upload_version
 from longtail.index import Releases, build
 from longtail.index.building.build import refresh_priors
@@ -141,9 +141,9 @@ def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: 
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BundleCorruptError, match=r"embeddings\.npy: expected sha256"):
-        download_version(made.place)
+        download_version(made.source)
     file.write_bytes(content)
-    assert (download_version(made.place)[0] / "embeddings.npy").read_bytes() == content
+    assert (download_version(made.source)[0] / "embeddings.npy").read_bytes() == content
 
 
 @pytest.mark.usefixtures("store")
@@ -156,7 +156,7 @@ def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp
     )
     made.write(tmp_path / "fourth")
     for _ in range(2):
-        with pytest.raises(StorageError, match="v1"):
+        with pytest.raises(ObjectStoreError, match="v1"):
             upload_version(tmp_path / "fourth", "models:/fourth@v1")  # an alias that MLflow reserves
     assert client().get_run(run).info.status == "FINISHED"
     assert upload_version(tmp_path / "fourth", "models:/fourth@champion").version == 1
@@ -173,12 +173,12 @@ def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp
     ],
 )
 def test_what_is_not_there_is_said(place: str, said: str) -> None:
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(ObjectStoreError, match=said):
         download_version(place)
 
 
 def test_a_version_has_its_number_from_the_registry(books: Path) -> None:
-    with pytest.raises(StorageError, match="models:/books/7: expected models:/NAME or models:/NAME@ALIAS"):
+    with pytest.raises(ObjectStoreError, match="models:/books/7: expected models:/NAME or models:/NAME@ALIAS"):
         upload_version(books, "models:/books/7")
 
 
@@ -188,7 +188,7 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
     replace(made, reports={"history.json": b'{"runs": {"mlflow": "0123456789abcdef0123456789abcdef"}}'}).write(
         tmp_path / "elsewhere"
     )
-    with pytest.raises(StorageError, match=r"run 0123\w+ \(MLFLOW_RUN_ID names another\)"):
+    with pytest.raises(ObjectStoreError, match=r"run 0123\w+ \(MLFLOW_RUN_ID names another\)"):
         upload_version(tmp_path / "elsewhere", "models:/elsewhere")
     run = download_version("models:/books/1")[1].run
     monkeypatch.setenv("MLFLOW_RUN_ID", str(run))
@@ -197,5 +197,5 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
 
 def test_without_mlflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(StorageError, match=r"models:/books@champion: expected the extra `track`"):
+    with pytest.raises(ObjectStoreError, match=r"models:/books@champion: expected the extra `track`"):
         download_version("models:/books@champion")

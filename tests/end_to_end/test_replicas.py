@@ -30,7 +30,7 @@ import pytest
 from longtail.bundle import Hide
 from longtail.index import IndexSpec, Releases, build, merge_labels
 from longtail.serving.settings import Settings
-from longtail.state import LabelStore, read_label_changes, read_place
+from longtail.state import LabelStore, parse_location, read_label_changes
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import Service, serving
@@ -206,7 +206,7 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
     within = [sum(each <= bound for each, _ in took) for bound in (0.1, 0.2, 0.5, 1)]
     slowest = ", ".join(f"{each:.2f} s {kind}" for each, kind in sorted(took, reverse=True)[:5])
     print(f"\n{dict(done)}; agreed within 0.1, 0.2, 0.5, 1 s: {within} of {len(took)}; slowest: {slowest}")
-    changes = read_label_changes(read_place(replicas.database))
+    changes = read_label_changes(parse_location(replicas.database))
     assert set(changes.upserts) == {id_ for id_ in expected if id_.startswith("new-")}
 
 

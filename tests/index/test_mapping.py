@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import FileRecord
-from longtail.bundle.store import sha256_of
+from longtail.bundle.store import file_sha256
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
 from tests.index.conftest import KINDS
@@ -126,7 +126,7 @@ def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bund
         numbers[7] = -1 if change == "below" else 600
     np.save(path, numbers)
     manifest = ReleaseManifest.model_validate_json((tmp_path / "good" / "release.json").read_bytes())
-    record = FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
+    record = FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
     sealed = manifest.model_copy(update={"files": {**manifest.files, file: record}}).sealed()
     (tmp_path / "good" / "release.json").write_text(sealed.model_dump_json())
     with pytest.raises(ReleaseCorruptError, match=rf"{file}: expected int(32|64) \["):

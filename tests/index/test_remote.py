@@ -15,10 +15,10 @@ import pytest
 
 from longtail.bundle import BundleCorruptError, BundleExistsError
 from longtail.bundle import objects as objects_module
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import local_bundle, upload_bundle
-from longtail.bundle.store import sha256_of
+from longtail.bundle.store import file_sha256
 from longtail.index import (
     LongtailIndexError,
     Release,
@@ -174,7 +174,7 @@ def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp
 @pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
 def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
-    told = pytest.raises(StorageError, match=rf"{url}.*a/index/index\.faiss")
+    told = pytest.raises(ObjectStoreError, match=rf"{url}.*a/index/index\.faiss")
     with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None), told:
         releases.verify("a")
     assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
@@ -186,7 +186,7 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
     file = tmp_path / "file"
     file.write_bytes(bytes(len(store.read("a/index/index.faiss") or b"")))
     store.upload(file, "a/index/index.faiss")
-    with pytest.raises(StorageError, match=r"index.faiss: expected sha256 \w{64}, received bytes of \w{64}"):
+    with pytest.raises(ObjectStoreError, match=r"index.faiss: expected sha256 \w{64}, received bytes of \w{64}"):
         local(url, tmp_path / "other").verify("a")
     store.upload(tmp_path / "file", "a/release.json")
     with pytest.raises(ReleaseCorruptError, match="expected JSON with a schema_version"):
@@ -244,8 +244,8 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
     for name in ("a", "b", "c"):
         releases.publish(name)
     with monkeypatch.context() as patched:
-        patched.setattr(RemoteReleases, "delete", lambda *_: (_ for _ in ()).throw(StorageError("gone")))
-        with pytest.raises(StorageError, match="gone"):
+        patched.setattr(RemoteReleases, "delete", lambda *_: (_ for _ in ()).throw(ObjectStoreError("gone")))
+        with pytest.raises(ObjectStoreError, match="gone"):
             releases.prune(1)
     with pytest.raises(ReleaseNotFoundError, match="received 'a', which a prune deletes"):
         Releases(url).publish("a")
@@ -274,7 +274,7 @@ def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, m
 @pytest.mark.usefixtures("s3")
 def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
     for method in (Releases.names, Releases.current):
-        with pytest.raises(StorageError, match="expected a store that answers, could not"):
+        with pytest.raises(ObjectStoreError, match="expected a store that answers, could not"):
             method(Releases("s3://nosuchbucket/releases"))
 
 
@@ -296,7 +296,7 @@ def test_a_published_release_that_is_damaged_there_is_replaced(url: str, tmp_pat
     Releases(url).publish("a")
     ObjectStore(url).delete(["a/index/index.faiss"])
     other = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match="expected an object, found none"):
+    with pytest.raises(ObjectStoreError, match="expected an object, found none"):
         other.verify("a")
     other.publish("b")
     assert other.current() == "b"
@@ -313,7 +313,9 @@ def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, 
 
 def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
-    told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} resumes it")
+    told = pytest.raises(
+        ObjectStoreError, match=rf"the release is built: longtail-index upload (\S+)/x {url} resumes it"
+    )
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told as error:
         build(bundle_path, url, name="x", spec="flat")
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
@@ -328,7 +330,7 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     said = json.loads((copy / "manifest.json").read_text())
     said["files"]["../../../out"] = said["files"].pop("labels.arrow")
     (copy / "manifest.json").write_text(json.dumps(said))
-    (copy / "manifest.sha256").write_text(sha256_of(copy / "manifest.json"))
+    (copy / "manifest.sha256").write_text(file_sha256(copy / "manifest.json"))
     store = ObjectStore(url)
     for name in ("manifest.sha256", "manifest.json"):
         store.upload(copy / name, name)
@@ -397,10 +399,10 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
 
 
 def test_no_store_behind_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StorageError, match="nosuch://bucket/x: expected s3://, gs:// or az://"):
+    with pytest.raises(ObjectStoreError, match="nosuch://bucket/x: expected s3://, gs:// or az://"):
         Releases("nosuch://bucket/x")
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(StorageError, match=r"expected the extra `remote`, pip install '.*\[remote\]'"):
+    with pytest.raises(ObjectStoreError, match=r"expected the extra `remote`, pip install '.*\[remote\]'"):
         Releases("s3://bucket/x")
 
 
@@ -435,7 +437,7 @@ def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pyt
     releases = Releases(url)
     with s3.failing(lambda *_: "hang"):
         began = time.monotonic()
-        with pytest.raises(StorageError, match="expected a store that answers, could not read CURRENT: "):
+        with pytest.raises(ObjectStoreError, match="expected a store that answers, could not read CURRENT: "):
             releases.current()
         assert time.monotonic() - began < 15
     assert releases.current() is None

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import csv, json
 
 from longtail.bundle import Bundle, Hide, Upsert
-from longtail.bundle.cooccurrence import refusals
+from longtail.bundle.cooccurrence import to_refusals
 from longtail.index import (
     NotPublishableError,
     PriorTable,
@@ -84,7 +84,7 @@ def with_refusals(bundle: Bundle) -> Bundle:
     assert bundle.cooccurrence is not None
     rng, rows_QR = np.random.default_rng(5), bundle.remembered.rows_QR.copy()
     rows_QR[::2] = np.where(rows_QR[::2] < 0, rows_QR[::2], rows_QR[::2] % 4)
-    rows_QR = np.where((rows_QR >= 0) & (rng.random(rows_QR.shape) < 1 / 3), refusals(rows_QR), rows_QR)
+    rows_QR = np.where((rows_QR >= 0) & (rng.random(rows_QR.shape) < 1 / 3), to_refusals(rows_QR), rows_QR)
     settings = bundle.cooccurrence.settings
     log = settings.log.model_copy(update={"event": "event", "weights": {"buy": 1.0}, "negative": ["return"]})
     settings = settings.model_copy(update={"log": log})

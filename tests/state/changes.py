@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from longtail.bundle import Hide, Restore, Upsert
-from longtail.state import LabelStore, Place
+from longtail.state import LabelStore, StateLocation
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -22,5 +22,5 @@ def restore(id_: str) -> Restore:
     return Restore(id=id_, at=AT)
 
 
-def ids(place: Place) -> list[str]:
+def ids(place: StateLocation) -> list[str]:
     return [record.id for record in LabelStore(place).read_from().records]

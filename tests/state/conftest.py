@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from longtail.state import LabelStore, Place, read_place
+from longtail.state import LabelStore, StateLocation, parse_location
 from tests.postgres import database_server as database_server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.process)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
     """An empty state directory, and an empty schema."""
     if request.param == "sqlite":
         return tmp_path
-    return read_place(request.getfixturevalue("database_server").url())
+    return parse_location(request.getfixturevalue("database_server").url())
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def _stores_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made: list[LabelStore] = []
     make = LabelStore.__init__
 
-    def noted(store: LabelStore, place: Place) -> None:
+    def noted(store: LabelStore, place: StateLocation) -> None:
         made.append(store)
         make(store, place)
 

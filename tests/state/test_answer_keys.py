@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.state import AnswerKeys, Place, StoreError, read_place
+from longtail.state import AnswerKeys, StateLocation, StoreError, parse_location
 from longtail.state.answer_keys import KEYS_FILE
 
 DAY = 86_400.0
@@ -25,12 +25,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["directory", pytest.param("postgresql", marks=pytest.mark.process)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return tmp_path if request.param == "directory" else read_place(request.getfixturevalue("database_server").url())
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
+    return (
+        tmp_path if request.param == "directory" else parse_location(request.getfixturevalue("database_server").url())
+    )
 
 
 @pytest.fixture
-def opened(place: Place, clock: Clock) -> Callable[[], AnswerKeys]:
+def opened(place: StateLocation, clock: Clock) -> Callable[[], AnswerKeys]:
     return lambda: AnswerKeys(place, 2 * DAY, clock)
 
 

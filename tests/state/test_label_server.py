@@ -16,7 +16,7 @@ from longtail.state import (
     LabelStore,
     Postgres,
     StoreError,
-    read_place,
+    parse_location,
 )
 from longtail.state.connections import ImpatientConnection
 from longtail.state.engines import postgres_engine, writing
@@ -35,7 +35,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 def place_of(server: PostgresServer) -> Postgres:
-    place = read_place(server.url())
+    place = parse_location(server.url())
     assert isinstance(place, Postgres)
     return place
 
@@ -230,12 +230,12 @@ def test_a_pooler_that_loses_the_schema_is_refused(
 )
 def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong) as refused:
-        read_place(url)
+        parse_location(url)
     assert "secret" not in str(refused.value)
 
 
 def test_a_database_that_does_not_answer_is_never_taken_for_one_without_changes() -> None:
-    place = read_place(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
+    place = parse_location(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
     with closing(LabelStore(place)) as store:
         for _ in range(3):
             with pytest.raises(StoreError):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Engine
+from longtail.tables.database import Database
 from longtail.tables.table import all_columns, read_table
 
 Rows = list[tuple[str, ...]]
@@ -107,14 +107,14 @@ class Read:
     refused: str | None = None
 
 
-def read(engine: Engine, path: Path) -> Read:
+def read(database: Database, path: Path) -> Read:
     """Read every column of a file as it is stored."""
     try:
-        table = read_table(engine, find_files(path), all_columns, str(path))
+        table = read_table(database, find_files(path), all_columns, str(path))
     except DataError as error:
         return Read([], [], str(error))
     found = table.arrow([*table.kinds])
-    engine.drop(table.name)
+    database.drop(table.name)
     rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
     return Read(rows, [line.line for part in table.parts for line in part.rejected])
 

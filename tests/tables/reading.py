@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from longtail.tables import find_files
-from longtail.tables.engine import Rejected, engine
+from longtail.tables.database import Rejected, open_database
 from longtail.tables.table import all_columns, read_table
 
 
@@ -15,7 +15,7 @@ def rows_of(places: Path | str | list[Path | str]) -> list[dict[str, Any]]:
 
 def read(places: Path | str | list[Path | str]) -> tuple[list[dict[str, Any]], dict[str, str], list[Rejected]]:
     """Return rows of some places, the types of their columns, and lines that are no rows."""
-    with engine() as made:
+    with open_database() as made:
         table = read_table(made, find_files(places), all_columns, "places")
         rejected = [line for part in table.parts for line in part.rejected]
         return table.arrow([*table.kinds]).to_pylist(), table.kinds, rejected

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longtail.tables.engine import Engine, engine
+from longtail.tables.database import Database, open_database
 from tests.tables.dirty import PACKERS, QUOTED, STRAY, WORDS, WRITERS, Rows, Writer, as_read, read, tables
 
 CASES = [40, pytest.param(300, marks=pytest.mark.nightly)]
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Engine]:
-    with engine() as made:
+def reader() -> Iterator[Database]:
+    with open_database() as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def write(folder: Path, writer: Writer, content: bytes, packed: str = "") -> Pat
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_what_is_written_is_read(count: int, reader: Engine, folder: Path) -> None:
+def test_what_is_written_is_read(count: int, reader: Database, folder: Path) -> None:
     @cases(count)
     @given(tables(WORDS | QUOTED), st.sampled_from(WRITERS), st.sampled_from([*PACKERS]))
     def check(table: tuple[list[str], Rows], writer: Writer, packed: str) -> None:
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(count: int, reader: Engine, folder: Path) -> No
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_stray_quotation_marks_hide_no_row(count: int, reader: Engine, folder: Path) -> None:
+def test_stray_quotation_marks_hide_no_row(count: int, reader: Database, folder: Path) -> None:
     """Of a writer that quotes nothing; a cell quoted whole is read with or without its marks."""
 
     @cases(count)
@@ -92,7 +92,7 @@ def unquoted(cell: str) -> str:
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_broken_files_lose_no_row_in_silence(count: int, reader: Engine, folder: Path) -> None:
+def test_broken_files_lose_no_row_in_silence(count: int, reader: Database, folder: Path) -> None:
     """Quotation marks, line breaks, delimiters and bytes at any place of a file of 40 rows that quotes some cells."""
     accidents = st.tuples(st.floats(0, 1), st.sampled_from(['"', '"', ",", "\r", "\xff", "\x00", '""', '"x']))
 

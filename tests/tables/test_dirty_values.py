@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from longtail.tables.engine import Engine, engine
-from longtail.tables.values import TEXT, kinds_of_text, micros_of, number_of, typed
+from longtail.tables.database import Database, open_database
+from longtail.tables.values import TEXT, text_types, to_micros, to_number, typed
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.errors import DataError
@@ -28,8 +28,8 @@ EPOCH = datetime.datetime(1970, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Engine]:
-    with engine() as made:
+def reader() -> Iterator[Database]:
+    with open_database() as made:
         yield made
 
 
@@ -37,7 +37,7 @@ def cases(count: int) -> settings:
     return settings(max_examples=count, deadline=None, derandomize=True, database=None)
 
 
-def value_of(reader: Engine, expression: str, text: str) -> Any:
+def value_of(reader: Database, expression: str, text: str) -> Any:
     return reader.connection.execute(f"SELECT {expression} FROM (SELECT ?::VARCHAR AS x)", [text]).fetchall()[0][0]
 
 
@@ -58,19 +58,19 @@ def times(draw: st.DrawFn) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_times_are_those_that_databases_print(count: int, reader: Engine) -> None:
+def test_times_are_those_that_databases_print(count: int, reader: Database) -> None:
     @cases(count)
     @given(times())
     def check(time: tuple[str, int]) -> None:
         text, micros = time
 
-        assert value_of(reader, str(micros_of("x", TEXT)), text) == micros
+        assert value_of(reader, str(to_micros("x", TEXT)), text) == micros
 
     check()
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_broken_times_and_numbers_are_none(count: int, reader: Engine) -> None:
+def test_broken_times_and_numbers_are_none(count: int, reader: Database) -> None:
     """A text near one is read as Python reads it, or not at all."""
     near = st.sampled_from(["2026-01-02 03:04:05", "2026-01-02T03:04:05.678Z", "2026-01-02", "-12.5e3", "1_000", "inf"])
     letters = st.sampled_from([*"0123456789-:. TZ+,eE_x/", "\n", "１", "٣", "−", "\x00", "\xa0"])
@@ -80,8 +80,8 @@ def test_broken_times_and_numbers_are_none(count: int, reader: Engine) -> None:
     def check(text: str, changes: list[tuple[int, str, bool]]) -> None:
         for at, letter, replaces in changes:
             text = text[:at] + letter + text[at + replaces :]
-        micros = value_of(reader, str(micros_of("x", TEXT)), text)
-        number = value_of(reader, str(number_of("x", TEXT)), text)
+        micros = value_of(reader, str(to_micros("x", TEXT)), text)
+        number = value_of(reader, str(to_number("x", TEXT)), text)
 
         if micros is not None:
             spoken = text.strip().replace("Z", "+00:00").replace(" +", "+").replace(" -", "-")
@@ -94,7 +94,7 @@ def test_broken_times_and_numbers_are_none(count: int, reader: Engine) -> None:
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_a_column_gets_a_type_that_holds_its_texts(count: int, reader: Engine) -> None:
+def test_a_column_gets_a_type_that_holds_its_texts(count: int, reader: Database) -> None:
     """Codes with leading zeros, exponents, a plus or more digits than a type tells apart stay text."""
     number = st.one_of(
         st.integers(-(2**70), 2**70).map(str),
@@ -109,7 +109,7 @@ def test_a_column_gets_a_type_that_holds_its_texts(count: int, reader: Engine) -
     @example("100000000000000.01")
     @example("1700000000123.456")
     def check(text: str) -> None:
-        for kind, condition in kinds_of_text("x").items():
+        for kind, condition in text_types("x").items():
             if not value_of(reader, condition, text):
                 continue
             found, plain = value_of(reader, typed("x", kind), text), text.strip()
@@ -155,7 +155,7 @@ PARQUET: dict[str, tuple[pa.Array, list[object]]] = {
 
 
 @pytest.mark.parametrize("column", PARQUET.values(), ids=PARQUET)
-def test_parquet_is_read_as_it_is(tmp_path: Path, reader: Engine, column: tuple[pa.Array, list[object]]) -> None:
+def test_parquet_is_read_as_it_is(tmp_path: Path, reader: Database, column: tuple[pa.Array, list[object]]) -> None:
     array, values = column
     table = pa.table([array, pa.array(range(len(array)))], names=["Id", "id"])
     pq.write_table(table, tmp_path / "t.parquet")
@@ -233,7 +233,7 @@ TEXTS = ["01-02-2026", "26-01-02", "2026-01-02", "2026-01-02T01:02:03+05:30", "0
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_texts_of_json_stay_texts(tmp_path: Path, reader: Engine, text: str) -> None:
+def test_texts_of_json_stay_texts(tmp_path: Path, reader: Database, text: str) -> None:
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": text, "b": [text]}) + "\n" for _ in range(3)))
 
     assert read(reader, tmp_path / "t.jsonl").rows == [(text, [text])] * 3

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import engine
+from longtail.tables.database import open_database
 from longtail.tables.table import all_columns, read_table
 from tests.s3 import BUCKET, S3Server
 from tests.tables.reading import rows_of
@@ -86,7 +86,7 @@ def test_several_threads_read_one_file_at_a_url(tmp_path: Path) -> None:
         pa.table({"n": numbers, "text": numbers.cast(pa.string())}), tmp_path / "a.parquet", row_group_size=500
     )
     for _ in range(20):
-        with engine() as made:
+        with open_database() as made:
             made.run("SET threads = 8")
             table = read_table(made, find_files(f"file://{tmp_path}/a.parquet"), all_columns, "places")
             found = table.arrow(["n", "text"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Opened, engine
+from longtail.tables.database import OpenedFile, open_database
 from tests.tables.reading import read, rows_of
 
 COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
@@ -37,8 +37,8 @@ COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
 def test_types_are_those_of_json(tmp_path: Path, values: list[str], kind: str, expected: list[Any] | None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"id": "q", "v": {value}}}\n' for value in values))
-    with engine() as made:
-        assert Opened(made, find_files(path)[0]).column("v")[1] == kind
+    with open_database() as made:
+        assert OpenedFile(made, find_files(path)[0]).column("v")[1] == kind
     if expected is not None:
         assert [row["v"] for row in rows_of(path)] == expected
 

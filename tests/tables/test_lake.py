@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.tables import DataError, find_files
-from longtail.tables.lake import version_of
+from longtail.tables.lake import file_version
 from tests.s3 import BUCKET, S3Server
 from tests.tables.reading import read, rows_of
 
@@ -94,11 +94,11 @@ def iceberg(folder: Path) -> tuple[Path, list[Callable[[], object]]]:
 @pytest.mark.parametrize("write", [delta, iceberg])
 def test_a_version_is_told_from_the_next(tmp_path: Path, write: Any) -> None:
     path, changes = write(tmp_path)
-    seen = {version_of(find_files(path)[0])}
-    assert version_of(find_files(path)[0]) in seen
+    seen = {file_version(find_files(path)[0])}
+    assert file_version(find_files(path)[0]) in seen
     for number, change in enumerate(changes, start=2):
         change()
-        seen.add(version_of(find_files(path)[0]))
+        seen.add(file_version(find_files(path)[0]))
         assert len(seen) == number
 
 

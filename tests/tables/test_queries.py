@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.tables import DataError, is_query
-from longtail.tables.queries import files_behind, renamed
+from longtail.tables.queries import find_all_files, rename_files
 from tests.tables.reading import read, rows_of
 
 
@@ -65,7 +65,7 @@ def test_a_query_reads_files_by_the_rules_of_every_place(query: str, expected: l
 def test_types_of_a_text_file_in_a_query() -> None:
     _, kinds, rejected = read("FROM 'my log.csv'")
     assert kinds == {"user": "VARCHAR", "item": "BIGINT", "price": "DOUBLE", "code": "VARCHAR"}
-    assert [(line.file, line.line, line.found) for line in rejected] == [("my log.csv", 4, "2")]
+    assert [(line.file, line.line, line.received) for line in rejected] == [("my log.csv", 4, "2")]
 
 
 def test_a_text_file_in_two_queries_is_read_once() -> None:
@@ -152,13 +152,13 @@ def test_columns_that_sql_cannot_tell_apart() -> None:
 
 def test_paths_in_a_query_are_changed_and_nothing_else() -> None:
     query = "SELECT 'a.csv' AS n FROM 'a.csv' JOIN '/abs/b.csv' USING (k) JOIN 's3://c/d' USING (k) JOIN w USING (k)"
-    found = renamed(f"WITH w AS (FROM 'e f.csv') {query}", lambda path: Path("shop") / path)
+    found = rename_files(f"WITH w AS (FROM 'e f.csv') {query}", lambda path: Path("shop") / path)
     for part in ('"shop/a.csv" AS a', '"/abs/b.csv"', '"s3://c/d"', '"shop/e f.csv"', "SELECT 'a.csv' AS n", "JOIN w"):
         assert part in found
 
 
 def test_files_behind_a_query() -> None:
-    files = files_behind(["SELECT * FROM 'days' JOIN 'my log.csv' USING (item)", Path("Käufer.parquet")])
+    files = find_all_files(["SELECT * FROM 'days' JOIN 'my log.csv' USING (item)", Path("Käufer.parquet")])
     assert [file.name for file in files] == [
         "days/day=007/a.parquet", "days/day=008/a.parquet", "my log.csv", "Käufer.parquet",
     ]  # fmt: skip

@@ -431,7 +431,7 @@ def test_what_requests_filter_by_is_displayed(tmp_path: Path) -> None:
     assert shown == ["title", "price", "stock", "on_offer", "for_sale", "colour", "tags", "day"]
     display = pq.read_table(tmp_path / "items.parquet").select(shown)
     assert check_filterable(display, shown) == tuple(shown)
-    assert DisplayColumns(display).shown(1)["price"] == "1.99"
+    assert DisplayColumns(display).to_json(1)["price"] == "1.99"
     assert LabelAttributes(display).select({"price": {"lt": 20}, "for_sale": True, "tags": "home"}, "filter")
     assert check(tmp_path / "r.toml").problems == []
     many = {f"number_{at}": np.arange(90) + at for at in range(20)}

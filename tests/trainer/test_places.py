@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from longtail.tables.engine import Opened
+from longtail.tables.database import OpenedFile
 from longtail.trainer.cli import app
 from longtail.trainer.config import DataConfig, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.rows import shown
@@ -118,14 +118,14 @@ def test_feature_tables_may_be_many_files(tmp_path: Path, logs: Path) -> None:
 def test_only_needed_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny.write_job(tmp_path)
     read: dict[str, list[str]] = {}
-    column = Opened.column
+    column = OpenedFile.column
 
-    def watched(opened: Opened, name: str) -> tuple[str, str]:
+    def watched(opened: OpenedFile, name: str) -> tuple[str, str]:
         names = read.setdefault(Path(opened.file.path).name, [])
         names += [name] if name not in names else []
         return column(opened, name)
 
-    monkeypatch.setattr(Opened, "column", watched)
+    monkeypatch.setattr(OpenedFile, "column", watched)
     for name in ("interactions", "items"):
         table = pq.read_table(tmp_path / f"{name}.parquet")
         pq.write_table(table.append_column("wide", pa.array([0] * table.num_rows)), tmp_path / f"{name}.parquet")

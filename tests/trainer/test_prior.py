@@ -101,7 +101,7 @@ def test_a_forecast_is_likelier_than_decayed_counts_and_these_than_all_alike(fol
     # The period after it, which nothing was fitted to, says so too.
     wanted = np.bincount(dataset.test.labels, minlength=ITEMS)
     counts = np.bincount(dataset.before("test").labels, minlength=ITEMS) + 0.5
-    gain = wanted @ (found.log_popularity(whole=True) - np.log(counts / counts.sum())) / wanted.sum()
+    gain = wanted @ (found.log_popularity(include_future=True) - np.log(counts / counts.sum())) / wanted.sum()
     assert gain > 0.5
     assert found.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
     assert fit_forecast(of, dataset, dataset.before("test")).model == found.model

@@ -86,7 +86,7 @@ def fitted(law: str) -> Forecast:
 def divergence(law: str, forecast: Forecast, day: float, days: float = HORIZON) -> float:
     """KL of the true shares of the days after a day from π*, nats."""
     true_L = shares_of(law)[int(day * STEPS) : max(int((day + days) * STEPS), int(day * STEPS) + 1)].mean(axis=0)
-    return float(true_L @ (np.log(true_L) - forecast.log_popularity(whole=True)))
+    return float(true_L @ (np.log(true_L) - forecast.log_popularity(include_future=True)))
 
 
 def refreshed(

@@ -77,7 +77,7 @@ def run(
     Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
     """
     from longtail.bundle.store import refuse_existing
-    from longtail.tables import as_place, is_query
+    from longtail.tables import as_source, is_query
     from longtail.trainer.audit.measure import Audited, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
@@ -87,7 +87,7 @@ def run(
     baselines = ["popularity", "item-kNN"] if baseline is None else [name for name in baseline if name != "none"]
     found = audit(
         Audited(
-            lists if is_query(lists) else as_place(lists), train, test, query_id=query_id, label_id=label_id,
+            lists if is_query(lists) else as_source(lists), train, test, query_id=query_id, label_id=label_id,
             timestamp=timestamp, rank=rank, score=score, ks=tuple(k or [20]), queries=queries, labels=labels,
             groups=tuple(group or ()), valid=valid, baselines=tuple(baselines), buckets=buckets,
             include_seen=include_seen,

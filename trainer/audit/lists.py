@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.ids import find_rows
 from longtail.tables import DataError, find_files
-from longtail.tables.engine import Engine, Opened, engine
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.values import as_type, in_words, is_list_of_ids, number_of
+from longtail.tables.database import Database, OpenedFile, open_database
+from longtail.tables.table import Table, id_expression, read_table
+from longtail.tables.values import as_type, is_list_of_ids, to_number, type_name
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.ids import example_of
 
@@ -70,7 +70,7 @@ def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
         DataError: a column is not there or of another type, a cell is empty, or a query has two rows of lists.
     """
     where = shown(place)
-    with engine() as duck:
+    with open_database() as duck:
         table, order, falling = _table(duck, place, columns, where)
         table.refuse_rejected()
         query, label = table.column("query"), table.column("label")
@@ -114,7 +114,7 @@ def _whole(table: Table) -> bool:
     return table.kinds["label"].endswith("[]")
 
 
-def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tuple[Table, str, bool]:
+def _table(duck: Database, place: Path | str, columns: Columns, where: str) -> tuple[Table, str, bool]:
     """Read columns `query`, `label` and maybe `order`, a DOUBLE.
 
     Returns:
@@ -122,7 +122,7 @@ def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tup
     """
     chosen: set[tuple[str, bool]] = set()
 
-    def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    def wanted(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
         label = columns.label
         if label not in opened.names and _WHOLE_LISTS in opened.names:
             label = _WHOLE_LISTS
@@ -133,21 +133,21 @@ def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tup
                     "another"
                 )
         value, kind = opened.column(label)
-        made = {"query": id_of(opened, columns.query, *opened.column(columns.query))}
+        made = {"query": id_expression(opened, columns.query, *opened.column(columns.query))}
         given = columns.rank or columns.score
         if is_list_of_ids(kind):
             if given is not None:
-                raise opened.file.wrong(label, f"a label in each row with {given!r}", in_words(kind))
+                raise opened.file.wrong(label, f"a label in each row with {given!r}", type_name(kind))
             chosen.add((f"the lists in column {label!r}", False))
             return made | {"label": (as_type(value, kind, "VARCHAR[]"), "VARCHAR[]")}
         order = given or next((name for name in _ORDERS if name in opened.names), None)
         falling = order is not None and order == (columns.score or (None if columns.rank else "score"))
         chosen.add(("the order of the rows" if order is None else f"column {order!r}", falling))
-        made["label"] = id_of(opened, label, value, kind)
+        made["label"] = id_expression(opened, label, value, kind)
         if order is not None:
-            number = number_of(*opened.column(order))
+            number = to_number(*opened.column(order))
             if number is None:
-                raise opened.file.wrong(order, "numbers", in_words(opened.column(order)[1]))
+                raise opened.file.wrong(order, "numbers", type_name(opened.column(order)[1]))
             made["order"] = number, "DOUBLE"
         return made
 
@@ -160,9 +160,9 @@ def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tup
 
 def _refuse(table: Table, condition: str, expected: str, found: str, value: str = "NULL") -> None:
     """Raise DataError where some row meets a condition."""
-    rows = table.engine.rows(f"SELECT rowid, {value} FROM {table.name} WHERE {condition} ORDER BY rowid")
+    rows = table.database.rows(f"SELECT rowid, {value} FROM {table.name} WHERE {condition} ORDER BY rowid")
     if rows:
-        file, row = table.where(rows[0][0])
+        file, row = table.locate(rows[0][0])
         of = "" if rows[0][1] is None else f" of {rows[0][1]!r}"
         more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
         raise DataError(f"{file}: row {row}{more}: expected {expected}, found {found}{of}")
@@ -174,7 +174,7 @@ def rows_of(found: pa.Array, known: pa.Array, what: str, where: str) -> Int32:
     Raises:
         DataError: no id has one.
     """
-    rows: Int32 = pc.fill_null(rows_of_ids(found, known), -1).to_numpy().astype(np.int32)
+    rows: Int32 = pc.fill_null(find_rows(found, known), -1).to_numpy().astype(np.int32)
     if (rows < 0).all():
         raise DataError(
             f"{where}: expected {what} of the interactions, found none{example_of(found, known, nothing=True)}"

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
 from longtail.bundle.one_line import one_line
-from longtail.bundle.sets import distinct, is_among
-from longtail.tables.times import in_words as time_in_words
+from longtail.bundle.sets import distinct, is_in
+from longtail.tables.times import format_time
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import format_errors
@@ -225,14 +225,14 @@ class _Placed:
     @classmethod
     def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
         listed = query_rows[lists.query_E]
-        kept_E: Bools = is_among(listed, task.rows_N)
+        kept_E: Bools = is_in(listed, task.rows_N)
         row_E = np.searchsorted(task.rows_N, listed[kept_E])
         label_E, place_E = label_rows[lists.label_E[kept_E]], lists.place_E[kept_E]
         length_N = np.bincount(row_E, minlength=len(task.rows_N))
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
         top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
         top_NK[row_E[first], place_E[first]] = label_E[first]
-        left_out = int((~is_among(query_rows, task.rows_N)).sum())
+        left_out = int((~is_in(query_rows, task.rows_N)).sum())
         return cls(top_NK, length_N, len(row_E) - len(first), left_out)
 
 
@@ -243,7 +243,7 @@ def _findings(
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
     row_n, label_n = task.past.seen(task.rows_N).T
     keys_NK = np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK
-    known_NK = is_among(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
+    known_NK = is_in(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
     allowed = " (allowed by --include-seen)" if audited.include_seen else ""
     found = [
         Finding(
@@ -271,7 +271,7 @@ def _findings(
         found += [
             Finding(
                 BEFORE_TRAIN_ENDS, int((test.times < newest).sum()), len(test),
-                f"test pairs are older than the newest pair of train and valid, {time_in_words(newest, unit)}: "
+                f"test pairs are older than the newest pair of train and valid, {format_time(newest, unit)}: "
                 "popularity and other queries tell of what is to come",
             ),
             Finding(

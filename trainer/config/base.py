@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model, model
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from longtail.bundle.one_line import one_line
-from longtail.bundle.validation import Refused, refused
+from longtail.bundle.validation import ValidationProblem, describe_problems
 from longtail.trainer import register
 
 
@@ -65,7 +65,7 @@ class RowChoice(Section):
         try:
             checked = parameters.model_validate(arguments)
         except ValidationError as error:
-            problems = [_as_argument(problem, row) for problem in refused(error.errors(), parameters)]
+            problems = [_as_argument(problem, row) for problem in describe_problems(error.errors(), parameters)]
             raise ValidationError.from_exception_data(row, problems) from error
         return {"name": value["name"]} | checked.model_dump(exclude_unset=True)
 
@@ -86,11 +86,11 @@ class RowChoice(Section):
         return f"{self.name}({arguments})" if arguments else self.name
 
 
-def _as_argument(problem: Refused, row: str) -> InitErrorDetails:
+def _as_argument(problem: ValidationProblem, row: str) -> InitErrorDetails:
     """Name the row in a message, and the argument as its location in the recipe."""
-    message = f"{replace(problem, where='')} ({row})"
+    message = f"{replace(problem, path='')} ({row})"
     kind = PydanticCustomError("argument", "{message}", {"message": message})
-    return InitErrorDetails(type=kind, loc=(problem.where,), input=problem.received)
+    return InitErrorDetails(type=kind, loc=(problem.path,), input=problem.received)
 
 
 @cache

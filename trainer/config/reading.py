@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from longtail.bundle.validation import did_you_mean, refused
+from longtail.bundle.validation import describe_problems, did_you_mean
 from longtail.tables import DataError, is_query
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.sections import PLACES, DataConfig
@@ -64,13 +64,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
     """Say which columns of ids no training file has, since other problems may follow from that; None if unknown."""
     from longtail.tables import find_files
-    from longtail.tables.engine import engine  # needs DuckDB
+    from longtail.tables.database import open_database  # needs DuckDB
     from longtail.tables.table import open_file
 
     try:
         data = DataConfig.model_validate(tree.get("data"))
         places = data.train if isinstance(data.train, list) else [data.train]
-        with engine() as reader:
+        with open_database() as reader:
             files = [
                 open_file(reader, file)
                 for file in find_files([folder / place if isinstance(place, Path) else place for place in places])
@@ -95,9 +95,9 @@ def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
             return change(place)
         if not is_query(place):
             return place
-        from longtail.tables.queries import renamed  # needs DuckDB
+        from longtail.tables.queries import rename_files  # needs DuckDB
 
-        return renamed(place, change)
+        return rename_files(place, change)
 
     data = {}
     for key in PLACES:
@@ -111,7 +111,9 @@ def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
 
 def format_errors(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) -> str:
     """Return validation errors in one line: where, what was expected, what was received."""
-    return "; ".join(str(each if each.where else replace(each, where="recipe")) for each in refused(problems, model))
+    return "; ".join(
+        str(each if each.path else replace(each, path="recipe")) for each in describe_problems(problems, model)
+    )
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, PlainValidator
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.events import weights_by_type
 from longtail.tables import is_query
-from longtail.tables.files import in_line
+from longtail.tables.files import shorten_query
 from longtail.trainer.config.base import Section
 
 
@@ -40,7 +40,7 @@ Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
 def shown(places: Places) -> str:
     """Return the first place and the number of further places, for a message."""
     first, *more = places if isinstance(places, list) else [places]
-    name = in_line(str(first)) if is_query(first) else str(first)
+    name = shorten_query(str(first)) if is_query(first) else str(first)
     return f"{name} and {len(more)} more" if more else name
 
 

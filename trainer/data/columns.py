@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from longtail.bundle import DatePart, Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
-from longtail.bundle.dates import MISSING_DATE, date_rows, seconds_of
-from longtail.bundle.ids import ids_of, parts_of
+from longtail.bundle.dates import MISSING_DATE, date_rows, parse_seconds
+from longtail.bundle.ids import split_ids, to_ids
 from longtail.bundle.validation import did_you_mean
-from longtail.bundle.values import bucket_rows, number_of
+from longtail.bundle.values import bucket_rows, parse_number
 from longtail.bundle.vocabulary import hash_token, tokenize
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.errors import DataError
@@ -201,7 +201,7 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
     """Return a column of ids as strings, one per row; DataError if it holds none."""
     column = source.column(feature)
     try:
-        return column if feature.name == source.id_name else ids_of(column)
+        return column if feature.name == source.id_name else to_ids(column)
     except TypeError:
         raise source.wrong(feature, "strings, numbers or booleans", column.type) from None
 
@@ -229,7 +229,7 @@ def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Arr
         raise source.wrong(feature, "lists, maps id → weight, lists as text, or strings with a separator", column.type)
     if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_integer(keys.type)):
         try:
-            keys = ids_of(keys)
+            keys = to_ids(keys)
         except TypeError:
             raise source.wrong(feature, "ids as strings, numbers or booleans", keys.type) from None
     values = np.ones(len(keys), np.float32) if weights is None else weights.to_numpy(zero_copy_only=False)
@@ -243,7 +243,7 @@ def _split(feature: FeatureConfig, source: FeatureTable, texts: pa.Array) -> pa.
     distinct = texts.dictionary_encode()
     parts = []
     for text in distinct.dictionary.to_pylist():
-        parts.append(parts_of(text, feature.separator) if text else [])
+        parts.append(split_ids(text, feature.separator) if text else [])
         if parts[-1] is None:
             expected = "lists, maps id → weight, lists as text, or strings with a separator"
             raise source.wrong(feature, expected, f"{texts.type}, such as {text!r}", pc.index(texts, text).as_py())
@@ -341,7 +341,7 @@ def numbers_in(feature: FeatureConfig, source: FeatureTable) -> Float32:
     """Return a column of numbers, booleans or text of numbers, [R]; NaN for a missing number."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = _distinct_values(feature, source, number_of, pa.float64(), "numbers")
+        column = _distinct_values(feature, source, parse_number, pa.float64(), "numbers")
     elif pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     kind = column.type
@@ -410,7 +410,7 @@ def seconds_in(feature: FeatureConfig, source: FeatureTable) -> Int64:
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        found = _distinct_values(feature, source, seconds_of, pa.int64(), expected)
+        found = _distinct_values(feature, source, parse_seconds, pa.int64(), expected)
         seconds: Int64 = pc.fill_null(found, MISSING_DATE).to_numpy()
         return seconds
     if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.tables.engine import Engine
+from longtail.tables.database import Database
 from longtail.tables.values import double
 from longtail.trainer.config import SplitConfig
 from longtail.trainer.errors import DataError
@@ -25,7 +25,7 @@ _SAID = 0.05
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
-def cut(engine: Engine, pairs: str, split: SplitConfig, *, separate: set[str], seed: int) -> tuple[str, list[str]]:
+def cut(engine: Database, pairs: str, split: SplitConfig, *, separate: set[str], seed: int) -> tuple[str, list[str]]:
     """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table, and remarks.
 
     Args:
@@ -68,19 +68,19 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, separate: set[str], s
     return made, remarks
 
 
-def columns_of(engine: Engine, table: str) -> list[str]:
+def columns_of(engine: Database, table: str) -> list[str]:
     """Return the names of the columns of a DuckDB table."""
     return [row[0] for row in engine.rows(f"DESCRIBE {table}")]
 
 
-def _counts(engine: Engine, pairs: str, shares: list[float]) -> tuple[int, int]:
+def _counts(engine: Database, pairs: str, shares: list[float]) -> tuple[int, int]:
     """Count the training pairs that become test, and the pairs that become test or valid."""
     (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
     tests, valids = (int(count * share) for share in shares)
     return tests, tests + valids
 
 
-def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
+def _shuffled(engine: Database, pairs: str, seed: int) -> str:
     """Return an SQL query of the training pairs with `tie`, their places in a random permutation."""
     (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
 
@@ -97,7 +97,7 @@ def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
     return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {places} USING (position)"
 
 
-def _latest(engine: Engine, pairs: str, shares: list[float]) -> tuple[str, list[str]]:
+def _latest(engine: Database, pairs: str, shares: list[float]) -> tuple[str, list[str]]:
     """Return an SQL expression of the split by time, and remarks: the latest pairs are test, the next valid.
 
     Pairs of one time are not parted: the cut moves to the nearest time that leaves pairs on both sides.
@@ -121,7 +121,7 @@ def _latest(engine: Engine, pairs: str, shares: list[float]) -> tuple[str, list[
     return (f"CASE {' '.join(cases)} ELSE 0 END" if cases else "0"), remarks
 
 
-def _boundary(engine: Engine, rows: str, size: int, *, splits_before: int) -> float:
+def _boundary(engine: Database, rows: str, size: int, *, splits_before: int) -> float:
     """Find the time from which on about `size` rows are, and before which every other split has a time.
 
     Args:
@@ -152,7 +152,7 @@ def _boundary(engine: Engine, rows: str, size: int, *, splits_before: int) -> fl
     return float(max(time, earliest))
 
 
-def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], separate: set[str]) -> str:
+def _last_of_each(engine: Database, pairs: str, strategy: str, shares: list[float], separate: set[str]) -> str:
     """Return an SQL expression of the split per query: the last pairs are test, the ones before valid."""
     if strategy == "leave_last_out":
         counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in separate)}" for name in ("test", "valid")]
@@ -167,7 +167,7 @@ def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float]
 
 
 def keep_smallest_label(
-    engine: Engine, pairs: str, label_ids: pa.Array, listed: pa.Array | None
+    engine: Database, pairs: str, label_ids: pa.Array, listed: pa.Array | None
 ) -> tuple[str, pa.Array]:
     """Keep only the smallest label of every query in every file, and the remaining catalogue [BM20 A.2].
 
@@ -201,7 +201,7 @@ def keep_smallest_label(
     return final, label_ids.filter(pa.array(kept))
 
 
-def without_repeats(engine: Engine, pairs: str) -> tuple[str, int]:
+def without_repeats(engine: Database, pairs: str) -> tuple[str, int]:
     """Keep every pair once per split and objective: the latest, with the largest weight; count the others."""
     table, columns = engine.name("once"), columns_of(engine, pairs)
     key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])

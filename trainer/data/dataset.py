@@ -24,7 +24,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
-from longtail.tables.engine import Engine, engine
+from longtail.tables.database import Database, open_database
 from longtail.tables.times import UNITS, Clock
 from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
@@ -209,7 +209,7 @@ def load_dataset(
     if data.split and data.valid and data.test:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
     # DuckDB gets half of the limit, because reading needs memory outside of DuckDB too.
-    with engine(folder, None if folder is None else data.memory // 2) as made:
+    with open_database(folder, None if folder is None else data.memory // 2) as made:
         return _Loading(made, data, columns, context, folder).dataset(seed, objectives)
 
 
@@ -223,10 +223,10 @@ class _Loading:
     """
 
     def __init__(
-        self, engine: Engine, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
+        self, database: Database, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
         folder: Path | None,
     ) -> None:  # fmt: skip
-        self.engine, self.data, self.table_columns, self.context, self.folder = engine, data, columns, context, folder
+        self.engine, self.data, self.table_columns, self.context, self.folder = database, data, columns, context, folder
         self.places = {name: place for name in _SPLITS if (place := getattr(data, name)) is not None}
         self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
         self.files: dict[str, list[DataFile]] = {}
@@ -234,7 +234,7 @@ class _Loading:
 
     def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
         """Read the files and run all steps."""
-        engine, data, report = self.engine, self.data, self.report
+        database, data, report = self.engine, self.data, self.report
         log, tables = self._read()
         rows = self._encode(log, tables)
         query_ids, label_ids = rows["query"], rows["label"]
@@ -244,15 +244,15 @@ class _Loading:
             self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
         if data.reduction == "smallest":
             listed_ids = None if tables["label"] is None else tables["label"].ids
-            self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
+            self.pairs, label_ids = keep_smallest_label(database, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            self.pairs, remarks = cut(engine, self.pairs, data.split, separate={*self.places}, seed=seed)
+            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.places}, seed=seed)
             report.remarks += remarks
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":
-            self.pairs, report.repeats = without_repeats(engine, self.pairs)
+            self.pairs, report.repeats = without_repeats(database, self.pairs)
         train, valid, test = map(self._split, _SPLITS)
         label_table = tables["label"]
         return Dataset(
@@ -298,14 +298,14 @@ class _Loading:
 
     def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
         """Number ids by first occurrence, and check every row; return the ids."""
-        engine, data, report, errors = self.engine, self.data, self.report, self.errors
+        database, data, report, errors = self.engine, self.data, self.report, self.errors
         listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
         if not log.table.rows:
             self._refuse(log, tables)
         texts, of_side = {}, {"query": data.query_id, "label": data.label_id}
         for side in of_side:
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
-            texts[side] = IdTexts.of(engine, rows, listed.get(side))
+            texts[side] = IdTexts.of(database, rows, listed.get(side))
             if (table := tables[side]) is not None:
                 table = self._canonical(table, texts[side], listed[side])
                 try:
@@ -315,10 +315,10 @@ class _Loading:
                 except DataError as error:
                     errors.append(str(error))
         self.pairs = check_log(log, data, report, errors, texts["query"], texts["label"])
-        engine.run(f"DROP TABLE {log.table.name}")
+        database.run(f"DROP TABLE {log.table.name}")
         self._refuse(log, tables)
         self._texts = texts["label"].table
-        (kept,) = engine.row(f"SELECT count(*) FROM {self.pairs}")
+        (kept,) = database.row(f"SELECT count(*) FROM {self.pairs}")
         gaps = kept < log.table.rows - report.early
         made, cells, joins = {}, [], []
         for side, of in texts.items():
@@ -327,9 +327,9 @@ class _Loading:
                 rows = of.without_gaps(self.pairs, side)
                 cells.append(f"{rows}.code AS {side}")
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
-            made[side] = one_chunk(engine.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
+            made[side] = one_chunk(database.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
             if table is not None:
-                every, without = engine.row(
+                every, without = database.row(
                     f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
                 )
                 if without:
@@ -376,7 +376,7 @@ class _Loading:
         self, table: IdTable | None, query_ids: pa.Array
     ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
         """Number the distinct requests; return requests, contexts, and attributes of queries."""
-        engine, contexts, keys = self.engine, None, ["query"]
+        database, contexts, keys = self.engine, None, ["query"]
         attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
         if self.context:
             contexts = self._contexts(self.context)
@@ -387,26 +387,26 @@ class _Loading:
         if len(keys) == 1:
             return None, None, attributes
         rank = f"(dense_rank() OVER (ORDER BY {', '.join(keys)}) - 1)::INTEGER AS request"
-        ways = engine.name("requests")
-        engine.run(
+        ways = database.name("requests")
+        database.run(
             f"CREATE TABLE {ways} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
         )
         self._replace(
             f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {ways} USING ({', '.join(keys)})"
         )
-        found = engine.arrow(f"SELECT * FROM {ways} ORDER BY request")
+        found = database.arrow(f"SELECT * FROM {ways} ORDER BY request")
         arrays = {key: found[key].to_numpy().astype(np.int32) for key in keys}
         return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
 
     def _contexts(self, names: Sequence[str]) -> pa.Table:
         """Number the distinct contexts by first occurrences of their values; return the contexts."""
-        engine, made = self.engine, self.engine.name("contexts")
+        database, made = self.engine, self.engine.name("contexts")
         columns = [f"context_{at}" for at in range(len(names))]
         every = ", ".join(columns)
         distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
         firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{at}" for at, column in enumerate(columns)]
         order = ", ".join(f"first_{at}" for at in range(len(columns)))
-        engine.run(
+        database.run(
             f"CREATE TABLE {made} AS SELECT {every}, (row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS context "
             f"FROM (SELECT *, {', '.join(firsts)} FROM ({distinct}))"
         )
@@ -415,12 +415,12 @@ class _Loading:
             f"SELECT pairs.* EXCLUDE ({every}), contexts.context FROM {self.pairs} AS pairs "
             f"JOIN {made} AS contexts ON {same}"
         )
-        table = engine.arrow(f"SELECT {every} FROM {made} ORDER BY context")
+        table = database.arrow(f"SELECT {every} FROM {made} ORDER BY context")
         return table.rename_columns([*names])
 
     def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
         """Find the version of the query of each pair; return versions by query and time, then an empty row."""
-        engine, data = self.engine, self.data
+        database, data = self.engine, self.data
         path, name = shown(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
         if "time" in self._columns() and table.dates != self.report.dates:
@@ -429,18 +429,18 @@ class _Loading:
                 f"interactions, found {kinds[table.dates]}"
             )
         queries = pc.index_in(table.ids, value_set=query_ids.cast(table.ids.type))
-        arrow = engine.register(pa.table({"query": queries, "since": table.since, "place": np.arange(len(queries))}))
+        arrow = database.register(pa.table({"query": queries, "since": table.since, "place": np.arange(len(queries))}))
         if not table.dates and self.report.unit is not None:
-            unit = Clock.units(engine, "since", arrow, "true", self.read_at)[0] or self.report.unit
+            unit = Clock.units(database, "since", arrow, "true", self.read_at)[0] or self.report.unit
             scale = double(UNITS[self.report.unit] / UNITS[unit])
             arrow = f"(SELECT * REPLACE (since * {scale} AS since) FROM {arrow})"
-        made = engine.name("versions")
-        engine.run(
+        made = database.name("versions")
+        database.run(
             f"CREATE TABLE {made} AS SELECT *, "
             f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version FROM {arrow}"
         )
         twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {made}"
-        if again := engine.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
+        if again := database.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
             at = again[0][0]
             file, row = table.where(at)
             raise DataError(
@@ -453,15 +453,15 @@ class _Loading:
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {made} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
         )
-        order = engine.arrow(f"SELECT place FROM {made} ORDER BY version")["place"].to_pylist()
+        order = database.arrow(f"SELECT place FROM {made} ORDER BY version")["place"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
     def _impressions(self, label_ids: pa.Array) -> Bags | None:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         if "shown" not in self._columns():
             return None
-        engine, lists = self.engine, self.engine.name("shown")
-        engine.run(
+        database, lists = self.engine, self.engine.name("shown")
+        database.run(
             f"CREATE TABLE {lists} AS SELECT place, (row_number() OVER (ORDER BY place) - 1)::INTEGER AS row, shown "
             f"FROM {self.pairs} WHERE split < 2"
         )
@@ -473,21 +473,21 @@ class _Loading:
             f"SELECT row, unnest(shown[:{MOST_SHOWN}]) AS text, generate_subscripts(shown[:{MOST_SHOWN}], 1) AS entry "
             f"FROM {lists}"
         )
-        labels = engine.register(pa.table({"id": label_ids, "label": np.arange(len(label_ids), dtype=np.int32)}))
-        found = engine.arrow(
+        labels = database.register(pa.table({"id": label_ids, "label": np.arange(len(label_ids), dtype=np.int32)}))
+        found = database.arrow(
             f"SELECT row, label FROM ({entries}) JOIN {self._texts} USING (text) JOIN {labels} USING (id) "
             "ORDER BY row, entry"
         )
-        (count,) = engine.row(f"SELECT count(*) FROM {lists}")
+        (count,) = database.row(f"SELECT count(*) FROM {lists}")
         counts = np.bincount(found["row"].to_numpy(), minlength=count)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Bags(offsets, found["label"].to_numpy(), np.ones(len(found), np.float32))
 
     def _split(self, name: str) -> Pairs:
-        engine, there, at = self.engine, self._columns(), _SPLITS.index(name)
+        database, there, at = self.engine, self._columns(), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.places else ""
         of = {column: kind for column, kind in _ARRAYS.items() if column in there and column != left_out}
-        (count,) = engine.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {at}")
+        (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {at}")
         arrays = {}
         for column, (key, kind) in of.items():
             path = None if self.folder is None or not count else self.folder / f"{name}.{key}.npy"
@@ -495,7 +495,7 @@ class _Loading:
             arrays[column] = made.view(np.ndarray)
         time, start = "time, " * ("time" in there), 0
         query = f"SELECT {', '.join(of)} FROM {self.pairs} WHERE split = {at} ORDER BY query, {time}tie"
-        for batch in engine.connection.sql(query).to_arrow_reader(_BATCH):
+        for batch in database.connection.sql(query).to_arrow_reader(_BATCH):
             for column, values in zip(of, batch.columns, strict=True):
                 arrays[column][start : start + len(values)] = values.to_numpy(zero_copy_only=False)
             start += batch.num_rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.tables.engine import Engine
+from longtail.tables.database import Database
 from longtail.tables.table import canonical_ids
 from longtail.tables.values import literal
 from longtail.trainer.data.problems import Check
@@ -30,13 +30,13 @@ class IdTexts:
         odd: texts that look like a placeholder, with their codes.
     """
 
-    engine: Engine
+    engine: Database
     table: str
     ids: str
     odd: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, engine: Engine, log: str, listed: str | None) -> IdTexts:
+    def of(cls, engine: Database, log: str, listed: str | None) -> IdTexts:
         """Number distinct texts.
 
         Args:
@@ -51,7 +51,7 @@ class IdTexts:
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
         odd = looks_odd("text")
-        canonical = canonical_ids(engine, distinct, "text", among=f"NOT {odd}")
+        canonical = canonical_ids(engine, distinct, "text", condition=f"NOT {odd}")
         texts = f"SELECT text, {canonical} AS id, place, listed FROM {distinct}"
         engine.run(
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
@@ -97,7 +97,7 @@ def looks_odd(text: str) -> str:
     return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))})"
 
 
-def checks_of_texts(engine: Engine, table: str, text: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
+def checks_of_texts(engine: Database, table: str, text: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
     """Yield the checks of `IdTexts.checks` for a column of texts."""
     yield Check(name, f"{text} IS NULL", _EVERY_ROW, found="null")
     listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""

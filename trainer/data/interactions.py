@@ -14,23 +14,22 @@ import numpy as np
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.validation import did_you_mean
 from longtail.tables import DataError, DataFile
-from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Part, Table, id_of, read_table
-from longtail.tables.times import UNITS, Clock, times_of_files
-from longtail.tables.times import in_words as time_in_words
+from longtail.tables.database import Database, OpenedFile
+from longtail.tables.table import FileRows, Table, id_expression, read_table
+from longtail.tables.times import UNITS, Clock, format_time, read_file_times
 from longtail.tables.values import (
     as_type,
     double,
-    in_words,
     is_integer,
     is_list_of_ids,
     is_number,
     is_text,
     is_time,
     literal,
-    micros_of,
-    number_of,
-    text_of,
+    to_micros,
+    to_number,
+    to_text,
+    type_name,
 )
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.ids import IdTexts
@@ -66,10 +65,10 @@ class Log:
         alive: SQL condition of the rows that `data.since` keeps.
     """
 
-    engine: Engine
+    engine: Database
     table: Table
     splits: list[str]
-    parts: dict[int, Part]
+    parts: dict[int, FileRows]
     time: str | None = None
     clock: Clock | None = None
     alive: str = "true"
@@ -84,7 +83,7 @@ class Log:
 
 
 def read_log(
-    engine: Engine, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
+    engine: Database, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
     now: datetime, context: Sequence[str] = (),
 ) -> Log:  # fmt: skip
     """Read every file of every split, and determine the unit of times and the rows that count.
@@ -97,7 +96,7 @@ def read_log(
     splits = [split for split, _ in every]
     notes: dict[int, list[str]] = {}
 
-    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         columns, notes[number] = _columns(opened, data, splits[number], context)
         return {"file": (f"{number}::INTEGER", "INTEGER"), **columns}
 
@@ -140,7 +139,7 @@ def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]
 
 
 def _columns(
-    opened: Opened, data: DataConfig, split: str, context: Sequence[str]
+    opened: OpenedFile, data: DataConfig, split: str, context: Sequence[str]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Return SQL expression and type of each column of a file, and notes about the file."""
     file, names = opened.file, opened.names
@@ -161,21 +160,21 @@ def _columns(
     def checked(name: str, expected: str, *kinds: Callable[[str], bool]) -> tuple[str, str]:
         value, kind = column(name)
         if not any(is_kind(kind) for is_kind in kinds):
-            raise file.wrong(name, expected, in_words(kind))
+            raise file.wrong(name, expected, type_name(kind))
         return value, kind
 
     made = {
-        "query": id_of(opened, data.query_id, *column(data.query_id)),
-        "label": id_of(opened, data.label_id, *column(data.label_id)),
+        "query": id_expression(opened, data.query_id, *column(data.query_id)),
+        "label": id_expression(opened, data.label_id, *column(data.label_id)),
     }
     if data.timestamp is not None:
         value, kind = checked(data.timestamp, "numbers or timestamps", is_text, is_number, is_time)
-        made["number"] = "NULL" if is_time(kind) else str(number_of(value, kind)), "DOUBLE"
-        made["micros"] = micros_of(value, kind) or "NULL", "BIGINT"
+        made["number"] = "NULL" if is_time(kind) else str(to_number(value, kind)), "DOUBLE"
+        made["micros"] = to_micros(value, kind) or "NULL", "BIGINT"
     if data.weight is not None:
-        made["weight"] = str(number_of(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
+        made["weight"] = str(to_number(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
     if events is not None:
-        made["event"] = text_of(*checked(events, "event types as strings or integers", is_text, is_integer)), "VARCHAR"
+        made["event"] = to_text(*checked(events, "event types as strings or integers", is_text, is_integer)), "VARCHAR"
     if shown is not None:
         value, kind = checked(shown, "lists of ids, strings or integers", is_list_of_ids)
         made["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
@@ -189,7 +188,7 @@ def _columns(
 def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
     """Bring times of all files to one unit, and find the rows that `data.since` keeps."""
     number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
-    times = times_of_files(log.engine, log.table.name, file, number, micros, where=log.alive, now=now)
+    times = read_file_times(log.engine, log.table.name, file, number, micros, condition=log.alive, now=now)
     for at in times.without:
         opened = log.parts[at].opened
         own = data.timestamp if data.timestamp in opened.names else None
@@ -203,7 +202,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
             f"{log.parts[times.dated[0]].opened.file.name}, found other numbers"
         )
     log.time, report.dates = times.time, bool(times.dated) and not times.numbered
-    log.clock = Clock.of(log.engine, log.time, log.table.name, log.alive, now)
+    log.clock = Clock.measure(log.engine, log.time, log.table.name, log.alive, now)
     report.unit = log.clock.unit
     if data.since is None:
         return
@@ -313,13 +312,13 @@ def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
             continue
 
         def mixed(first: float, other: str = other) -> str:
-            return f"{other} ({first:.0f}, {time_in_words(first, other)})"
+            return f"{other} ({first:.0f}, {format_time(first, other)})"
 
         is_other = clock.plausible("time", other)
         yield Check(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", shown=mixed)
         odd += f" AND NOT {is_other}"
     expected = "times since 1990 and not in the future"
-    yield Check(name, odd, expected, value="time", shown=lambda first: time_in_words(first, clock.unit))
+    yield Check(name, odd, expected, value="time", shown=lambda first: format_time(first, clock.unit))
 
 
 def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:

@@ -22,8 +22,8 @@ import pyarrow as pa
 from longtail.bundle import BundleExistsError
 from longtail.bundle.arrays import Array
 from longtail.bundle.store import atomic_directory
-from longtail.tables.lake import version_of
-from longtail.tables.queries import files_behind
+from longtail.tables.lake import file_version
+from longtail.tables.queries import find_all_files
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
@@ -89,8 +89,8 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
     """Return name, size and version of every file of a recipe and of its SQL queries."""
     places = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
-    files = [file for of in places if of is not None for file in files_behind(of)]
-    return [(file.name, *version_of(file)) for file in files]
+    files = [file for of in places if of is not None for file in find_all_files(of)]
+    return [(file.name, *file_version(file)) for file in files]
 
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from longtail.tables.engine import Engine, Rejected
-from longtail.tables.table import Part
+from longtail.tables.database import Database, Rejected
+from longtail.tables.table import FileRows
 from longtail.tables.values import is_text
 from longtail.trainer.config import DataConfig
 from longtail.trainer.errors import DataError
@@ -166,7 +166,9 @@ class Check:
     fatal: bool = True
 
 
-def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: Iterable[Part], report: RowReport) -> str:
+def find_problems(
+    engine: Database, table: str, checks: Sequence[Check], parts: Iterable[FileRows], report: RowReport
+) -> str:
     """Note the bad rows of a table by file; return the SQL condition of fatal problems.
 
     Args:
@@ -195,7 +197,7 @@ def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: It
             if check.raw is not None and check.raw in opened.names:
                 column, kind = opened.column(check.raw)
                 expected = check.of_text or expected if is_text(kind) else expected
-                words = _shown(opened.value(column, places[0] - part.first))
+                words = _shown(opened.value(column, places[0] - part.first_row))
             elif check.counted is not None:
                 words = check.counted(file)
             words = check.shown(value) if words is None else words

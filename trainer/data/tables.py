@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Bools
 from longtail.tables import find_files
-from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.times import time_in
-from longtail.tables.values import in_words
+from longtail.tables.database import Database, OpenedFile
+from longtail.tables.table import Table, id_expression, read_table
+from longtail.tables.times import find_times
+from longtail.tables.values import type_name
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.ids import checks_of_texts
@@ -54,7 +54,7 @@ class IdTable:
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the file of a row, and its number there."""
-        return self.source.where(self.places[row].as_py())
+        return self.source.locate(self.places[row].as_py())
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
@@ -65,7 +65,7 @@ class IdTable:
 
 
 def read_feature_table(
-    engine: Engine, places: Places, id_column: str, data: DataConfig, report: RowReport, *,
+    engine: Database, places: Places, id_column: str, data: DataConfig, report: RowReport, *,
     columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
     """Read a feature table from any number of files; bad rows are removed and noted for `settle`.
@@ -76,11 +76,11 @@ def read_feature_table(
     """
     where = shown(places)
 
-    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         value, kind = opened.column(id_column)
         made = {
             "file": (f"{number}::INTEGER", "INTEGER"),
-            _ID: id_of(opened, id_column, value, kind),
+            _ID: id_expression(opened, id_column, value, kind),
         }
         if valid_from is not None:
             made |= _times(opened, valid_from)
@@ -94,11 +94,11 @@ def read_feature_table(
     return _good_rows(table, id_column, data, report, where, valid_from)
 
 
-def _times(opened: Opened, name: str) -> dict[str, tuple[str, str]]:
+def _times(opened: OpenedFile, name: str) -> dict[str, tuple[str, str]]:
     value, kind = opened.column(name)
-    found = time_in(opened.engine, opened.relation, value, kind)
+    found = find_times(opened.database, opened.relation, value, kind)
     if found is None:
-        raise opened.file.wrong(name, "numbers or timestamps", in_words(kind))
+        raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
     return {_SINCE: (found[0], "DOUBLE"), _DATES: (str(found[1]).lower(), "BOOLEAN")}
 
 
@@ -106,7 +106,7 @@ def _good_rows(
     table: Table, id_column: str, data: DataConfig, report: RowReport, where: str, valid_from: str | None
 ) -> IdTable:
     """Return the rows with an id and, if versions need one, a time."""
-    engine, id_ = table.engine, table.column(_ID)
+    engine, id_ = table.database, table.column(_ID)
     view = engine.name("checked")
     engine.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
     checks = [*checks_of_texts(engine, table.name, id_, id_column, data.placeholders)]

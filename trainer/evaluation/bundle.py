@@ -30,7 +30,7 @@ from longtail.bundle.forecast import Forecast
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.sets import distinct
 from longtail.bundle.tower import onnx_session
-from longtail.tables.times import UNITS, in_words
+from longtail.tables.times import UNITS, format_time
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -218,8 +218,11 @@ def evaluate_rolling(
         weights_N = type_weights(recipe, seen)
         seconds_N, ahead = seen.times / UNITS[unit], float(end - begin) / UNITS[unit]
         forecast = forecast.refreshed(seen.queries, seen.labels, seconds_N, until, weights_N, ahead)
-        priors = {"counts": forecast.with_offset(count), "forecast": bundle.forecast.log_popularity(whole=True)}
-        priors["refreshed"] = forecast.log_popularity(whole=True)
+        priors = {
+            "counts": forecast.with_offset(count),
+            "forecast": bundle.forecast.log_popularity(include_future=True),
+        }
+        priors["refreshed"] = forecast.log_popularity(include_future=True)
         for name, log_prior in priors.items():
             labels = replace(bundle.labels, log_popularity=log_prior.astype(np.float32))
             nothing = f"rolling: expected pairs of labels in the bundle from {begin:g} to {end:g}, found none"
@@ -289,7 +292,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     if bundle.forecast is not None:
         _refuse_known(bundle.forecast, held_out, measured.dataset.report.unit, split)
-        labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
+        labels = replace(labels, log_popularity=bundle.forecast.log_popularity(include_future=True).astype(np.float32))
     default = Dial.of_manifest(bundle.manifest).default
     settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default)
     if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
@@ -321,8 +324,8 @@ def _refuse_known(forecast: Forecast, held_out: Pairs, unit: str | None, split: 
     if until > first:
         raise RecipeError(
             f"split: expected {split} pairs later than the bundle's forecast of popularity, which knows pairs up to "
-            f"{in_words(until, 'seconds')}, found the first at {in_words(first, 'seconds')}: their popularity would "
-            "leak into the figures; `fit` measures valid with a forecast of its time"
+            f"{format_time(until, 'seconds')}, found the first at {format_time(first, 'seconds')}: their popularity "
+            "would leak into the figures; `fit` measures valid with a forecast of its time"
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float32, Int8, Int32, Int64
 from longtail.bundle.cooccurrence import Cooccurrence
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import is_in
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.grid_ranker import best, padded
@@ -115,7 +115,7 @@ class Candidates(NamedTuple):
     def among(self, wanted: Positives) -> tuple[Int64, Int64]:
         """Return the places of some labels in the candidates by row, int64 [w] each."""
         keys_n = self.row_n * wanted.labels + self.label_n
-        at_w = np.flatnonzero(is_among(keys_n, wanted.keys))
+        at_w = np.flatnonzero(is_in(keys_n, wanted.keys))
         return self.row_n[at_w], at_w - np.searchsorted(self.row_n, self.row_n[at_w])
 
 
@@ -209,7 +209,7 @@ class TowerLists:
         row_m, label_m, ranked_m = np.repeat(rows, np.diff(c_BL.indptr)), c_BL.indices, c_BL.data > 0
         if self.seen is not None:
             seen_n2 = self.seen.seen(rows_B)
-            ranked_m &= ~is_among(row_m * labels + label_m, np.sort(seen_n2[:, 0] * labels + seen_n2[:, 1]))
+            ranked_m &= ~is_in(row_m * labels + label_m, np.sort(seen_n2[:, 0] * labels + seen_n2[:, 1]))
         row_m, label_m, c_m = row_m[ranked_m], label_m[ranked_m], c_BL.data[ranked_m]
         # Sorted row by row, because many short sorts of int32 take a sixth of the time of one long sort of int64.
         label_BM = np.concatenate([*tops.values(), padded(row_m, label_m, len(rows), -1)], axis=1)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Int32
-from longtail.bundle.ids import ids_of
+from longtail.bundle.ids import to_ids
 from longtail.bundle.sets import distinct
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
@@ -99,7 +99,7 @@ def check_group(name: str, dataset: Dataset) -> None:
 
 def _texts(name: str, column: pa.Array) -> pa.Array:
     try:
-        return ids_of(column)
+        return to_ids(column)
     except TypeError:
         raise DataError(f"group {name!r}: expected texts, numbers or booleans, found {column.type}") from None
 

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int32, Int64
-from longtail.bundle.ids import rows_of_ids
+from longtail.bundle.ids import find_rows
 from longtail.tables import find_files
-from longtail.tables.engine import Opened, engine
-from longtail.tables.table import id_of, read_table
-from longtail.tables.values import number_of
+from longtail.tables.database import OpenedFile, open_database
+from longtail.tables.table import id_expression, read_table
+from longtail.tables.values import to_number
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives
@@ -128,7 +128,7 @@ class FoundByLabel:
         if prior == "uniform":
             return np.ones(len(self.ids)), float(self.labels)
         ids, shares = read_shares(Path(prior))
-        rows = pc.fill_null(rows_of_ids(ids, self.ids), -1).to_numpy()
+        rows = pc.fill_null(find_rows(ids, self.ids), -1).to_numpy()
         prior_L = np.bincount(rows[rows >= 0], weights=shares[rows >= 0], minlength=len(self.ids))
         return prior_L.astype(np.float64), float(shares.sum())
 
@@ -179,7 +179,7 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     if not path.is_file():
         known = ", ".join(NAMED)
         raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")
-    with engine() as reader:
+    with open_database() as reader:
         table = read_table(reader, find_files(path), _shares_in, str(path))
         found = table.arrow(["label", "share"])
     shares: Float64 = found["share"].combine_chunks().to_numpy(zero_copy_only=False)
@@ -188,8 +188,8 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     return found["label"].combine_chunks(), shares
 
 
-def _shares_in(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
-    value = number_of(*opened.column("share"))
+def _shares_in(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
+    value = to_number(*opened.column("share"))
     if value is None:
         raise opened.file.wrong("share", "numbers", opened.column("share")[1].lower())
-    return {"label": id_of(opened, "label", *opened.column("label")), "share": (value, "DOUBLE")}
+    return {"label": id_expression(opened, "label", *opened.column("label")), "share": (value, "DOUBLE")}

@@ -13,7 +13,7 @@ import numpy as np
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Bools, Float64, Int32, Int64
-from longtail.bundle.sets import distinct, is_among
+from longtail.bundle.sets import distinct, is_in
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
@@ -124,7 +124,7 @@ class Task:
             )
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
-            pairs = pairs.take(is_among(pairs.request_rows, rows_N))
+            pairs = pairs.take(is_in(pairs.request_rows, rows_N))
         positives = Positives.of(
             np.searchsorted(rows_N, pairs.request_rows), pairs.labels, queries=len(rows_N), labels=labels,
             weights=pairs.weights,

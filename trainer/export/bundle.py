@@ -31,26 +31,27 @@ _CALIBRATION_QUERIES = 1000
 
 
 def to_bundle(
-    trained: Trained, known: Pairs, held_out_rows: Int32, past: Past, dial: Dial, reports: dict[str, bytes],
+    trained: Trained, earlier_pairs: Pairs, held_out_rows: Int32, past: Past, dial: Dial, reports: dict[str, bytes],
     folder: Path,
 ) -> Bundle:  # fmt: skip
     """Create the bundle of a trained model, without writing it.
 
     Args:
-        known: the pairs before the forecast period.
+        earlier_pairs: the pairs before the forecast period.
         held_out_rows: rows of the past to draw calibration queries from, int32 [n].
         past: histories of these rows; the evaluation left out their labels.
         folder: folder for the towers, and for the tables to which the bundle's tables are links.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
-    label_side = trained.label_side(known, served=True)
+    label_side = trained.label_side(earlier_pairs, served=True)
     rng = np.random.default_rng(recipe.seed)
     rows_C = np.sort(rng.permutation(held_out_rows)[:_CALIBRATION_QUERIES]).astype(np.int32)
     inputs = trained.encoding.query.with_history(past).of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0  # a zero vector ranks no label above another
     exclude_history = recipe.evaluation.exclude_seen and (
-        trained.cooccurrence is not None or any(each.kind == "history" for each in trained.encoding.query_features)
+        trained.cooccurrence is not None
+        or any(feature.kind == "history" for feature in trained.encoding.query_features)
     )
     seen_N2 = np.unique(past.seen(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
     histories_CR = None
@@ -93,7 +94,7 @@ def to_bundle(
         calibration_histories=histories_CR,
         tables=tables,
         proposal=model.proposal,
-        forecast=trained.forecast(known),
+        forecast=trained.forecast(earlier_pairs),
         cooccurrence=trained.cooccurrence,
         remembered=None if trained.cooccurrence is None else remembered(recipe, dataset, past.known),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},

@@ -54,11 +54,11 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
     """
     recipe, towers = trained.recipe, trained.model.towers
     large = large_tables(towers)
-    apart = {id(table.table): name for name, (_, table) in large.items()}
+    file_of = {id(table.table): name for name, (_, table) in large.items()}
     read = {}
     for side, tower in exported(recipe, towers).items():
-        read[side] = {apart[id(weight)] for weight in tower.weights if id(weight) in apart}
-        size = sum(int(np.prod(weight.shape)) * 4 for weight in tower.weights if id(weight) not in apart)
+        read[side] = {file_of[id(weight)] for weight in tower.weights if id(weight) in file_of}
+        size = sum(int(np.prod(weight.shape)) * 4 for weight in tower.weights if id(weight) not in file_of)
         if size > ONNX_LIMIT:
             raise ExportError(
                 f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights outside its tables, the limit of ONNX, "
@@ -66,15 +66,17 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
             )
     files, stand_in = {name: folder / TABLES / f"{name}.npy" for name in large}, {}
     (folder / TABLES).mkdir(exist_ok=True)
-    for place, (name, (_, table)) in enumerate(large.items()):
+    for i, (name, (_, table)) in enumerate(large.items()):
         write_array(files[name], table.table)
         # Random rows, so that `with_tables` can recognise each stand-in by its values in the exported model.
-        stand_in[name] = np.random.default_rng(place).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
+        stand_in[name] = np.random.default_rng(i).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
     rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
-    models = onnx_models(recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[apart[id_]] for id_ in apart})
+    models = onnx_models(
+        recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[file_of[id_]] for id_ in file_of}
+    )
     for side, model in models.items():
-        models[side], found = with_tables(model, stand_in, files)
-        if missing := read[side] - found:
+        models[side], replaced = with_tables(model, stand_in, files)
+        if missing := read[side] - replaced:
             raise ExportError(
                 f"{side} tower: expected a model that looks up rows of {', '.join(sorted(missing))}, found no such "
                 "lookup: a layer reads the table as a whole"
@@ -155,9 +157,9 @@ def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path)
             f"import it when towers are trained on {keras.backend.backend()}; move it to a module of its own"
         )
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    for at, value in enumerate(values):
-        np.save(folder / f"{at}.npy", value, allow_pickle=False)
-    path = os.pathsep.join(place for place in sys.path if place)
+    for i, value in enumerate(values):
+        np.save(folder / f"{i}.npy", value, allow_pickle=False)
+    path = os.pathsep.join(folder_path for folder_path in sys.path if folder_path)
     child = subprocess.run(
         [sys.executable, "-c", f"from longtail.trainer.export.onnx import export_job; export_job({str(folder)!r})"],
         env=os.environ | {"KERAS_BACKEND": "tensorflow", "PYTHONPATH": path}, capture_output=True, text=True,
@@ -183,9 +185,9 @@ def export_job(folder: str) -> None:
 def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
     """Refuse a tower for which ONNX Runtime and the training framework disagree."""
     session = onnx_session(model, name)
-    wanted = {node.name for node in session.get_inputs()}
-    if wanted != set(inputs):
-        raise ExportError(f"{name}: expected queries with the inputs {sorted(wanted)}, received {sorted(inputs)}")
+    names = {node.name for node in session.get_inputs()}
+    if names != set(inputs):
+        raise ExportError(f"{name}: expected queries with the inputs {sorted(names)}, received {sorted(inputs)}")
     found_BD = session.run(None, dict(inputs))[0]
     if found_BD.shape != expected_BD.shape:
         raise ExportError(f"{name}: expected embeddings of shape {expected_BD.shape}, found {found_BD.shape}")

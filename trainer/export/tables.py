@@ -46,13 +46,13 @@ def large_tables(towers: Towers) -> dict[str, tuple[str, EmbeddingTable]]:
 def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
     """Replace stand-ins [8, D] in a model by references to `files`; also return the names found."""
     graph = onnx.load_from_string(model)
-    found = set()
+    replaced = set()
     for tensor in graph.graph.initializer:
         for name, rows in stand_in.items():
             if list(tensor.dims) == list(rows.shape) and np.array_equal(numpy_helper.to_array(tensor), rows):
                 _refer(tensor, files[name])
-                found.add(name)
-    return graph.SerializeToString(), found
+                replaced.add(name)
+    return graph.SerializeToString(), replaced
 
 
 def write_with_tables(bundle: Bundle, out: Path) -> Bundle:
@@ -93,6 +93,6 @@ def _refer(tensor: TensorProto, file: Path) -> None:
     del tensor.dims[:]
     tensor.dims.extend(table.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    where = {"location": f"{TABLES}/{file.name}", "offset": table.offset, "length": table.nbytes}
-    for key, value in where.items():
+    location = {"location": f"{TABLES}/{file.name}", "offset": table.offset, "length": table.nbytes}
+    for key, value in location.items():
         tensor.external_data.add(key=key, value=str(value))

@@ -41,7 +41,7 @@ def try_own_layers(recipe: Recipe) -> None:
     names = [name for feature in features if feature.has_table for name in (feature.table_name, feature.entry_table)]
     rows = {name: _ROWS for name in names if name is not None}
     numbers = {feature.name: (0.0, 1.0) for feature in features if feature.kind == "number"}
-    own = ", ".join(f"{kind} {name!r}" for kind, name in dict.fromkeys(recipe.own_layers))
+    layers = ", ".join(f"{kind} {name!r}" for kind, name in dict.fromkeys(recipe.own_layers))
     try:
         towers = build_towers(recipe, rows, numbers)
         configs = {"query": recipe.query, "label": recipe.label}
@@ -49,8 +49,8 @@ def try_own_layers(recipe: Recipe) -> None:
         for side, tower in (("query", towers.query), ("label", towers.label)):
             few, many = (_inputs(tower, configs[side], longest) for longest in _ENTRIES)
             with in_float32(tower):
-                _check_layers(f"{side} tower, with {own}", tower, many)
-                tried[side] = _check_entries(f"{side} tower, with {own}", tower, few, many)
+                _check_layers(f"{side} tower, with {layers}", tower, many)
+                tried[side] = _check_entries(f"{side} tower, with {layers}", tower, few, many)
         models = onnx_models(recipe, towers, rows, numbers)
         for side in exported(recipe, towers):
             for inputs, expected_BD in tried[side]:
@@ -59,21 +59,21 @@ def try_own_layers(recipe: Recipe) -> None:
         raise
     except Exception as error:  # Keras, its backend, tf2onnx and ONNX Runtime raise errors of any type
         raise RecipeError(
-            f"{own}: expected layers that make a Keras model, export to ONNX and compute the same there, for any "
+            f"{layers}: expected layers that make a Keras model, export to ONNX and compute the same there, for any "
             f"number of rows and of entries, received {type(error).__name__}: {error}"
         ) from error
 
 
-def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
+def _check_layers(title: str, tower: keras.Model, inputs: Inputs) -> None:
     """Refuse layers with untrained weights, losses or random draws in training."""
     tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, EmbeddingTable) for weight in layer.weights}
-    if kept := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
+    if untrained := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
         raise RecipeError(
-            f"{where}: expected only trained weights, as checkpoints hold no others, received {', '.join(kept)}"
+            f"{title}: expected only trained weights, as checkpoints hold no others, received {', '.join(untrained)}"
         )
     if penalised := [layer.name for layer in layers_of(tower) if layer.losses]:
         raise RecipeError(
-            f"{where}: expected layers without losses, as training would not add them, received {', '.join(penalised)}"
+            f"{title}: expected layers without losses, as training would not add them, received {', '.join(penalised)}"
         )
     # A layer that draws random numbers advances the state of its seed generator, which is untrained.
     seeds = [variable for variable in tower.non_trainable_variables if id(variable) not in tables]
@@ -83,12 +83,12 @@ def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
         seed.path for seed, old in zip(seeds, before, strict=True) if (ops.convert_to_numpy(seed) != old).any()
     ]:
         raise RecipeError(
-            f"{where}: expected layers that draw nothing in training (the recipe's dropout is there, and "
+            f"{title}: expected layers that draw nothing in training (the recipe's dropout is there, and "
             f"longtail.trainer.model.embedding.Dropout), received draws of {', '.join(drawn)}"
         )
 
 
-def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
+def _check_entries(title: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
     """Refuse layers whose output changes with padding, or is not finite for an empty row.
 
     The amount of padding depends on the other rows of a batch, so it must not change an output.
@@ -96,23 +96,24 @@ def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) ->
     padded = dict(few)
     for name in few:
         if f"{name}__weight" in few:
-            parts = (name, f"{name}__weight")
+            names = (name, f"{name}__weight")
             more = many[name].shape[1] - few[name].shape[1]
-            padded |= {part: np.pad(column, ((0, 0), (0, more))) for part, column in few.items() if part in parts}
+            padded |= {name: np.pad(column, ((0, 0), (0, more))) for name, column in few.items() if name in names}
     compiled = backend.compile_tower(tower)
 
     def embedded(inputs: Inputs) -> Float32:
         return ops.convert_to_numpy(compiled(inputs))
 
     of_few_BD, of_many_BD = embedded(few), embedded(many)
-    apart = float(np.abs(embedded(padded) - of_few_BD).max())
-    if not apart <= _APART:
+    difference = float(np.abs(embedded(padded) - of_few_BD).max())
+    if not difference <= _APART:
         raise RecipeError(
-            f"{where}: expected padding (entries of weight 0) to change no output, received outputs {apart:.3g} apart"
+            f"{title}: expected padding (entries of weight 0) to change no output, received outputs "
+            f"{difference:.3g} apart"
         )
     nothing = {name: np.zeros_like(column) for name, column in few.items()}
     if not np.isfinite(embedded(nothing)).all():
-        raise RecipeError(f"{where}: expected finite outputs for a row of zeros without entries, received NaN or ±inf")
+        raise RecipeError(f"{title}: expected finite outputs for a row of zeros without entries, received NaN or ±inf")
     row = {name: column[:1] for name, column in many.items()}
     return [(few, of_few_BD), (many, of_many_BD), (row, of_many_BD[:1])]
 

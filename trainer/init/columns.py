@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Bools, Float64
-from longtail.bundle.ids import parts_of
-from longtail.tables.engine import engine
-from longtail.tables.times import Clock, time_in
+from longtail.bundle.ids import split_ids
+from longtail.tables.database import open_database
+from longtail.tables.times import Clock, find_times
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -161,7 +161,7 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         return Column(name, "addresses", distinct, nulls)
     if pc.mean(pc.match_substring_regex(sample, _FRAMED).cast(pa.float64())).as_py() > 0.5:
         texts = pc.unique(column.drop_null()).to_pylist()
-        other = next((each for each in texts if _VECTOR.fullmatch(each) or parts_of(each, None) is None), None)
+        other = next((each for each in texts if _VECTOR.fullmatch(each) or split_ids(each, None) is None), None)
         holds = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
         return Column(name, holds, 0, nulls)
     some = pc.count_distinct(sample).as_py()
@@ -196,13 +196,13 @@ def is_text(kind: pa.DataType) -> bool:
 
 def times_in(column: pa.ChunkedArray) -> Times | None:
     """Read the times of a column, [N], as numbers, or dates in microseconds; None for a column without times."""
-    with engine() as reader:
+    with open_database() as reader:
         source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
         kind = reader.rows(f"DESCRIBE SELECT value FROM {source}")[0][1]
-        if (time_and_dates := time_in(reader, source, "value", kind)) is None:
+        if (time_and_dates := find_times(reader, source, "value", kind)) is None:
             return None
         time, _ = time_and_dates
-        clock = Clock.of(reader, time, source, "true", datetime.now(UTC))
+        clock = Clock.measure(reader, time, source, "true", datetime.now(UTC))
         plausible = f"isfinite({time})" if clock.unit is None else clock.plausible(time, clock.unit)
         found = reader.arrow(
             f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY place"

@@ -20,9 +20,9 @@ from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.lifetimes import NO_LIMITS
 from longtail.tables import DataFile, EmptyFileError, find_files
-from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.database import Database, OpenedFile, open_database
 from longtail.tables.table import all_columns, open_file, read_table
-from longtail.tables.times import in_words
+from longtail.tables.times import format_time
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.cooccurrence import found_alone
@@ -88,7 +88,7 @@ def draft_recipe(
     places = [clicks] if isinstance(clicks, Path) else list(clicks)
     where = named([*places])
     files = find_files([*places])
-    with engine() as reader:
+    with open_database() as reader:
         exports = [file for file in files if _is_export(reader, file)]
     logs = [file for file in files if file not in exports]
     log = _table(logs or exports, where)
@@ -114,7 +114,7 @@ def draft_recipe(
     return roles
 
 
-def _is_export(reader: Engine, file: DataFile) -> bool:
+def _is_export(reader: Database, file: DataFile) -> bool:
     try:
         return is_feedback(open_file(reader, file).names)
     except EmptyFileError:
@@ -124,10 +124,10 @@ def _is_export(reader: Engine, file: DataFile) -> bool:
 def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = None) -> pa.Table:
     """Read columns of some files with their types; None reads all."""
 
-    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         return all_columns(opened, number) if names is None else {name: opened.column(name) for name in names}
 
-    with engine() as reader:
+    with open_database() as reader:
         table = read_table(reader, files, wanted, where)
         if not table.rows:
             raise DataError(f"{where}: expected at least one row, found none")
@@ -351,7 +351,7 @@ def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     if times is None:
         return [f"timestamp = {_toml(timestamp)}"]  # reading will refuse these times with a full message
     times_N, good_N, unit = times
-    first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
+    first, last = (format_time(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     return [
         f"timestamp = {_toml(timestamp)}  # {first} to {last}{bad}",

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.errors import ExportError
-from longtail.trainer.tfrs.columns import Columns, Ids, strings
+from longtail.trainer.tfrs.columns import Ids, RawColumns, strings
 from longtail.trainer.tfrs.tower import ExportedTower, exported
 from longtail.trainer.tfrs.tracing import trace
 
@@ -30,7 +30,7 @@ _WHERE = "label tower"
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class TfrsCatalogue:
     """Hold all labels: ids, strings [L], and embeddings, float32 [L, D].
 
     Attributes:
@@ -40,11 +40,11 @@ class Catalogue:
 
     ids: pa.Array
     embeddings: Float32
-    examples: Columns | None
+    examples: RawColumns | None
     named: bool
 
     @classmethod
-    def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> Catalogue:
+    def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> TfrsCatalogue:
         """Embed the candidates; `name` is the name for a single tensor that holds the ids themselves."""
         dataset = candidates
         if not isinstance(dataset, tf.data.Dataset):
@@ -52,34 +52,34 @@ class Catalogue:
         pairs = isinstance(dataset.element_spec, tuple)
         if (dataset.element_spec[0] if pairs else dataset.element_spec).shape.rank == 0:
             dataset = dataset.batch(_BATCH)
-        ids, blocks, examples, kept = [], [], [], 0
+        ids, blocks, examples, n_examples = [], [], [], 0
         for element in dataset:
             batch_ids, features = element if pairs else (element, element)
             ids.append(strings(batch_ids.numpy()))
             blocks.append(np.asarray(model(features), np.float32))
             by_name = features if isinstance(features, Mapping) else {name: features}
-            if kept < _EXAMPLES and all(isinstance(tensor, tf.Tensor) for tensor in by_name.values()):
+            if n_examples < _EXAMPLES and all(isinstance(tensor, tf.Tensor) for tensor in by_name.values()):
                 examples.append(by_name)
-                kept += len(batch_ids)
+                n_examples += len(batch_ids)
         if not blocks:
             raise ExportError("candidates: expected at least one, received none")
         columns = None
         if examples:
-            whole = {column: tf.concat([block[column] for block in examples], 0) for column in examples[0]}
-            columns = Columns(whole, not isinstance(features, Mapping))
+            tensors = {column: tf.concat([block[column] for block in examples], 0) for column in examples[0]}
+            columns = RawColumns(tensors, not isinstance(features, Mapping))
             if columns.single and not columns.holds(name, pa.concat_arrays(ids)):
                 columns = None
         return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
-    def tower(self, model: Callable[[Any], Any], wanted: bool | None) -> tuple[ExportedTower | None, str | None]:
+    def tower(self, model: Callable[[Any], Any], required: bool | None) -> tuple[ExportedTower | None, str | None]:
         """Export the tower that embeds labels from their features, and find the feature that is their id.
 
         A model that takes only the id, or a tensor without a name, has no such tower.
 
         Args:
-            wanted: True refuses a tower that cannot be exported, None warns of it; False does not try.
+            required: True refuses a tower that cannot be exported, None warns of it; False does not try.
         """
-        if wanted is False:
+        if required is False:
             return None, None
         try:
             if self.examples is None or not isinstance(model, tf.Module):
@@ -87,20 +87,20 @@ class Catalogue:
             examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
             features = trace(model, examples, _WHERE).features
             ids = [feature.name for feature in features if feature.kind == "id"]
-            own = next((name for name in ids if examples.holds(name, self.ids)), None)
-            if own is None or len(features) > 1:
-                return exported(model, examples, _WHERE), own
-            if wanted:
-                raise ExportError(f"{_WHERE}: expected features beside the id, {own!r}, found none")
+            own_id = next((name for name in ids if examples.holds(name, self.ids)), None)
+            if own_id is None or len(features) > 1:
+                return exported(model, examples, _WHERE), own_id
+            if required:
+                raise ExportError(f"{_WHERE}: expected features beside the id, {own_id!r}, found none")
         except ExportError as error:
-            if wanted:
+            if required:
                 raise
             if (self.named or self.examples is not None) and isinstance(model, tf.Module):
                 warnings.warn(f"no label tower, so labels cannot be added while serving: {error}", stacklevel=3)
         return None, None
 
 
-def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
+def label_counts(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
     """Return the training pairs of every label, int64 [L]; `counts` is by id or in the order of labels."""
     if isinstance(counts, Mapping):
         by_id = dict(zip(strings(list(counts)).to_pylist(), counts.values(), strict=True))

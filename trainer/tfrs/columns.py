@@ -24,25 +24,25 @@ _BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Columns:
+class RawColumns:
     """Hold the inputs of a Keras model: tensors by name, [B], [B, 1] or [B, P], or a `single` one, not a dict."""
 
     tensors: Mapping[str, tf.Tensor]
     single: bool = False
 
     @classmethod
-    def of(cls, given: Any, name: str, where: str) -> Columns:
-        """Read a mapping of columns, or one column with the name `name`; errors begin with `where`."""
-        single = not isinstance(given, Mapping)
+    def of(cls, columns: Any, name: str, title: str) -> RawColumns:
+        """Read a mapping of columns, or one column with the name `name`; errors begin with `title`."""
+        single = not isinstance(columns, Mapping)
         tensors = {}
-        for column, values in ({name: given} if single else given).items():
+        for column, values in ({name: columns} if single else columns).items():
             try:
                 tensors[str(column)] = tf.convert_to_tensor(values)
             except (TypeError, ValueError) as error:
-                raise ExportError(f"{where}: expected a rectangular array for {column!r}, found: {error}") from error
+                raise ExportError(f"{title}: expected a rectangular array for {column!r}, found: {error}") from error
         lengths = {column: int(tensor.shape[0]) if tensor.shape.rank else None for column, tensor in tensors.items()}
         if len(set(lengths.values())) != 1 or None in lengths.values() or 0 in lengths.values():
-            raise ExportError(f"{where}: expected columns of one length >= 1, received {lengths}")
+            raise ExportError(f"{title}: expected columns of one length >= 1, received {lengths}")
         return cls(tensors, single)
 
     def __len__(self) -> int:
@@ -52,11 +52,11 @@ class Columns:
         """Build the model's argument from tensors by name, [B] or [B, P]."""
         return next(iter(tensors.values())) if self.single else dict(tensors)
 
-    def take(self, rows: Any) -> Columns:
+    def take(self, rows: Any) -> RawColumns:
         """Get some rows, int [n]."""
-        return Columns({name: tf.gather(column, rows) for name, column in self.tensors.items()}, self.single)
+        return RawColumns({name: tf.gather(column, rows) for name, column in self.tensors.items()}, self.single)
 
-    def embed(self, model: Callable[[Any], Any], where: str) -> Float32:
+    def embed(self, model: Callable[[Any], Any], title: str) -> Float32:
         """Compute the model's embeddings, float32 [B, D]; refuses a model that does not take these columns."""
         blocks = []
         for start in range(0, len(self), _BATCH):
@@ -64,13 +64,13 @@ class Columns:
             try:
                 blocks.append(np.asarray(model(self.argument(block)), np.float32))
             except Exception as error:  # Keras raises errors of any type about its inputs.
-                given = "one tensor" if self.single else f"tensors by name: {', '.join(block)}"
-                raise ExportError(f"{where}: expected a model that takes {given}; found: {error}") from error
+                inputs = "one tensor" if self.single else f"tensors by name: {', '.join(block)}"
+                raise ExportError(f"{title}: expected a model that takes {inputs}; found: {error}") from error
         embeddings_BD = np.concatenate(blocks)
         if not np.isfinite(embeddings_BD).all():
             row = int(np.argwhere(~np.isfinite(embeddings_BD))[0][0])
             values = {name: column[row].numpy().tolist() for name, column in self.tensors.items()}
-            raise ExportError(f"{where}: expected finite embeddings, found others for {values}")
+            raise ExportError(f"{title}: expected finite embeddings, found others for {values}")
         return embeddings_BD
 
     def rows(self) -> list[tuple[Any, ...]]:

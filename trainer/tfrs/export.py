@@ -27,8 +27,8 @@ from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.tables import write_with_tables
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
-from longtail.trainer.tfrs.catalogue import Candidates, Catalogue, counts_of
-from longtail.trainer.tfrs.columns import Columns, Ids
+from longtail.trainer.tfrs.catalogue import Candidates, TfrsCatalogue, label_counts
+from longtail.trainer.tfrs.columns import Ids, RawColumns
 from longtail.trainer.tfrs.measure import BY_THE_CALLER, Validation, measured
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
 from longtail.trainer.tfrs.tower import exported
@@ -105,8 +105,8 @@ def export_tfrs(
         BundleExistsError: `out` exists.
     """
     refuse_existing(out)
-    query = exported(query_model, Columns.of(queries, options.feature, "queries"), "query tower")
-    catalogue = Catalogue.of(candidate_model, candidates, options.label_feature)
+    query = exported(query_model, RawColumns.of(queries, options.feature, "queries"), "query tower")
+    catalogue = TfrsCatalogue.of(candidate_model, candidates, options.label_feature)
     embeddings_LD, queries_CD = catalogue.embeddings, query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
         raise ExportError(
@@ -116,17 +116,17 @@ def export_tfrs(
     label, own_id = catalogue.tower(candidate_model, options.label_tower)
     temperature = 1.0 if task._temperature is None else float(task._temperature)
     loss, objective = _loss(task, sampling_probability=options.sampling_probability)
-    counts_L = counts_of(catalogue.ids, counts)
+    counts_L = label_counts(catalogue.ids, counts)
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
-    apart = not np.array_equal(log_nu_L, log_pi_L)
-    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=apart)
+    has_own_noise = not np.array_equal(log_nu_L, log_pi_L)
+    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=has_own_noise)
     config = EvaluationConfig.model_validate(options.evaluation)
     buckets = buckets_for(config, counts_L)
     side = LabelSide.of(
         embeddings_LD, None, counts_L, training_queries=int(counts_L.sum()), temperature=temperature,
         log_pn=log_nu_L.astype(np.float32), buckets=buckets,
-        log_popularity=log_pi_L.astype(np.float32) if apart else None,
+        log_popularity=log_pi_L.astype(np.float32) if has_own_noise else None,
     )  # fmt: skip
     reports = dict[str, bytes]()
     if options.validation is None:

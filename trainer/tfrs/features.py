@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Column:
+class RawColumn:
     """Describe a raw column and its features.
 
     Attributes:
@@ -44,8 +44,8 @@ class Column:
 
     @classmethod
     def of(
-        cls, name: str, examples: tf.Tensor, uses: Collection[Any], read_by: Iterable[str], where: str
-    ) -> Column:  # fmt: skip
+        cls, name: str, examples: tf.Tensor, uses: Collection[Any], read_by: Iterable[str], title: str
+    ) -> RawColumn:  # fmt: skip
         """Derive the features of a column that reaches the output.
 
         Args:
@@ -53,23 +53,23 @@ class Column:
             uses: layers that look the column up or split it into words; empty for numbers.
             read_by: types of all operations that read the column, for errors.
         """
-        found = f"{where}: feature {name!r}"
+        feature_title = f"{title}: feature {name!r}"
         shape = tuple(examples.shape.as_list())
         if not _NAME.fullmatch(name):
-            raise ExportError(f"{found}: expected a name of letters, digits and _ that begins with a letter")
+            raise ExportError(f"{feature_title}: expected a name of letters, digits and _ that begins with a letter")
         if len(shape) > 2:
-            raise ExportError(f"{found}: expected [batch] or [batch, n], found {len(shape)} dimensions")
+            raise ExportError(f"{feature_title}: expected [batch] or [batch, n], found {len(shape)} dimensions")
         many, dtype = len(shape) == 2 and shape[1] != 1, examples.dtype
         texts = [layer for layer in uses if isinstance(layer, TEXTS)]
         looked_up = [layer for layer in uses if not isinstance(layer, TEXTS)]
         if not uses and not (dtype.is_integer or dtype.is_floating or dtype.is_bool):
             raise ExportError(
-                f"{found}: expected it to be read by a StringLookup or TextVectorization layer of the model, "
+                f"{feature_title}: expected it to be read by a StringLookup or TextVectorization layer of the model, "
                 f"found {', '.join(sorted(read_by)) or dtype.name}: do that to the data, before the model"
             )
         if (uses and dtype.is_floating) or (texts and many):
             raise ExportError(
-                f"{found}: expected strings or integers, a text to a row, found {dtype.name} of shape {shape}"
+                f"{feature_title}: expected strings or integers, a text to a row, found {dtype.name} of shape {shape}"
             )
         features, vocabularies, padding = [], {}, None
         if not uses and many:
@@ -79,7 +79,7 @@ class Column:
             features = [Feature(name=name, kind="number", missing=round(float(mean), 6))]
         if looked_up:
             vocabularies[name] = list(dict.fromkeys(word for layer in looked_up for word in layers.tokens(layer)))
-            padding = _padding(looked_up, found) if many else None
+            padding = _padding(looked_up, feature_title) if many else None
             kind = {"kind": "history", "max_length": shape[1]} if many else {"kind": "id"}
             features.append(Feature(name=name, vocabulary=name, **kind))
         if texts:
@@ -87,7 +87,9 @@ class Column:
             vocabularies[called] = list(dict.fromkeys(word for layer in texts for word in layers.tokens(layer)))
             standards = {layers.standardize(layer) for layer in texts}
             if len(standards) > 1:
-                raise ExportError(f"{found}: expected one standardize of its layers, found {', '.join(standards)}")
+                raise ExportError(
+                    f"{feature_title}: expected one standardize of its layers, found {', '.join(standards)}"
+                )
             length = max(layers.longest(layer) for layer in texts)
             features.append(
                 Feature(name=called, kind="text", vocabulary=called, standardize=standards.pop(), max_length=length)
@@ -111,10 +113,10 @@ class Column:
             reshaped: what the model does to the shape of the column before the layer sees it.
         """
         called = self.features[-1 if isinstance(layer, TEXTS) else 0].name
-        known, rows = self.vocabularies[called], inputs[called]
+        words, rows = self.vocabularies[called], inputs[called]
         if isinstance(layer, TEXTS):
-            return layers.vectorized(layer, known, rows, inputs[f"{called}__weight"])
-        index = tf.gather(tf.constant(layers.index_of_rows(layer, known)), rows)
+            return layers.vectorized(layer, words, rows, inputs[f"{called}__weight"])
+        index = tf.gather(tf.constant(layers.index_of_rows(layer, words)), rows)
         if self.features[0].kind == "history":
             index = layers.padded_index(index, inputs[f"{called}__weight"], self.shape[1])
         elif len(self.shape) == 2:
@@ -127,12 +129,12 @@ def blank(dtype: tf.DType, batch: tf.Tensor, shape: Sequence[int | None]) -> tf.
     return tf.ensure_shape(tf.zeros([batch, *shape[1:]], dtype), shape)
 
 
-def _padding(uses: Iterable[Any], found: str) -> str:
+def _padding(uses: Iterable[Any], title: str) -> str:
     """Return the value that fills up the lists of a history."""
     masks = {layer.mask_token for layer in uses}
     if len(masks) > 1 or None in masks:
         raise ExportError(
-            f"{found}: expected lookups of lists to have one mask_token, which fills up shorter lists, found "
+            f"{title}: expected lookups of lists to have one mask_token, which fills up shorter lists, found "
             f"{sorted(map(str, masks))}"
         )
     return str(masks.pop())

@@ -86,15 +86,15 @@ def padded_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) 
     return tf.ensure_shape(index_BP, [None, width])
 
 
-def vectorized(layer: Any, known: list[str], rows_BP: tf.Tensor, weights_BP: tf.Tensor) -> tf.Tensor:
+def vectorized(layer: Any, words: list[str], rows_BP: tf.Tensor, weights_BP: tf.Tensor) -> tf.Tensor:
     """Compute a TextVectorization's output for rows of a vocabulary, int32 [B, P], 0 for an unknown word.
 
     Args:
-        known: the vocabulary's words, of row 1 on.
+        words: the vocabulary's words, of row 1 on.
         weights_BP: float32, 1 for a word, 0 for padding.
     """
     inner = layer._lookup_layer
-    index_BP = tf.gather(tf.constant(index_of_rows(inner, known)), rows_BP)
+    index_BP = tf.gather(tf.constant(index_of_rows(inner, words)), rows_BP)
     index_BP = padded_index(index_BP, weights_BP, layer.get_config()["output_sequence_length"])
     return tf.cast(index_BP, inner.compute_dtype)
 

@@ -76,10 +76,12 @@ def measured(
     first_Q = np.unique(queries_N, return_index=True)[1]
     embeddings_QD = query.embed(columns.take(first_Q))
     unknown_Q = says_nothing(query.tower.features, query.tower.read(columns.take(first_Q), "validation.queries"))
-    seen = validation.seen or []
+    seen_labels = validation.seen or []
     held_out = _pairs(queries_N, labels_N)
-    known = _pairs(np.repeat(queries_N, [*map(len, seen)] or 0), _rows([id_ for some in seen for id_ in some], ids))
-    past = Past.of(known, queries=len(first_Q))
+    earlier_pairs = _pairs(
+        np.repeat(queries_N, [*map(len, seen_labels)] or 0), _rows([id_ for some in seen_labels for id_ in some], ids)
+    )
+    past = Past.of(earlier_pairs, queries=len(first_Q))
     config = config.model_copy(update={"exclude_seen": validation.seen is not None})
 
     def measure(settings: list[Setting]) -> list[CurvePoint]:
@@ -101,15 +103,15 @@ def measured(
         Popularity(default=best.popularity),
         bonus=best.bonus_dials,
     )
-    found = HeldOut.of(held_out, past, config, labels=len(ids))
-    figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(found)}}
+    held_out_counts = HeldOut.of(held_out, past, config, labels=len(ids))
+    figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(held_out_counts)}}
     return dial, {"metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode()}
 
 
-def _rows(given: Any, ids: pa.Array) -> Int32:
+def _rows(label_ids: Any, ids: pa.Array) -> Int32:
     """Find the label rows of ids, −1 for an id that is no label."""
-    found = pc.fill_null(pc.index_in(strings(given), value_set=ids), -1)
-    return np.asarray(found.to_numpy(zero_copy_only=False), np.int32)
+    rows = pc.fill_null(pc.index_in(strings(label_ids), value_set=ids), -1)
+    return np.asarray(rows.to_numpy(zero_copy_only=False), np.int32)
 
 
 def _pairs(queries: Int32, labels: Int32) -> Pairs:

@@ -21,7 +21,7 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.tower import OnnxTower, onnx_session
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import ONNX_LIMIT, check_parity
-from longtail.trainer.tfrs.columns import Columns
+from longtail.trainer.tfrs.columns import RawColumns
 from longtail.trainer.tfrs.tracing import TracedTower, trace
 
 _OPSET = 17
@@ -32,18 +32,18 @@ class ExportedTower:
     """Hold a tower with the outputs of its model; `embeddings` are those of the examples, float32 [B, D]."""
 
     model: tf.Module
-    raw: Columns
-    where: str
+    raw: RawColumns
+    title: str
     tower: TracedTower
     onnx: bytes
     embeddings: Float32
 
-    def columns(self, given: Any) -> Columns:
+    def columns(self, values: Any) -> RawColumns:
         """Read what the model takes, given as the examples were."""
-        columns = Columns.of(given, next(iter(self.raw.tensors)), self.where)
+        columns = RawColumns.of(values, next(iter(self.raw.tensors)), self.title)
         if set(columns.tensors) != set(self.raw.tensors) or columns.single != self.raw.single:
             raise ExportError(
-                f"{self.where}: expected the columns {sorted(self.raw.tensors)}, received {sorted(columns.tensors)}"
+                f"{self.title}: expected the columns {sorted(self.raw.tensors)}, received {sorted(columns.tensors)}"
             )
         return columns
 
@@ -51,33 +51,33 @@ class ExportedTower:
         """Return the tower for a bundle."""
         return OnnxTower(self.onnx, self.tower.features, self.tower.vocabularies, own_id)
 
-    def embed(self, columns: Columns) -> Float32:
+    def embed(self, columns: RawColumns) -> Float32:
         """Compute the model's embeddings, float32 [n, D]."""
-        return columns.embed(self.model, self.where)
+        return columns.embed(self.model, self.title)
 
 
-def exported(model: tf.Module, raw: Columns, where: str) -> ExportedTower:
+def exported(model: tf.Module, raw: RawColumns, title: str) -> ExportedTower:
     """Export a Keras model of raw columns; refuses one that a bundle cannot express or that ONNX computes otherwise.
 
     The model's embeddings of the examples are compared with the service's: the values that a request gives for them,
     read by the bundle's own encoder, through ONNX Runtime: of all in one batch, and of the first alone.
     """
     first = raw.take([0])
-    embeddings_BD = raw.embed(model, where)
-    tower = trace(model, raw, where)
-    content = _to_onnx(tower, where)
-    check_parity(where, content, tower.read(raw, where), embeddings_BD)
+    embeddings_BD = raw.embed(model, title)
+    tower = trace(model, raw, title)
+    content = _to_onnx(tower, title)
+    check_parity(title, content, tower.read(raw, title), embeddings_BD)
     try:
-        check_parity("the first row alone", content, tower.read(first, where), embeddings_BD[:1])
+        check_parity("the first row alone", content, tower.read(first, title), embeddings_BD[:1])
     except ExportError as error:
         raise ExportError(
-            f"{where}: expected a model whose output for a row does not depend on the others of its batch (as padding "
+            f"{title}: expected a model whose output for a row does not depend on the others of its batch (as padding "
             f"without a mask makes it), found: {error}"
         ) from error
-    return ExportedTower(model, raw, where, tower, content, embeddings_BD)
+    return ExportedTower(model, raw, title, tower, content, embeddings_BD)
 
 
-def _to_onnx(tower: TracedTower, where: str) -> bytes:
+def _to_onnx(tower: TracedTower, title: str) -> bytes:
     """Convert a tower to ONNX: its inputs by name, one output `embedding`."""
     specs = tower.specs
 
@@ -88,7 +88,7 @@ def _to_onnx(tower: TracedTower, where: str) -> bytes:
     graph = traced.get_concrete_function(*specs).graph
     size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
     if size > ONNX_LIMIT:
-        raise ExportError(f"{where}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
+        raise ExportError(f"{title}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
     try:
         with _quiet():
             convert = tf.autograph.experimental.do_not_convert(tf2onnx.convert.from_function)
@@ -96,11 +96,11 @@ def _to_onnx(tower: TracedTower, where: str) -> bytes:
         _embed_constants(model, graph)
         _keep_inputs(model, specs)
         content: bytes = model.SerializeToString()
-        onnx_session(content, where)
+        onnx_session(content, title)
     # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
     except Exception as error:
         raise ExportError(
-            f"{where}: expected operations that ONNX has: do others to the data, before the model; found: {error}"
+            f"{title}: expected operations that ONNX has: do others to the data, before the model; found: {error}"
         ) from error
     return content
 

@@ -19,8 +19,8 @@ from pydantic import JsonValue
 
 from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Inputs, Vocabulary
 from longtail.trainer.errors import ExportError
-from longtail.trainer.tfrs.columns import Columns, strings, values
-from longtail.trainer.tfrs.features import Column, blank
+from longtail.trainer.tfrs.columns import RawColumns, strings, values
+from longtail.trainer.tfrs.features import RawColumn, blank
 from longtail.trainer.tfrs.layers import INSIDE, LOOKUPS, TEXTS, check_layer, discretized
 
 _SAME = frozenset({"Identity", "IdentityN", "StopGradient", "EnsureShape", "Snapshot"})
@@ -45,7 +45,7 @@ class TracedTower:
     """
 
     function: Callable[[dict[str, tf.Tensor]], tf.Tensor]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, RawColumn]
 
     @property
     def features(self) -> list[Feature]:
@@ -56,14 +56,14 @@ class TracedTower:
     def vocabularies(self) -> dict[str, Vocabulary]:
         """Get the vocabularies of the features, by name."""
         columns = self.columns.values()
-        return {name: Vocabulary(strings(known)) for each in columns for name, known in each.vocabularies.items()}
+        return {name: Vocabulary(strings(words)) for column in columns for name, words in column.vocabularies.items()}
 
     @property
     def specs(self) -> list[tf.TensorSpec]:
         """Get the tower's inputs [bundle/FORMAT.md]."""
         return [tf.TensorSpec(shape, dtype, name) for f in self.features for name, (dtype, shape) in f.inputs.items()]
 
-    def read(self, raw: Columns, where: str) -> Inputs:
+    def read(self, raw: RawColumns, title: str) -> Inputs:
         """Convert raw columns to the tower's inputs by the encoder that the service uses."""
         by_name: dict[str, list[JsonValue]] = {}
         for column in self.columns.values():
@@ -73,10 +73,10 @@ class TracedTower:
         try:
             return FeatureReader(self.features, self.vocabularies).read(rows)
         except FeatureError as error:
-            raise ExportError(f"{where}: example {error.row}, {error.field}: {error.message}") from error
+            raise ExportError(f"{title}: example {error.row}, {error.field}: {error.message}") from error
 
 
-def trace(model: tf.Module, raw: Columns, where: str) -> TracedTower:
+def trace(model: tf.Module, raw: RawColumns, title: str) -> TracedTower:
     """Trace a Keras model as a tower; refuses what a bundle cannot express, by column and layer or operation.
 
     Args:
@@ -84,31 +84,31 @@ def trace(model: tf.Module, raw: Columns, where: str) -> TracedTower:
         raw: examples: their dtypes and widths are what the model takes, means of their numbers stand for missing ones.
     """
     layers = _preprocessing(model)
-    uses, reached = _uses(model, layers, raw, where)
+    uses, reached = _uses(model, layers, raw, title)
     columns = {
-        name: Column.of(name, tensor, uses.get(name, ()), reached[name], where)
+        name: RawColumn.of(name, tensor, uses.get(name, ()), reached[name], title)
         for name, tensor in raw.tensors.items()
         if name in reached
     }
     if not columns:
-        raise ExportError(f"{where}: expected an output that depends on {sorted(raw.tensors)}, found none that does")
+        raise ExportError(f"{title}: expected an output that depends on {sorted(raw.tensors)}, found none that does")
     faults: list[str] = []
     tower = TracedTower(lambda inputs: _embed(model, layers, raw, columns, inputs, faults), columns)
     names = [feature.name for feature in tower.features]
     if len(set(names)) < len(names):
-        raise ExportError(f"{where}: expected columns that become features of distinct names, found {names}")
+        raise ExportError(f"{title}: expected columns that become features of distinct names, found {names}")
     _graph(
         lambda *inputs: tower.function({spec.name: at for spec, at in zip(tower.specs, inputs, strict=True)}),
         tower.specs,
-        where,
+        title,
     )
     if faults:
-        raise ExportError(f"{where}: {faults[0]}")
+        raise ExportError(f"{title}: {faults[0]}")
     return tower
 
 
 def _uses(
-    model: tf.Module, layers: Sequence[Any], raw: Columns, where: str
+    model: tf.Module, layers: Sequence[Any], raw: RawColumns, title: str
 ) -> tuple[dict[str, list[Any]], dict[str, set[str]]]:
     """Find the layers that read each column, and the operations that lead each column to the output."""
     uses: dict[str, list[Any]] = {}
@@ -125,7 +125,7 @@ def _uses(
             if name is None:
                 behind = min(_readers([tensor], sources), default=None)
                 faults.append(
-                    f"{where}: expected {type(layer).__name__} {layer.name!r} to read a feature as it is given, found "
+                    f"{title}: expected {type(layer).__name__} {layer.name!r} to read a feature as it is given, found "
                     f"{stopped} between {'no feature' if behind is None else f'feature {behind!r}'} and it: do that to "
                     "the data, before the model"
                 )
@@ -141,7 +141,7 @@ def _uses(
         tf.TensorSpec([None, *column.shape[1:]], column.dtype, f"raw_{at}")
         for at, column in enumerate(raw.tensors.values())
     ]
-    graph = _graph(traced, specs, where)
+    graph = _graph(traced, specs, title)
     if faults:
         raise ExportError(faults[0])
     return uses, _readers(list(graph.outputs), sources)
@@ -150,8 +150,8 @@ def _uses(
 def _embed(
     model: tf.Module,
     layers: Sequence[Any],
-    raw: Columns,
-    columns: Mapping[str, Column],
+    raw: RawColumns,
+    columns: Mapping[str, RawColumn],
     inputs: dict[str, tf.Tensor],
     faults: list[str],
 ) -> tf.Tensor:
@@ -167,31 +167,31 @@ def _embed(
         tensor.ref(): name for name, tensor in stand_ins.items() if name not in columns or columns[name].looked_up
     }
 
-    def look_up(layer: Any, given: Any) -> Any:
-        name, chain, _ = _origin(tf.convert_to_tensor(given), hidden)
+    def look_up(layer: Any, tensor: Any) -> Any:
+        name, chain, _ = _origin(tf.convert_to_tensor(tensor), hidden)
         if name is None or name not in columns:  # on no way to the output
-            return type(layer).call(layer, given)
+            return type(layer).call(layer, tensor)
         return columns[name].output(layer, inputs, lambda tensor: _again(chain, tensor))
 
     with _replaced(layers, look_up):
         embeddings = tf.cast(model(raw.argument(stand_ins)), tf.float32)
     for name, operations in _readers([embeddings], hidden).items():
-        if left := sorted(operations - _OF_SHAPE):
+        if unknown_operations := sorted(operations - _OF_SHAPE):
             faults.append(
                 f"expected feature {name!r} to be read by StringLookup, IntegerLookup or "
-                f"TextVectorization layers of the model alone, found {', '.join(left)} as well: do that to the data, "
-                "before the model"
+                f"TextVectorization layers of the model alone, found {', '.join(unknown_operations)} as well: do that "
+                "to the data, before the model"
             )
     return embeddings
 
 
-def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], where: str) -> Any:
+def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], title: str) -> Any:
     try:
         return tf.function(function).get_concrete_function(*specs).graph
     except ExportError:
         raise
     except Exception as error:  # a model's own code may raise anything
-        raise ExportError(f"{where}: expected a model that tf.function can trace, found: {error}") from error
+        raise ExportError(f"{title}: expected a model that tf.function can trace, found: {error}") from error
 
 
 def _preprocessing(model: tf.Module) -> list[Any]:
@@ -257,21 +257,21 @@ def _again(operations: list[tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
 
 def _readers(outputs: list[tf.Tensor], sources: Sources) -> dict[str, set[str]]:
     """Find the types of operations that read raw columns on their way to outputs, by column, without reshapes."""
-    found: dict[str, set[str]] = {sources[tensor.ref()]: set() for tensor in outputs if tensor.ref() in sources}
-    ahead, seen = [tensor.op for tensor in outputs], set()
+    readers: dict[str, set[str]] = {sources[tensor.ref()]: set() for tensor in outputs if tensor.ref() in sources}
+    ahead, visited = [tensor.op for tensor in outputs], set()
     while ahead:
         operation = ahead.pop()
-        if operation.name in seen:
+        if operation.name in visited:
             continue
-        seen.add(operation.name)
+        visited.add(operation.name)
         for tensor in operation.inputs:
             column, _, _ = _origin(tensor, sources)
             if column is not None:
-                read = found.setdefault(column, set())
+                read = readers.setdefault(column, set())
                 if not _keeps_values(operation):
                     read.add(operation.type)
             ahead.append(tensor.op)
-    return found
+    return readers
 
 
 def _keeps_values(operation: tf.Operation) -> bool:

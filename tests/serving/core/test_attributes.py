@@ -28,7 +28,7 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 
 def test_masks_equal_conditions_told_label_by_label() -> None:
     columns = shop_columns()
-    shown = [DisplayColumns(columns).shown(row) for row in range(LABELS)]
+    shown = [DisplayColumns(columns).to_json(row) for row in range(LABELS)]
     attributes = LabelAttributes(columns)
     assert attributes.kinds == KINDS
     rng = np.random.default_rng(1)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Upsert
-from longtail.bundle.priors import Exposure
+from longtail.bundle.priors import ExposureState
 from longtail.index import PriorsError, PriorTable, Releases, build
 from longtail.index.errors import NothingNewError
 from longtail.serving import Settings
@@ -57,7 +57,7 @@ def there(tmp_path: Path) -> Releases:
 
 
 def test_places_decay_alike_in_one_step_and_in_two() -> None:
-    state, none = Exposure(half_life=DAY), np.zeros(2, np.float32)
+    state, none = ExposureState(half_life=DAY), np.zeros(2, np.float32)
     first, places_L = state.counted(none, np.array([6.0, 2.0]), 10 * DAY)
     assert (first.mean, first.until) == (4, 10 * DAY)
     np.testing.assert_allclose(first.values(places_L), np.log([7 / 5, 3 / 5]))

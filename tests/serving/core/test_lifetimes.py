@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import BundleInvariantError, Hide, Patch, Restore, Upsert
-from longtail.bundle.lifetimes import lifetimes_of
+from longtail.bundle.lifetimes import read_lifetimes
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
@@ -209,7 +209,7 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
         ({"available_from": [3]}, "available_from' holds times.*found int64"),
     ):
         with pytest.raises(BundleInvariantError, match=message):
-            lifetimes_of(pa.table(columns), pa.array(["a"]))
+            read_lifetimes(pa.table(columns), pa.array(["a"]))
     bundle = make_bundle(labels=9)
     display = pa.table({"available_until": ["soon"] * 9})
     manifest = bundle.manifest.model_copy(update={"display": ["available_until"]})
@@ -229,12 +229,12 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
     ids=lambda column: str(column.type),
 )  # fmt: skip
 def test_times_of_every_kind(column: pa.Array) -> None:
-    read = lifetimes_of(pa.table({"available_from": column}), pa.array(["a", "b"]))
+    read = read_lifetimes(pa.table({"available_from": column}), pa.array(["a", "b"]))
     limits = np.iinfo(np.int64)
     begin = limits.min if pa.types.is_null(column.type) else int(DATED.timestamp())
     assert read is not None
     assert read.tolist() == [[begin, limits.max], [limits.min, limits.max]]
-    assert lifetimes_of(pa.table({"title": column}), pa.array(["a", "b"])) is None
+    assert read_lifetimes(pa.table({"title": column}), pa.array(["a", "b"])) is None
 
 
 def test_a_tree_obeys_lifetimes(clock: Clock) -> None:

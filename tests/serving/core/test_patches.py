@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch
-from longtail.bundle.label_changes import needed, replay
+from longtail.bundle.label_changes import needed_positions, replay
 from longtail.serving import Retriever
 from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
 from longtail.serving.core.queries import Query
@@ -92,7 +92,7 @@ def test_a_shortened_log_amounts_to_the_same(seed: int) -> None:
         records.append(kinds[rng.integers(5)])
     whole = replay(records)
     assert replay(whole.records()) == whole
-    cut, places = int(rng.integers(300)), needed(records)
+    cut, places = int(rng.integers(300)), needed_positions(records)
     assert replay(records[:cut]).after(records[cut:]) == whole
     assert LabelChanges().after(replay(records[:cut]).records()).after(records[cut:]) == whole
     # What a store forgets: a new reader ends where all others do, and so does one that was in the middle.

@@ -19,7 +19,7 @@ import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 
-from longtail.bundle.errors import StorageError
+from longtail.bundle.errors import ObjectStoreError
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Settings, cli, create_app
 from longtail.serving.cli import main
@@ -421,5 +421,5 @@ def test_other_hosts_than_object_stores_are_asked_for_nothing(
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "expected s3://, gs:// or az://" in said
     assert not served
-    with pytest.raises(StorageError, match="expected s3://, gs:// or az://"):
+    with pytest.raises(ObjectStoreError, match="expected s3://, gs:// or az://"):
         Releases(url, tmp_path)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int64
 from longtail.tables import DataFile
-from longtail.tables.engine import engine, read_lines
+from longtail.tables.database import lines_source, open_database
 from longtail.trainer.data.sources.downloads import Download, Source, listing
 from longtail.trainer.errors import DataError
 
@@ -80,11 +80,11 @@ def _read_rows(path: Path, rows: int) -> pa.Table:
     if header.split() != expected.split():
         raise DataError(f"{path}: expected the first line `{expected}` (rows, features, labels), found {header!r}")
     file = DataFile(str(path), str(path), "text")
-    with engine() as reader, reader.reading(file):
+    with open_database() as reader, reader.reading(file):
         table = reader.arrow(f"""
             WITH split AS (
                 SELECT line, string_split_regex(rtrim(line, ' \t\r'), '[ \t]+') AS words
-                FROM (SELECT coalesce(line, '') AS line FROM {read_lines(reader, file, skip=1)})
+                FROM (SELECT coalesce(line, '') AS line FROM {lines_source(reader, file, skip=1)})
             ), parsed AS (
                 SELECT
                     line,

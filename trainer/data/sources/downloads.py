@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from longtail.bundle.store import atomic_directory, sha256_of
+from longtail.bundle.store import atomic_directory, file_sha256
 from longtail.trainer.errors import DataError
 
 _TIMEOUT_SECONDS = 30
@@ -140,7 +140,7 @@ def _fetch_wheel(wheel: Wheel, folder: Path) -> None:
 
 
 def _check(path: Path, sha256: str | None) -> None:
-    if sha256 is not None and (digest := sha256_of(path)) != sha256:
+    if sha256 is not None and (digest := file_sha256(path)) != sha256:
         raise DataError(f"{path.name}: expected sha256 {sha256}, found {digest}")
 
 

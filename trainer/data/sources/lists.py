@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from longtail.tables import DataFile
-from longtail.tables.engine import engine, read_lines
+from longtail.tables.database import lines_source, open_database
 from longtail.tables.table import all_columns, read_table
 from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.errors import DataError
@@ -84,17 +84,17 @@ def read_lists(path: Path) -> pa.Table:
     if not path.is_file():
         raise DataError(f"{path}: expected a text file, found none")
     words, file = "string_split_regex(trim(line, ' \t\r'), '[ \t]+')", DataFile(str(path), str(path), "text")
-    with engine() as reader, reader.reading(file):
-        lines = f"SELECT {words} AS words FROM {read_lines(reader, file)}"
+    with open_database() as reader, reader.reading(file):
+        lines = f"SELECT {words} AS words FROM {lines_source(reader, file)}"
         return reader.arrow(f"SELECT words[1] AS query, unnest(words[2:]) AS label FROM ({lines})")
 
 
 def _read(path: Path, kind: str, names: Sequence[str] = ()) -> pa.Table:
     """Read columns of a file, by default all; DataError for a line that is no row."""
-    with engine() as reader:
+    with open_database() as reader:
         table = read_table(reader, [DataFile(str(path), str(path), kind)], all_columns, str(path))
         if lines := table.parts[0].rejected:
-            raise DataError(f"{path}: line {lines[0].line}: expected {lines[0].expected}, found {lines[0].found}")
+            raise DataError(f"{path}: line {lines[0].line}: expected {lines[0].expected}, found {lines[0].received}")
         return table.arrow(names or [*table.kinds])
 
 

@@ -1,4 +1,4 @@
-"""DuckDB as the reader of every table: opens files, tells how their text is written, and what of them is rejected."""
+"""Open files in DuckDB: detect delimiters and quotes, unpack text, list rejected lines."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from longtail.bundle.validation import did_you_mean
 from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import PACKED, DataFile, store_errors
 from longtail.tables.lake import lake_reader
-from longtail.tables.values import TEXT, in_words, literal
+from longtail.tables.values import TEXT, literal, type_name
 
 _BLOCK = 1 << 24
 _LONGEST_LINE = 1 << 27
-"""Bytes of a row of a text file, at most."""
+"""Most bytes of a row of a text file."""
 _DELIMITERS = (",", ";", "\t", "|")
 _LIKE_ROWS = 6
-"""Delimiters of a quoted cell from which on, where its lines look like rows, it has swallowed rows."""
+"""Fewest delimiters in a quoted cell that has swallowed rows, if its lines look like rows."""
 _DIGITS = r"'[-+]?[0-9][-+0-9.,:eETZ/ ]*'"
-"""A regular expression of numbers and times."""
+"""Regular expression of numbers and times."""
 _FEW, _MOST = 10_000, 0.9
-"""Rows that are looked at for columns of numbers, and the share of numbers above which a column is one."""
+"""Rows sampled for columns of numbers, and the least share of numbers in such a column."""
 _SEEN = 10_000
-"""Letters of a rejected line that are looked at."""
+"""Most characters of a rejected line that are examined."""
 _STRUCTURAL = {
     "UNQUOTED VALUE": "quotations that end before a delimiter",
     "INVALID ENCODING": "UTF-8",
     "INVALID STATE": "a line of one table, with quotations that end before a delimiter",
     "LINE SIZE OVER MAXIMUM": f"a line of at most {_LONGEST_LINE:,} bytes",
 }
-"""What is not allowed in a text file, for it may hide other rows, by DuckDB's kind of error."""
+"""Requirements whose violation may hide other rows, by DuckDB's kind of error."""
 
 _GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[\]]|$)"
-"""Types that DuckDB guesses for texts of JSON, and its name for values of several types."""
+"""Types that DuckDB guesses for JSON strings, and its name for mixed types."""
 
 
 class Rejected(NamedTuple):
-    """A line of a text file, from 1, that is no row; `row`, from 0, would be its number among the rows."""
+    """A line of a text file, from 1, that is not a row; `row` would be its row number, from 0."""
 
     file: str
     line: int
     row: int
     expected: str
-    found: str
+    received: str
 
 
-class QueryTable(NamedTuple):
-    """A query over files as a table; `rejected` are lines of its files that are no rows."""
+class QuerySource(NamedTuple):
+    """A query over files; `rejected` are lines of its files that are not rows."""
 
     source: str
     in_order: bool
@@ -67,7 +67,7 @@ class QueryTable(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """How a text file is written, and where it lies; `lines` are counted without the header."""
+    """Path and format of a text file; `lines` excludes the header."""
 
     path: str
     delimiter: str
@@ -76,16 +76,16 @@ class _Text(NamedTuple):
     names: list[str]
 
 
-class Engine:
-    """A connection to DuckDB; what does not fit in its memory lies in a folder of its own.
+class Database:
+    """A connection to DuckDB.
 
     Attributes:
-        views: tables of the places that queries name.
-        empty_files: names of files without rows, which were left out.
+        views: tables of the sources that queries name.
+        empty_files: names of skipped files without rows.
 
     Args:
-        folder: is the connection's alone, and removed after it.
-        memory: bytes; None takes DuckDB's default.
+        folder: scratch folder, deleted when the connection closes.
+        memory: most bytes; None: DuckDB's default.
     """
 
     def __init__(self, folder: Path, memory: int | None) -> None:
@@ -115,31 +115,31 @@ class Engine:
         return self.connection.sql(sql).to_arrow_table()
 
     def drop(self, table: str) -> None:
-        """Free the rows of a table; of a view, those of the table under it stay."""
+        """Drop a table or view."""
         kind = self.row(f"SELECT table_type FROM information_schema.tables WHERE table_name = {literal(table)}")[0]
         self.run(f"DROP {'VIEW' if kind == 'VIEW' else 'TABLE'} {table}")
 
     def register(self, table: Any) -> str:
-        """Make an Arrow table, dataset or reader known, and return the name to read it from."""
+        """Register an Arrow table, dataset or reader; returns its name in SQL."""
         name = self.name("arrow")
         self.connection.register(name, table)
         return name
 
     def empty_in_words(self) -> str | None:
-        """Describe the files that were left out without rows; None without any."""
+        """Describe skipped files without rows; None if there were none."""
         if not self.empty_files:
             return None
         more = f" and {len(self.empty_files) - 1:,} more" if len(self.empty_files) > 1 else ""
         return f"Without rows: {self.empty_files[0]}{more}"
 
-    def name(self, of: str) -> str:
-        """Return a name that nothing has yet."""
+    def name(self, prefix: str) -> str:
+        """Return an unused name."""
         self._numbers += 1
-        return f"{of}_{self._numbers}"
+        return f"{prefix}_{self._numbers}"
 
     @contextmanager
     def on_one_thread(self) -> Iterator[None]:
-        """Run a query whose ties and groups depend on the order in which threads finish."""
+        """Use one thread, because ties and groups depend on the order in which threads finish."""
         self.run("SET threads = 1")
         try:
             yield
@@ -148,7 +148,7 @@ class Engine:
 
     @contextmanager
     def reading(self, file: DataFile) -> Iterator[None]:
-        """Say of which file an error of reading is."""
+        """Add the file's name to errors of reading; raises DataError."""
         try:
             yield
         except duckdb.OutOfMemoryException:
@@ -164,56 +164,56 @@ class Engine:
             raise DataError(f"{file.name}: expected {what}: {why}{hint}") from error
 
     def _hint_of_types(self, why: str) -> str:
-        """Name the places of a query that have one column as different types."""
+        """Name the sources of a query that have a column with different types."""
         column = why.rpartition("source column ")[2]
         kinds = {
-            str(place): kind
-            for place, view in self.views.items()
+            str(source): kind
+            for source, view in self.views.items()
             for name, kind, *_ in self.rows(f"DESCRIBE {view}")
             if name == column
         }
         if len({*kinds.values()}) < 2:
             return ""
-        types = " and ".join(f"{in_words(kind)} in {place}" for place, kind in kinds.items())
+        types = " and ".join(f"{type_name(kind)} in {source}" for source, kind in kinds.items())
         return f"; {column} is {types}, by all of its values there: compare {column}::VARCHAR with {column}::VARCHAR"
 
 
 @contextmanager
-def engine(folder: Path | None = None, memory: int | None = None) -> Iterator[Engine]:
-    """Open a connection to DuckDB.
+def open_database(folder: Path | None = None, memory: int | None = None) -> Iterator[Database]:
+    """Open a connection to DuckDB; raises DataError if memory or disk do not suffice.
 
     Args:
-        folder: where it puts what does not fit in memory; None: the system's temporary folder.
-        memory: bytes that it may take; None takes DuckDB's default.
+        folder: parent of the scratch folder; None: the system's temporary folder.
+        memory: most bytes; None: DuckDB's default.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="longtail-", dir=folder) as own:
-        made = Engine(Path(own), memory)
-        with made.connection:
+    with tempfile.TemporaryDirectory(prefix="longtail-", dir=folder) as scratch:
+        database = Database(Path(scratch), memory)
+        with database.connection:
             try:
-                yield made
+                yield database
             except duckdb.OutOfMemoryException as error:
                 why = str(error).partition("\n")[0]
                 raise DataError(f"tables: expected more memory or disk than there is to read them in: {why}") from error
 
 
-class Opened:
-    """A file whose columns are known.
+class OpenedFile:
+    """A file with known columns.
 
     Attributes:
-        names: of its stored columns, then of columns that its folders name.
-        in_order: whether its rows come in one order on any number of threads.
+        names: stored columns, then columns that folders name.
+        in_order: whether rows have the same order on any number of threads.
 
     Args:
-        query: what a file of kind `sql` is read from; `table.open_file` makes it.
+        query: source of a file of kind `sql`, from `table.open_file`.
     """
 
-    def __init__(self, engine: Engine, file: DataFile, query: QueryTable | None = None) -> None:
-        self.engine, self.file, self._query = engine, file, query
-        self._rejects, self.in_order = engine.name("rejects"), query is None or query.in_order
-        with engine.reading(file):
-            self._text = _look_at(engine, file) if file.kind in ("csv", "tsv") else None
+    def __init__(self, database: Database, file: DataFile, query: QuerySource | None = None) -> None:
+        self.database, self.file, self._query = database, file, query
+        self._rejects, self.in_order = database.name("rejects"), query is None or query.in_order
+        with database.reading(file):
+            self._text = _detect_format(database, file) if file.kind in ("csv", "tsv") else None
             if self._text is not None:
                 self._stored = [(name, TEXT) for name in self._text.names]
                 self._source = _read_csv(self._text, rejects=self._rejects)
@@ -223,26 +223,26 @@ class Opened:
         self.names = [*stored, *(name for name in file.partition if name not in stored)]
 
     def _with_types(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return what reads a file that says its types, and its columns with these."""
+        """Return the SQL source of a typed file, and its columns with their types."""
         file = self.file
         if self._query is not None:
             source = self._query.source
         elif file.kind in ("delta", "iceberg"):
-            source = self.engine.register(lake_reader(file))
+            source = self.database.register(lake_reader(file))
         elif file.kind == "jsonl":
-            return _json_lines(self.engine, file)
+            return _json_lines(self.database, file)
         else:
             path = file.path
             if file.system is not None:
                 protocol = file.system.protocol if isinstance(file.system.protocol, str) else file.system.protocol[0]
-                if not self.engine.connection.filesystem_is_registered(protocol):
+                if not self.database.connection.filesystem_is_registered(protocol):
                     from longtail.tables.shared import SharedFiles
 
-                    self.engine.connection.register_filesystem(SharedFiles(file.system))
+                    self.database.connection.register_filesystem(SharedFiles(file.system))
                 path = file.system.unstrip_protocol(path)
             source = f"read_parquet({one_path(path)}, hive_partitioning = false)"
-        found = self.engine.rows(f"DESCRIBE SELECT * FROM {source}")
-        names = [row[0] for row in found]
+        described = self.database.rows(f"DESCRIBE SELECT * FROM {source}")
+        names = [row[0] for row in described]
         if file.kind == "parquet":  # DuckDB tells no case apart, and gives a second column another name
             with open(file.path, "rb") if file.system is None else file.system.open(file.path) as content:
                 about = pq.read_metadata(content)
@@ -250,27 +250,27 @@ class Opened:
             if not about.num_rows and all(map(pa.types.is_null, schema.types)):
                 raise EmptyFileError(f"{file.name}: expected columns with types, found an empty file")
             names = schema.names
-        return source, [(name, row[1]) for name, row in zip(names, found, strict=True)]
+        return source, [(name, row[1]) for name, row in zip(names, described, strict=True)]
 
     @property
     def relation(self) -> str:
-        """Return what a query reads the file from; its columns are `c0`, `c1`, …"""
+        """Return the SQL source of the file, with columns `c0`, `c1`, …"""
         if self._text is not None:
             return self._source
-        columns = ", ".join(f"c{at}" for at in range(len(self._stored)))
+        columns = ", ".join(f"c{i}" for i in range(len(self._stored)))
         return f"{self._source} AS stored({columns})"
 
     def column(self, name: str) -> tuple[str, str]:
-        """Return the expression of a column, and its type; DataError where the file lacks it or has it twice."""
-        places = [at for at, (stored, _) in enumerate(self._stored) if stored == name]
-        if len(places) > 1:
-            raise DataError(f"{self.file.name}: expected one column {name!r}, found {len(places)}")
-        if places:
-            at = places[0]
+        """Return expression and type of a column; raises DataError if it is missing or repeated."""
+        positions = [i for i, (stored, _) in enumerate(self._stored) if stored == name]
+        if len(positions) > 1:
+            raise DataError(f"{self.file.name}: expected one column {name!r}, found {len(positions)}")
+        if positions:
+            i = positions[0]
             if self._text is not None and self._text.quote == "" and self.file.kind == "tsv":
-                inner = f"""nullif(replace(c{at}[2:-2], '""', '"'), '')"""
-                return f"""CASE WHEN length(c{at}) > 1 AND c{at} LIKE '"%"' THEN {inner} ELSE c{at} END""", TEXT
-            return f"c{at}", self._stored[at][1]
+                inner = f"""nullif(replace(c{i}[2:-2], '""', '"'), '')"""
+                return f"""CASE WHEN length(c{i}) > 1 AND c{i} LIKE '"%"' THEN {inner} ELSE c{i} END""", TEXT
+            return f"c{i}", self._stored[i][1]
         if name in self.file.partition:
             value = self.file.partition[name]
             return "NULL::VARCHAR" if value is None else literal(value), TEXT
@@ -278,85 +278,85 @@ class Opened:
         raise DataError(f"{self.file.name}: expected a column {name!r}, found {', '.join(self.names)}{hint}")
 
     def insert(self, table: str, columns: Sequence[str]) -> tuple[int, list[Rejected]]:
-        """Append expressions of every row to a table; return the rows' number, and rejected lines."""
-        engine = self.engine
-        with engine.reading(self.file), engine.on_one_thread() if not self.in_order else nullcontext():
-            (count,) = engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
+        """Append expressions of every row to a table; returns the number of rows, and rejected lines."""
+        database = self.database
+        with database.reading(self.file), database.on_one_thread() if not self.in_order else nullcontext():
+            (count,) = database.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
             if self._text is not None:
                 return count, self._rejected(count)
             return count, [] if self._query is None else self._query.rejected
 
     def value(self, expression: str, row: int) -> Any:
-        """Return an expression of one row, from 0."""
-        return self.engine.row(f"SELECT {expression} FROM {self.relation} LIMIT 1 OFFSET {row}")[0]
+        """Evaluate an expression on one row, from 0."""
+        return self.database.row(f"SELECT {expression} FROM {self.relation} LIMIT 1 OFFSET {row}")[0]
 
     def _rejected(self, count: int) -> list[Rejected]:
-        """Return the lines that the last reading rejected; DataError where they may hide other rows."""
-        text, found = self._text, []
+        """Return the lines rejected by the last reading; raises DataError if they may hide rows."""
+        text, rejected = self._text, []
         assert text is not None
-        lines = self.engine.rows(
+        lines = self.database.rows(
             f"SELECT line, arg_max(error_type::VARCHAR, error_message), list(error_message), max(csv_line[:{_SEEN}]), "
             f"min(line_byte_position) FROM {self._rejects} GROUP BY line ORDER BY line"
         )
         numbers = [line for line, *_ in lines]
         if text.quote and text.lines > count + len(lines):
             self._refuse_swallowed(text)
-            numbers = _lines_at(text.path, [position for *_, position in lines])
+            numbers = _find_line_numbers(text.path, [position for *_, position in lines])
         for table in (self._rejects, f"{self._rejects}_scan"):
-            self.engine.run(f"DROP TABLE IF EXISTS {table}")
+            self.database.run(f"DROP TABLE IF EXISTS {table}")
         for line, (row, kind, messages, content, _) in zip(numbers, lines, strict=True):
             start, *more = content.splitlines() or [""]
             if kind in _STRUCTURAL:
                 raise DataError(f"{self.file.name}: line {line}: expected {_STRUCTURAL[kind]}, found {start[:80]!r}")
-            if any(each.count(text.delimiter) >= len(text.names) - 1 for each in more):
+            if any(piece.count(text.delimiter) >= len(text.names) - 1 for piece in more):
                 raise DataError(
                     f"{self.file.name}: line {line}: expected quotations without rows in them, found {start[:80]!r} "
                     f"and {len(more)} more lines"
                 )
-            cells = [int(each) for each in re.findall(r"Found: (\d+)", " ".join(messages))]  # one of each that lacks
+            cells = [int(piece) for piece in re.findall(r"Found: (\d+)", " ".join(messages))]  # one of each that lacks
             few_or_many = str(min(cells) if kind == "MISSING COLUMNS" else max(cells)) if cells else messages[0]
-            found.append(Rejected(self.file.name, line, row - 2, f"{len(text.names)} columns", few_or_many))
-        return found
+            rejected.append(Rejected(self.file.name, line, row - 2, f"{len(text.names)} columns", few_or_many))
+        return rejected
 
     def _columns_of_numbers(self, text: _Text) -> list[int]:
-        """Return the places of columns that nearly always hold numbers or times."""
-        shares = ", ".join(f"avg(regexp_full_match(c{at}, {_DIGITS})::INTEGER)" for at in range(len(text.names)))
-        found = self.engine.row(f"SELECT {shares} FROM (FROM {self._source} LIMIT {_FEW})")
-        return [at for at, share in enumerate(found) if share is not None and share > _MOST]
+        """Return the positions of columns that nearly always hold numbers or times."""
+        shares = ", ".join(f"avg(regexp_full_match(c{i}, {_DIGITS})::INTEGER)" for i in range(len(text.names)))
+        shares_of_numbers = self.database.row(f"SELECT {shares} FROM (FROM {self._source} LIMIT {_FEW})")
+        return [i for i, share in enumerate(shares_of_numbers) if share is not None and share > _MOST]
 
     def _refuse_swallowed(self, text: _Text) -> None:
-        """Raise DataError where a quoted cell holds lines that are rows, or, in TSV, any line break.
+        """Raise DataError if a quoted cell contains rows or, in TSV, a line break.
 
         Such a cell begins in a column of one row and ends in the same column of another. One with few lines counts if
         numbers are where other rows have them.
         """
 
-        def delimiters(of: str) -> str:
-            return f"(length({of}) - length(replace({of}, {literal(text.delimiter)}, '')))"
+        def delimiters(text_sql: str) -> str:
+            return f"(length({text_sql}) - length(replace({text_sql}, {literal(text.delimiter)}, '')))"
 
         inner, numbers = len(text.names) - 1, self._columns_of_numbers(text)
-        for at in range(inner + 1):
-            lines = f"string_split(c{at}, chr(10))"
+        for i in range(inner + 1):
+            lines = f"string_split(c{i}, chr(10))"
             rows = f"len(list_filter({lines}[2:-2], lambda line: {delimiters('line')} = {inner}))"
-            ends = [("[1]", other - at) if other > at else ("[-1]", other) for other in numbers if other != at]
-            cells = [f"string_split({lines}{end}, {literal(text.delimiter)})[{place + 1}]" for end, place in ends]
+            ends = [("[1]", other - i) if other > i else ("[-1]", other) for other in numbers if other != i]
+            cells = [f"string_split({lines}{end}, {literal(text.delimiter)})[{position + 1}]" for end, position in ends]
             fits = " AND ".join(f"regexp_full_match({cell}, {_DIGITS})" for cell in cells) or "false"
             bad = (
                 f"({inner} * (len({lines}) - 1) >= {_LIKE_ROWS} OR {fits}) AND "
-                f"{delimiters(f'{lines}[1]')} = {inner - at} AND "
-                f"{delimiters(f'{lines}[-1]')} = {at} AND {rows} >= 0.8 * (len({lines}) - 2)"
+                f"{delimiters(f'{lines}[1]')} = {inner - i} AND "
+                f"{delimiters(f'{lines}[-1]')} = {i} AND {rows} >= 0.8 * (len({lines}) - 2)"
             )
-            condition = f"contains(c{at}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")
-            if found := self.engine.rows(f"SELECT c{at}[:60] FROM {self._source} WHERE {condition} LIMIT 1"):
-                start = found[0][0].partition("\n")[0]
+            condition = f"contains(c{i}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")
+            if cell_starts := self.database.rows(f"SELECT c{i}[:60] FROM {self._source} WHERE {condition} LIMIT 1"):
+                start = cell_starts[0][0].partition("\n")[0]
                 raise DataError(
-                    f"{self.file.name}: column {text.names[at]!r}: expected quotations without rows in them, found one "
+                    f"{self.file.name}: column {text.names[i]!r}: expected quotations without rows in them, found one "
                     f"that begins with {start!r} and goes on for lines: quote it whole, or leave its quotation mark out"
                 )
 
 
-def _lines_at(path: str, positions: Sequence[int]) -> list[int]:
-    """Return the numbers, from 1, of the lines at some bytes of a file, in ascending order."""
+def _find_line_numbers(path: str, positions: Sequence[int]) -> list[int]:
+    """Return the line numbers, from 1, of ascending byte positions of a file."""
     lines, line = [], 1
     with open(path, "rb") as content:
         for position in positions:
@@ -367,58 +367,58 @@ def _lines_at(path: str, positions: Sequence[int]) -> list[int]:
 
 
 def one_path(path: str) -> str:
-    """Write the path of one file as SQL, which else takes it for a pattern."""
+    """Quote a path in SQL, without wildcards."""
     return literal(glob.escape(path))
 
 
-def _look_at(engine: Engine, file: DataFile) -> _Text:
-    """Find out how a text file is written.
+def _detect_format(database: Database, file: DataFile) -> _Text:
+    """Detect delimiter and quotes of a text file.
 
     The delimiter is the one that the header has most of. Quotation marks are text if each line has as many cells as
     the header when they count as text, and, in CSV, no cell is quoted whole.
     """
-    path, lines, quotes = _staged(engine, file)
+    path, lines, quotes = _unpack(database, file)
     with open(path, encoding="utf-8-sig", newline="") as content:
         head = content.read(1 << 20)
-    first = head.splitlines()[0] if head else ""
+    header = head.splitlines()[0] if head else ""
     if not head.strip():
         raise EmptyFileError(f"{file.name}: expected a header with the names of columns, found an empty file")
-    if not first.strip():
+    if not header.strip():
         raise DataError(f"{file.name}: expected a header with the names of columns in its first line, found none")
-    unquoted = re.sub(r'"[^"]*"', "", first)
+    unquoted = re.sub(r'"[^"]*"', "", header)
     delimiter = "\t" if file.kind == "tsv" else max(_DELIMITERS, key=unquoted.count)
     cells = next(csv.reader(io.StringIO(head, newline=""), delimiter=delimiter))
     text = _Text(path, delimiter, '"' if quotes else "", lines - 1, cells)
     if not quotes:
         return text
-    plain = text._replace(names=first.split(delimiter), quote="")
-    whole = " OR ".join(f"""c{at} LIKE '"%"'""" for at in range(len(plain.names)))
+    plain = text._replace(names=header.split(delimiter), quote="")
+    is_quoted = " OR ".join(f"""c{i} LIKE '"%"'""" for i in range(len(plain.names)))
     try:
         if file.kind == "tsv":
-            engine.row(f"SELECT count(*) FROM {_read_csv(plain)}")
-            return text if '"' in first else plain
-        found = engine.rows(f"SELECT 1 FROM {_read_csv(plain)} WHERE {whole} LIMIT 1")
+            database.row(f"SELECT count(*) FROM {_read_csv(plain)}")
+            return text if '"' in header else plain
+        quoted_row = database.rows(f"SELECT 1 FROM {_read_csv(plain)} WHERE {is_quoted} LIMIT 1")
     except duckdb.Error:
         return text
-    return text if found or '"' in first else plain
+    return text if quoted_row or '"' in header else plain
 
 
 def _read_csv(text: _Text, rejects: str | None = None) -> str:
-    """Return what reads a text file as columns of text.
+    """Return the SQL source of a text file, with columns of text.
 
     Args:
-        rejects: table for the lines that are no rows; None makes one of them an error.
+        rejects: table for lines that are not rows; None makes such a line an error.
     """
-    names = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(text.names)))
-    kept = ""
+    names = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(text.names)))
+    options = ""
     if rejects is not None:
-        kept = (
+        options = (
             f", store_rejects = true, rejects_limit = 0, rejects_table = '{rejects}', rejects_scan = '{rejects}_scan'"
         )
     return (
         f"read_csv({one_path(text.path)}, columns = {{{names}}}, delim = {literal(text.delimiter)}, "
         f"quote = '{text.quote}', escape = '{text.quote}', header = true, auto_detect = false, strict_mode = true, "
-        f"max_line_size = {_LONGEST_LINE}{kept})"
+        f"max_line_size = {_LONGEST_LINE}{options})"
     )
 
 
@@ -426,19 +426,19 @@ def _refuse_broken(path: str, file: DataFile) -> None:
     with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                whole = not line.strip() or isinstance(json.loads(line), dict)
+                is_object = not line.strip() or isinstance(json.loads(line), dict)
             except ValueError:
-                whole = False
-            if not whole:
+                is_object = False
+            if not is_object:
                 raise DataError(f"{file.name}: line {number}: expected an object of JSON, found {line.strip()[:80]!r}")
 
 
-def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
-    """Unpack a text file; return its path, its number of lines, and whether it has quotation marks."""
+def _unpack(database: Database, file: DataFile) -> tuple[str, int, bool]:
+    """Unpack a text file; returns its path, its number of lines, and whether it has quotation marks."""
     packed = next((ending for ending in PACKED if file.path.endswith(ending)), None)
     path = file.path
     if file.system is not None or packed:
-        path = str(engine.folder / engine.name("text"))
+        path = str(database.folder / database.name("text"))
         with _content(file) as content, open(path, "wb") as copy:
             while block := content.read(_BLOCK):
                 copy.write(block)
@@ -455,17 +455,17 @@ def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
             quotes += block.count(b'"')
             last = block[-1:]
     if 0 < breaks < lines:
-        path = _with_plain_breaks(engine, path, within=quotes % 2 == 1)
+        path = _with_plain_breaks(database, path, within=quotes % 2 == 1)
     return path, (lines or returns) + (last not in b"\r\n"), bool(quotes)
 
 
-def _with_plain_breaks(engine: Engine, path: str, within: bool) -> str:
-    """Write a copy of a file with all line breaks as `\\n`; return its path.
+def _with_plain_breaks(database: Database, path: str, within: bool) -> str:
+    """Copy a file with all line breaks as `\\n`; returns the path of the copy.
 
     Args:
-        within: whether those between quotation marks change, too.
+        within: also change line breaks between quotation marks.
     """
-    plain, rest, is_within = str(engine.folder / engine.name("text")), b"", False
+    plain, rest, is_within = str(database.folder / database.name("text")), b"", False
     with open(path, "rb") as content, open(plain, "wb") as copy:
         while block := content.read(_BLOCK):
             parts = (rest + block).split(b'"')
@@ -490,37 +490,37 @@ def _content(file: DataFile) -> IO[bytes]:
     return unpacked
 
 
-def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, str]]]:
-    """Return what reads a file of JSON objects, and its columns with their types.
+def _json_lines(database: Database, file: DataFile) -> tuple[str, list[tuple[str, str]]]:
+    """Return the SQL source of a file of JSON objects, and its columns with their types.
 
-    Texts stay texts, also those that DuckDB takes for dates. Numbers and texts make a column of texts, and so do
-    numbers with more digits than a DOUBLE.
+    Strings stay text, even if they look like dates. Mixed numbers and strings become text, and so do numbers with more
+    digits than a DOUBLE.
     """
-    staged, count, _ = _staged(engine, file)
+    staged, count, _ = _unpack(database, file)
     if not count:
         raise EmptyFileError(f"{file.name}: expected a JSON object in every line, found an empty file")
     path, lines = one_path(staged), "format = 'newline_delimited', records = true"
     auto = f"read_json({path}, {lines}, sample_size = -1, map_inference_threshold = -1)"
     try:
-        found = [row[:2] for row in engine.rows(f"DESCRIBE SELECT * FROM {auto}")]
+        described = [row[:2] for row in database.rows(f"DESCRIBE SELECT * FROM {auto}")]
     except duckdb.Error:
         _refuse_broken(staged, file)
         raise
-    plain = {re.sub(r"_\d+$", "", name.lower()) for name, _ in found}
-    if len(plain) < len(found):  # DuckDB tells no case apart, and gives a second column another name
+    plain = {re.sub(r"_\d+$", "", name.lower()) for name, _ in described}
+    if len(plain) < len(described):  # DuckDB tells no case apart, and gives a second column another name
         keys = {
-            row[0] for row in engine.rows(f"SELECT DISTINCT unnest(json_keys(json)) FROM read_json_objects({path})")
+            row[0] for row in database.rows(f"SELECT DISTINCT unnest(json_keys(json)) FROM read_json_objects({path})")
         }
-        if other := sorted(keys - {name for name, _ in found}):
+        if lost_keys := sorted(keys - {name for name, _ in described}):
             raise DataError(
-                f"{file.name}: expected keys that differ in more than case, found {other[0]!r} and its like"
+                f"{file.name}: expected keys that differ in more than case, found {lost_keys[0]!r} and its like"
             )
     stored = []
-    for name, kind in found:
+    for name, kind in described:
         read_as = re.sub(_GUESSED, "VARCHAR", kind)
         if kind in ("JSON", "DOUBLE"):
             value = f"read_json({path}, {lines}, columns = {{{literal(name)}: 'JSON'}}) AS stored(value)"
-            nested, long = engine.row(
+            nested, long = database.row(
                 f"SELECT coalesce(bool_or(json_type(value) IN ('ARRAY', 'OBJECT')), false), "
                 f"coalesce(bool_or(regexp_matches(value::VARCHAR, '^-?\\d{{16,}}')), false) FROM {value}"
             )
@@ -534,9 +534,9 @@ def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, st
     return f"read_json({path}, {lines}, columns = {{{columns}}})", stored
 
 
-def read_lines(engine: Engine, file: DataFile, skip: int = 0) -> str:
-    """Return what reads the lines of a text file, from some line on, as a column `line`; an empty one is null."""
-    path = one_path(_staged(engine, file)[0])
+def lines_source(database: Database, file: DataFile, skip: int = 0) -> str:
+    """Return the SQL source of the lines of a text file, as a column `line`; an empty line is null."""
+    path = one_path(_unpack(database, file)[0])
     return (
         f"read_csv({path}, columns = {{'line': 'VARCHAR'}}, delim = '\x01', quote = '', escape = '', header = false, "
         f"auto_detect = false, skip = {skip}, max_line_size = {_LONGEST_LINE})"

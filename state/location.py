@@ -52,10 +52,10 @@ class Postgres:
         return f"{url.render_as_string(hide_password=True)}, schema {self.schema}"
 
 
-Place = Path | Postgres
+StateLocation = Path | Postgres
 
 
-def read_place(text: str | Path | Postgres) -> Place:
+def parse_location(text: str | Path | Postgres) -> StateLocation:
     """Convert a text to a state directory, or to a database if it is a URL; return places unchanged."""
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
