@@ -22,10 +22,11 @@ from longtail.frames import Source, as_sources, like
 from longtail.index import Releases, build
 from longtail.plain import plain
 from longtail.serving.batch import TableOptions, answers_to
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, QueriesFor, Query, SimilarQuery
-from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.settings import explain
 
@@ -100,7 +101,7 @@ class Model:
                 _checked(Query, shared if query is None else {**shared, "features": query}) for query in features
             ]
             leading = self._leading(features) if several else [{}]
-            return like(None, _table(leading, [self.retriever.retrieve(resolved)], self.label_id))
+            return like(None, _table(leading, [self.retriever.retrieve(resolved).explain()], self.label_id))
         if history is not None and not isinstance(history, str):
             raise TypeError("history of a table of queries must be the name of a column because each query has its own")
         # One query alone checks the options, in words of a query.

@@ -31,9 +31,10 @@ from longtail.bundle.label_changes import read_record, record_json
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, Query, RequestModel
-from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import explain
 from longtail.state import StateLocation, read_label_changes

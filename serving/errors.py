@@ -15,18 +15,23 @@ class ServingError(Exception):
     Args:
         message: what was expected and what was received.
         field: dotted path of the wrong part of the request, such as `queries.0.k`.
+
+    Attributes:
+        piece: position of the piece of a queued request that failed, set by the queue.
     """
+
+    piece = 0
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.field = field
 
-    def renumbered(self, items: str, places: Sequence[int]) -> Self:
-        """Return the error with positions in the request's list `items`; entry i stands at `places[i]`."""
+    def renumbered(self, items: str, positions: Sequence[int]) -> Self:
+        """Return the error with positions in the request's list `items`; entry i is at `positions[i]`."""
         _, *path = (self.field or items).split(".")
         if path:
-            path[0] = str(places[int(path[0])])
+            path[0] = str(positions[int(path[0])])
         return type(self)(self.message, field=".".join([items, *path]))
 
 

@@ -88,10 +88,9 @@ def sign_answer(
     key: tuple[int, bytes],
     at: float,
     release: bytes,
-    dials: tuple[float, float, float],
+    weights: Sequence[float],
     labels: Sequence[str],
     *,
-    priors: Sequence[float] = (),
     arm: ArmAnswer | None = None,
     restricted: bool = False,
     propensities_K: Float32 | None = None,
@@ -102,9 +101,8 @@ def sign_answer(
         key: number and secret of the signing key.
         at: time of the answer in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
-        dials: λ, μ and ω.
+        weights: λ, μ and ω, and the weights of the release's priors.
         labels: ids of the answered labels, in order, K.
-        priors: weights of the release's priors.
         arm: arm of the answer; recorded only if the answer counts in the comparison of arms.
         restricted: whether no promise holds: the client restricted the eligible labels, or arranged the answer, no
             tower ranked it, or many labels have come or ended since the release was loaded.
@@ -116,9 +114,9 @@ def sign_answer(
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
     codes = _codes(labels[:MAX_LABELS], nonce)
     parts = [
-        _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *dials, flags),
+        _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *weights[:3], flags),
         bytes((len(release),)), release,
-        struct.pack(f"<B{len(priors)}f", len(priors), *priors),
+        struct.pack(f"<B{len(weights) - 3}f", len(weights) - 3, *weights[3:]),
         struct.pack(f"<B{len(codes)}H", len(codes), *codes),
     ]  # fmt: skip
     if counted is not None:

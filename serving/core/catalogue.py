@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +33,24 @@ from longtail.serving.errors import UnknownLabelError
 
 _LABEL_BYTES, _PUNCTUATION = 80, 6
 """Bytes of a label's JSON without columns, and bytes of a column in addition to its name and value."""
-_MAX_KEPT = 1 << 14
+_MOST_CACHED = 1 << 14
 """Most labels in the cache of shown labels, about 1 kB each; a full cache is emptied."""
+
+
+class AnsweredLabels(NamedTuple):
+    """Columns of answered labels.
+
+    Attributes:
+        json_N: `RankedLabel` of the HTTP API without the score; shared, and never changed.
+        rows_N: int64, rows for counting: a label that was embedded again counts by its row in the release.
+        buckets_N: int8, 0 head, 1 torso, 2 tail, 3 new.
+        counts_N: int64, training pairs.
+    """
+
+    json_N: list[dict[str, Any]]
+    rows_N: Int64
+    buckets_N: Int8
+    counts_N: Int64
 
 
 class Catalogue:
@@ -60,7 +76,7 @@ class Catalogue:
             for name, column in self._display.items()
         }
         self.label_bytes = _LABEL_BYTES + sum(self._column_bytes.values())
-        self._shown_of_row: dict[int, dict[str, Any]] = {}
+        self._json_of_row: dict[int, dict[str, Any]] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
         self.labels = len(labels.ids)
@@ -75,7 +91,7 @@ class Catalogue:
 
     def forget(self) -> None:
         """Empty the caches of shown labels, ids and filters; they fill again when needed."""
-        self._shown_of_row = {}
+        self._json_of_row = {}
         self.row_of.forget()
         self.attributes.forget()
 
@@ -182,36 +198,37 @@ class Catalogue:
             return int(self._labels.buckets[row])
         return int(self.buckets(np.array([row]))[0])
 
-    def recorded(self, rows_N: Int64) -> tuple[Int64, Int8, Int64]:
-        """Return rows, buckets and training pairs, [N] each, for counting.
-
-        A label that was embedded again counts by its row in the release.
-        """
-        first = len(self._ids)
-        if self._overlay is None or not rows_N.size or rows_N.max() < first:
-            return rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
-        known_N, above_N = rows_N.copy(), rows_N >= first
-        own = self._overlay.added.catalogue_rows[rows_N[above_N] - first]
-        known_N[above_N] = np.where(own < 0, rows_N[above_N], own)
-        counts_N = self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
-        return known_N, self.buckets(rows_N), counts_N
-
-    def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
-        """Create `RankedLabel` of the HTTP API for rows, [N], without the score.
-
-        The dictionaries are cached: callers must not change them.
-        """
-        kept, rows, first = self._shown_of_row, rows_N.tolist(), len(self._ids)
-        missing = [row for row in rows if row not in kept and row < first]
+    def answered(self, rows_N: Int64) -> AnsweredLabels:
+        """Get the columns of answered labels, for the answer and for counting."""
+        first, cached, rows = len(self._ids), self._json_of_row, rows_N.tolist()
+        missing = [row for row in rows if row not in cached and row < first]
         if missing:
-            if len(kept) + len(missing) > _MAX_KEPT:
-                kept = self._shown_of_row = {}
+            if len(cached) + len(missing) > _MOST_CACHED:
+                cached = self._json_of_row = {}
                 missing = [row for row in rows if row < first]
-            of_catalogue = np.array(missing, np.int64)
-            ids, buckets = self._ids.take(pa.array(of_catalogue)).to_pylist(), self._labels.buckets[of_catalogue]
-            for row, id_, bucket, display in zip(missing, ids, buckets, self._display_of(of_catalogue), strict=True):
-                kept[row] = {"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display}
-        return [kept[row] if row < first else self._shown_of_added(row - first) for row in rows]
+            missing_R = np.array(missing, np.int64)
+            ids, buckets = self._ids.take(pa.array(missing_R)).to_pylist(), self._labels.buckets[missing_R]
+            for row, id_, bucket, display in zip(missing, ids, buckets, self._display_of(missing_R), strict=True):
+                cached[row] = {"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display}
+        if self._overlay is None or not rows or rows_N.max() < first:
+            json_N = [cached[row] for row in rows]
+            return AnsweredLabels(json_N, rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N])
+        added = self._overlay.added
+        json_N = [
+            cached[row]
+            if row < first
+            else {
+                "id": added.ids[row - first],
+                "bucket": BUCKET_NAMES[added.buckets[row - first]],
+                "display": added.display[row - first],
+            }
+            for row in rows
+        ]
+        counted_N, above_N = rows_N.copy(), rows_N >= first
+        catalogue_rows = added.catalogue_rows[rows_N[above_N] - first]
+        counted_N[above_N] = np.where(catalogue_rows < 0, rows_N[above_N], catalogue_rows)
+        counts_N = self._gather(self._labels.counts, lambda added, rows: added.counts[rows], rows_N)
+        return AnsweredLabels(json_N, counted_N, self.buckets(rows_N), counts_N)
 
     def _rows(self, ids: Sequence[str]) -> list[int | None]:
         """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
@@ -241,10 +258,6 @@ class Catalogue:
         taken = of_catalogue[np.where(above_N, 0, rows_N)]
         taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
         return taken
-
-    def _shown_of_added(self, place: int) -> dict[str, Any]:
-        added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-        return {"id": added.ids[place], "bucket": BUCKET_NAMES[added.buckets[place]], "display": added.display[place]}
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Create `LabelAnswer` of the HTTP API for rows, without release and request id."""

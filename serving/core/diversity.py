@@ -26,7 +26,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.ranking import Batch, Ranker
 from longtail.serving.core.resolved import Diversity, ResolvedQuery
 
 
@@ -62,7 +62,7 @@ def diversify_each(
             best[0][place], best[1][place] = rows_P[chosen], scores_P[chosen]
         if deeper:
             part = batch.subset(np.array(list(deeper)))
-            found = dict(zip(deeper, zip(*rank_each(ranker, part, list(deeper.values())), strict=True), strict=True))
+            found = dict(zip(deeper, zip(*ranker.rank_each(part, list(deeper.values())), strict=True), strict=True))
         left = deeper
     return pools
 

@@ -20,7 +20,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
-from longtail.serving.core.queries import ELSEWHERE, Query, QueryInArm, RequestModel, SearchOptions
+from longtail.serving.core.queries import ELSEWHERE, Query, RequestModel, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings, explain
@@ -108,63 +108,61 @@ class Experiment(RequestModel):
         names = {name for arm in self.arms.values() for name in arm.settings}
         return names.union(*(_TOGETHER.get(name, ()) for name in names))
 
-    def leaves_open(self, options: SearchOptions) -> bool:
-        """Return whether a request sets no field of any arm, so that every arm could answer."""
-        arms, buckets = self.arms.values(), options.buckets
-        places = max(sum(arm.explore.values()) + sum(floor.n for floor in arm.at_least) for arm in arms)
-        if not self._set_by_arms.isdisjoint(options.model_fields_set) or (
-            "k" in options.model_fields_set and options.k < places
-        ):
-            return False
-        wanted = {bucket for arm in arms for bucket in (*arm.explore, *(floor.bucket for floor in arm.at_least))}
-        return buckets is None or wanted <= {*buckets, None}
-
-    def arm_of(self, unit: str) -> str:
-        """Find the arm of a unit."""
-        return min(self.arms, key=lambda name: self._distance(unit, name))
-
-    def _distance(self, unit: str, arm: str) -> float:
-        share, number = self.arms[arm].share, unit_number(unit, self._keys[arm])
-        # The top 53 bits as a double in (0, 1); the half keeps the logarithm finite.
-        return -math.log(((number >> 11) + 0.5) / (1 << 53)) / share if share else math.inf
-
     def assign(
-        self, query: Query, own: str, *, unit: str | None, arm: str | None, pinned: bool
-    ) -> tuple[QueryInArm, str | None]:
+        self, query: Query, name: str, *, unit: str | None, arm: str | None, pinned: bool
+    ) -> tuple[Query, ArmAnswer, str | None]:
         """Give a query the settings of its arm.
 
         Args:
-            own: unique name of the query, which serves as the unit of a query without one.
+            name: unique name of the query, which serves as the unit of a query without one.
             unit: unit given by the request; None: the value of the unit's feature.
             arm: name of the arm that the request chose; None: the unit decides.
             pinned: whether the request names the release that answers.
 
         Returns:
-            The query with its arm, and the release that the arm names.
+            The query with the settings of its arm, the arm, and the release that the arm names.
 
         Raises:
             InvalidRequestError: there is no such arm.
         """
-        known = self._unit_in(query) if unit is None else unit
-        drawn = self.arm_of(known or own)
-        number = unit_number(known or own, b"unit")
+        if unit is None and self.unit is not None:
+            unit = id_text((query.features or {}).get(self.unit)) or None
+        distances = {}
+        for arm_name, arm_settings in self.arms.items():
+            number = unit_number(unit or name, self._keys[arm_name])
+            # The top 53 bits as a double in (0, 1); the half keeps the logarithm finite.
+            logarithm = -math.log(((number >> 11) + 0.5) / (1 << 53))
+            distances[arm_name] = logarithm / arm_settings.share if arm_settings.share else math.inf
+        drawn_arm = min(distances, key=distances.__getitem__)
         if arm is not None and arm not in self.arms:
             raise InvalidRequestError(
                 f"expected one of the arms of {self._name}, {[*self.arms]}, received {describe(arm)}", field="arm"
             )
-        name = arm or drawn
+        chosen_arm, options = arm or drawn_arm, self.arms[arm or drawn_arm]
         # A vector is only valid for the release that created it, as if the request named that release.
-        bound = (pinned or query.vector is not None) and any(one.release for one in self.arms.values())
-        applies = self.leaves_open(query) and not bound and name not in self._unavailable
+        bound = (pinned or query.vector is not None) and any(settings.release for settings in self.arms.values())
+        # If the request sets a field of any arm, or leaves no room for one, the arms would differ in nothing or fail.
+        slots = max(sum(arm.explore.values()) + sum(floor.n for floor in arm.at_least) for arm in self.arms.values())
+        buckets = {
+            bucket
+            for arm in self.arms.values()
+            for bucket in (*arm.explore, *(floor.bucket for floor in arm.at_least))
+            if bucket is not None
+        }
+        applies = (
+            self._set_by_arms.isdisjoint(query.model_fields_set)
+            and ("k" not in query.model_fields_set or query.k >= slots)
+            and (query.buckets is None or buckets <= {*query.buckets})
+            and not bound
+            and chosen_arm not in self._unavailable
+        )
         # A chosen arm is not random, so the answer counts only if the unit's hash gives the same arm.
-        counted = applies and (arm is None or (arm == drawn and known is not None))
-        answers = self.arms[name]
-        given = query.in_arm(ArmAnswer(self.run, name, number, counted), answers.settings if applies else {})
-        return given, answers.release if applies else None
-
-    def _unit_in(self, query: Query) -> str | None:
-        value = None if self.unit is None else (query.features or {}).get(self.unit)
-        return id_text(value) or None
+        counted = applies and (arm is None or (arm == drawn_arm and unit is not None))
+        answer = ArmAnswer(self.run, chosen_arm, unit_number(unit or name, b"unit"), counted)
+        if not applies:
+            return query, answer, None
+        fields = query.model_fields_set | options.settings.keys()
+        return Query.model_construct(fields, **{**dict(query), **options.settings}), answer, options.release
 
 
 class _File(RequestModel):

@@ -59,7 +59,7 @@ def parts_of_scores(
     found = []
     for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
-        bias *= np.float32(1) if query.bias_B is None else query.bias_B[0]
+        bias *= np.float32(query.bias_B) if isinstance(query.bias_B, float) else query.bias_B[0]
         noise = query.bias_removal_B[0] * label["log_pn"]
         if tree:
             noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum() + boost_K[place])

@@ -41,7 +41,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.index import Filter
 from longtail.serving.core.floors import Candidates
-from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.ranking import Batch, Ranker
 from longtail.serving.core.resolved import ResolvedQuery
 
 EVEN_SHARE = 0.1
@@ -127,7 +127,7 @@ def explore_each(
         part = batch.subset(np.array(places))._replace(filters=filters)
         # k of the bucket's labels may be shown without chance; the candidates come after them.
         pools = [queries[place].k + max(draws.lottery.candidates, queries[place].explore[bucket]) for place in places]
-        for place, rows_P, scores_P in zip(places, *rank_each(ranker, part, pools), strict=True):
+        for place, rows_P, scores_P in zip(places, *ranker.rank_each(part, pools), strict=True):
             found[place][bucket] = rows_P, scores_P
     explored = {}
     for place in exploring:

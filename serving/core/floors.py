@@ -27,7 +27,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import Crowds, choose
-from longtail.serving.core.ranking import Batch, Ranker, rank_each
+from longtail.serving.core.ranking import Batch, Ranker
 from longtail.serving.core.resolved import Diversity, Floor, ResolvedQuery
 
 _Ranked = tuple[Int64, Float32]
@@ -173,7 +173,7 @@ def fill_each(
         return floored, exploring
     positions, filters, depths = zip(*searches, strict=True)
     part = batch.subset(np.array(positions))._replace(filters=list(filters))
-    ranked = zip(*rank_each(ranker, part, depths), strict=True)
+    ranked = zip(*ranker.rank_each(part, depths), strict=True)
     for position in dict.fromkeys(positions):
         query, before = queries[position], (best[0][position], best[1][position])
         of_floors = [next(ranked) for _ in query.floors]

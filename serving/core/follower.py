@@ -358,7 +358,7 @@ class ExperimentFollower:
                 if self._unavailable.get(name) != unavailable[name]:
                     logger.error("arm %s cannot answer, its units get the default: %s", name, unavailable[name])
         self._unavailable = unavailable
-        self._service.experiment = self._experiment and self._experiment.without(frozenset(unavailable))
+        self._service.searches.experiment = self._experiment and self._experiment.without(frozenset(unavailable))
         trouble = None
         if self._refused is not None:
             trouble = "experiments.toml cannot be used, and the one before is in force. The log says what is wrong."

@@ -29,14 +29,12 @@ class CountedIds(NamedTuple):
     """The ids of queries.
 
     Attributes:
-        query: for each query, all ids and unknown ids in its features.
-        history: for each query, all ids and unknown ids in its histories.
+        unknown_B: numbers of unknown ids in the features and in the history of each query.
         of_nothing: positions of the queries whose features are all missing or unknown to the tower [METHODS §6].
         sums: the queries' counts, added up.
     """
 
-    query: list[tuple[int, int]]
-    history: list[tuple[int, int]]
+    unknown_B: list[tuple[int, int]]
     of_nothing: list[int]
     sums: dict[IdKind, IdCounts]
 
@@ -52,6 +50,7 @@ class Histories:
         settings, self._manifest, self._encoder = bundle.manifest.cooccurrence, bundle.manifest, encoder
         self._remembers = bundle.remembered
         self._features = {feature.name: feature.kind for feature in bundle.manifest.query_features}
+        self._lengths = {feature.name: feature.max_length for feature in bundle.manifest.query_features}
         self._names = [name for name, kind in self._features.items() if kind == "history"]
         self._last = 1 if settings is None else settings.last
         self._negative = settings is not None and bool(settings.log.negative)
@@ -67,8 +66,10 @@ class Histories:
         """
         excluded = self._manifest.exclude_history if query.exclude_history is None else query.exclude_history
         features, ids = query.features or {}, query.history
-        given = [entries for name in self._names if isinstance(entries := features.get(name), list)]
-        if given and ids is not None:
+        lists: list[Sequence[Any]] = [
+            entries for name in self._names if isinstance(entries := features.get(name), list)
+        ]
+        if lists and ids is not None:
             raise InvalidRequestError(
                 f"expected history or a feature of kind history, one of {self._names}, received both",
                 field=f"{prefix}history",
@@ -76,14 +77,15 @@ class Histories:
         refused_R = self._remembered(features, prefix, overlay, refused=True) if self._negative else NO_ROWS
         if not (excluded or counted):
             return History(left_out=refused_R) if refused_R.size else NO_HISTORY
-        lists: list[Sequence[Any]] = [*given] if ids is None else [ids]
+        if ids is not None:
+            lists = [ids]
         if not lists:
             rows_H = self._remembered(features, prefix, overlay)
             return History(rows_H[-self._last :], np.concatenate([rows_H, refused_R]) if excluded else refused_R)
         if not excluded:
             lists = [lists[0][-self._last :]]
         # Every list is left out, but only the first counts: others may hold what the query only saw.
-        rows = [catalogue.rows_in_order(_texts(each)) for each in lists]
+        rows = [catalogue.rows_in_order(_texts(entries)) for entries in lists]
         rows_N, last_H = rows[0] if len(rows) == 1 else np.concatenate(rows), rows[0][-self._last :]
         unknown = int(np.count_nonzero(rows_N < 0))
         if unknown:
@@ -112,21 +114,20 @@ class Histories:
         features_B = [query.features or {} for query in queries]
         of_query, of_history, of_tower = ([(0, 0)] * len(queries) for _ in range(3))
         remembered = None if self.query_id is None else self._remembers
-        for feature in self._encoder.features if inputs else ():
-            if feature.kind not in ("id", "bag", "history"):
-                continue
-            for row, (ids, unknown) in enumerate(self._encoder.count_ids(feature, features_B, inputs)):
+        for name, counts in self._encoder.count_ids(features_B, inputs).items():
+            is_history = self._features.get(name) == "history"
+            for row, (ids, unknown) in enumerate(counts):
                 of_tower[row] = of_tower[row][0] + ids, of_tower[row][1] + unknown
-                if feature.kind == "history":
+                if is_history:
                     if histories[row].ids:
                         continue  # they are counted below
                     if unknown:  # labels that were added since are no ids of the tower's
-                        entries = _texts(cast("list[Any]", features_B[row][feature.name]))[-(feature.max_length or 0) :]
+                        entries = _texts(cast("list[Any]", features_B[row][name]))[-(self._lengths[name] or 0) :]
                         unknown = min(unknown, int(np.count_nonzero(catalogue.rows_in_order(entries) < 0)))
                     of_history[row] = of_history[row][0] + ids, of_history[row][1] + unknown
                     continue
-                if unknown and remembered is not None and feature.name == self.query_id:
-                    unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][feature.name]))])[0])
+                if unknown and remembered is not None and name == self.query_id:
+                    unknown = int(not remembered.queries.lookup_all([str(id_text(features_B[row][name]))])[0])
                 of_query[row] = of_query[row][0] + ids, of_query[row][1] + unknown
         if remembered is not None and self.query_id not in self._features:
             for row, features in enumerate(features_B):
@@ -136,17 +137,16 @@ class Histories:
         for row, history in enumerate(histories):
             if history.ids:
                 of_history[row] = history.ids, history.unknown
-        of_nothing = [row for row, (ids, unknown) in enumerate(of_tower) if ids == unknown]
-        if of_nothing and inputs:
+        of_nothing = [row for row, (ids, unknown) in enumerate(of_tower) if ids == unknown] if inputs else []
+        if of_nothing:
             nothing_B = says_nothing(self._encoder.features, inputs)
             of_nothing = [row for row in of_nothing if nothing_B[row]]
-        sums = dict[IdKind, IdCounts]()
-        for kind, counts in (("query", of_query), ("history", of_history)):
-            senders = all_ids = all_unknown = 0
-            for ids, unknown in counts:
-                senders, all_ids, all_unknown = senders + (ids > 0), all_ids + ids, all_unknown + unknown
-            sums[cast("IdKind", kind)] = IdCounts(senders, all_ids, all_unknown)
-        return CountedIds(of_query, of_history, of_nothing if inputs else [], sums)
+        sums: dict[IdKind, IdCounts] = {
+            "query": IdCounts(sum([ids > 0 for ids, _ in of_query]), *map(sum, zip(*of_query, strict=True))),
+            "history": IdCounts(sum([ids > 0 for ids, _ in of_history]), *map(sum, zip(*of_history, strict=True))),
+        }
+        unknown_B = [(query[1], history[1]) for query, history in zip(of_query, of_history, strict=True)]
+        return CountedIds(unknown_B, of_nothing, sums)
 
 
 def _texts(ids: Sequence[Any]) -> Sequence[str]:

@@ -38,7 +38,7 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
         if request.features is not None:
             rows_NE, left_out = retriever.overlay.embed(request.features), [NO_ROWS]
         else:
-            rows_N = np.array(retriever.rows_of(request), np.int64)
+            rows_N = np.array(retriever.find_rows(request), np.int64)
             rows_NE, left_out = retriever.overlay.augmented(rows_N), _left_out(retriever, request, rows_N)
         rows += [*rows_NE]
         searches.append((options, left_out))

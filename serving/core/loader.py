@@ -21,7 +21,7 @@ from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.queries import QueriesFor, Query
-from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker, Ranker
+from longtail.serving.core.ranking import Batch, Boost, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
 from longtail.serving.monitoring import Promises, measure_baseline
@@ -51,11 +51,10 @@ def load_release(
         mask_L = None if lifetimes_L2 is None else lifetimes.available(lifetimes_L2, lifetimes.now())
         available = None if mask_L is None else Eligible.from_mask(mask_L)
         with serving_errors("queries"):
-            queries = None if release.queries is None else _retriever(release.queries)
-            retriever = _retriever(
-                release, promises=_measure_promises(release, available), max_new_labels=max_new_labels,
-                filterable=filterable, queries=queries,
-            )  # fmt: skip
+            promises = _measure_promises(release, available)
+            retriever = _retriever(release, promises=promises, max_new_labels=max_new_labels, filterable=filterable)
+            if release.queries is not None:
+                retriever.query_index = _retriever(release.queries)
         retriever.catalogue.attributes.read_columns(filterable or ())
         _warm(retriever)
         retriever.overlay.load_tower()
@@ -113,9 +112,9 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
         for history_R in bundle.calibration_histories if weight else ():
             term = bundle.cooccurrence.term(history_R[history_R >= 0])
             boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
-    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts or None)
+    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts if any(boosts) else None)
     searcher = release.searcher if available is None else release.searcher.within(available)
-    ranker, labels = BoostingRanker(IndexRanker(searcher, bundle.augmentation)), bundle.labels
+    ranker, labels = Ranker(searcher, bundle.augmentation), bundle.labels
     scores_BK, rows_BK = ranker.rank(batch)
     default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)
     if default is None:

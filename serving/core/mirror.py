@@ -28,9 +28,10 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array
 from longtail.bundle.store import replace_file
 from longtail.index import EngineUnavailableError
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query
-from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import ServingError
 
 logger = logging.getLogger(__name__)

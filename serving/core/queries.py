@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from pydantic import (
@@ -13,7 +12,6 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     JsonValue,
-    PrivateAttr,
     field_validator,
     model_validator,
 )
@@ -22,7 +20,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longtail.bundle.dates import nats_per_day
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.monitoring.records import RESTRICTIONS, Restriction
 from longtail.serving.settings import MOST_QUERIES
 
@@ -32,8 +29,6 @@ MOST_POOL = 4_096
 """Largest pool; if k is larger, the pool may have k labels."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
-_GROWN_POOL, _OTHER_SEARCH = 512, 250
-"""Estimated work, in labels searched, of a pool of `max_per`, which may grow, and of a search for slots or a floor."""
 _MOST_FLOORS = 8
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {
@@ -43,7 +38,6 @@ ELSEWHERE = {
     "inputs": "queries", "instances": "queries", "items": "labels", "item_id": "label_id",
 }  # fmt: skip
 """Keys of requests by what papers and other services call them."""
-_ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}
 """Extra JSON schema of fields with `default_factory=dict`. With `default={}` pydantic would deep-copy the default for
 every query, which takes longer than the rest of the validation."""
@@ -296,40 +290,6 @@ class SearchOptions(RequestModel):
         used = {"buckets": self.buckets is not None, "allow": self.allow is not None, "filter": bool(self.filter)}
         return tuple(name for name in RESTRICTIONS if used[name])
 
-    @property
-    def depth(self) -> int:
-        """Estimate the number of labels to search for: k, or the pool of `max_per` and `mmr`."""
-        return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr is not None else self.k
-
-    @property
-    def extra(self) -> int:
-        """Estimate what the search costs beyond `depth`, in labels."""
-        return self.searched + self._count_entries()
-
-    @property
-    def searched(self) -> int:
-        """Estimate the cost of slots, floors, and pools that grow, in labels."""
-        pooled = len(self.max_per) * max(_GROWN_POOL, self.depth)
-        others = [*self.explore.values(), *(MOST_POOL if self.max_per else floor.n for floor in self.at_least)]
-        return pooled + sum([_OTHER_SEARCH + labels for labels in others])
-
-    def _count_entries(self, more: Iterable[object] = ()) -> int:
-        """Count the entries of lists, which are read one by one."""
-        values = [self.exclude, self.allow, self.display, *more]
-        if self.filter or self.at_least:
-            values += _operands([self.filter, *(floor.filter for floor in self.at_least)])
-        return sum([len(value) for value in values if isinstance(value, list | dict)])
-
-
-def _operands(filters: Sequence[Mapping[str, JsonValue]]) -> list[JsonValue]:
-    """List the operands of all operators of some filters."""
-    return [part for of in filters for one in of.values() if isinstance(one, dict) for part in one.values()]
-
-
-def entries(values: Sequence[object]) -> int:
-    """Count the entries of the lists and objects among values."""
-    return sum([len(value) for value in values if isinstance(value, list | dict)])
-
 
 class Query(SearchOptions):
     """One query: its features, or in their place a vector."""
@@ -365,37 +325,11 @@ class Query(SearchOptions):
         "k best by score. Of one query of a request, with k <= 50; it takes some hundred searches.",
     )
 
-    arm: ClassVar[ArmAnswer | None] = None
-    """The query's arm of an experiment; None without an experiment."""
-
-    @property
-    def extra(self) -> int:
-        """Estimate what the search costs beyond `depth`, in labels."""
-        listed = self._count_entries([self.history, *(self.features or {}).values()])
-        return listed + self.searched if self.max_per or self.explore or self.at_least else listed
-
-    def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
-        """Return the query with the settings of its arm."""
-        query = QueryInArm.model_construct(self.model_fields_set | settings.keys(), **{**dict(self), **settings})
-        query._arm = arm
-        return query
-
     @model_validator(mode="after")
     def _one_of_features_and_vector(self) -> Self:
         if (self.features is None) == (self.vector is None):
             raise _either("features", "vector", self.features)
         return self
-
-
-class QueryInArm(Query):
-    """A query with the arm that an experiment gave it; a field of `Query` would cost every request time."""
-
-    _arm: ArmAnswer = PrivateAttr()
-
-    @property
-    def arm(self) -> ArmAnswer:  # type: ignore[override]  # a value per query in place of the class variable
-        """Return the query's arm of an experiment."""
-        return self._arm
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:
@@ -430,11 +364,6 @@ class SimilarQuery(OfLabels, SearchOptions):
         description="What is near: `embedding`, labels like this one, or `cooccurrence`, labels chosen together with "
         "it, best first, by nothing else; fewer than k where fewer were.",
     )
-
-    @property
-    def extra(self) -> int:
-        """Estimate what the search of one id costs beyond `depth`, in labels; lists are read once for many ids."""
-        return self.searched + self._count_entries() // 8
 
     @model_validator(mode="after")
     def _one_of_id_and_ids(self) -> Self:
@@ -479,17 +408,6 @@ class QueriesFor(OfLabels):
         "queries.",
     )
     display: _Display = Field(default=True, description="Columns of the queries: all, none (false), or these.")
-
-    @property
-    def depth(self) -> int:
-        """Return the number of queries to search for."""
-        return self.k
-
-    @property
-    def extra(self) -> int:
-        """Estimate what the search of one label costs beyond `depth`; lists are read once for many labels."""
-        lists = [self.exclude, self.display, *_operands([self.filter]), *(self.features or {}).values()]
-        return entries(lists) // 8
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:

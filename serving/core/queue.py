@@ -22,52 +22,29 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import faiss
 
-from longtail.serving.errors import QueueFullError, TimedOutError
+from longtail.index import EngineUnavailableError
+from longtail.serving.core.costs import LABELS_PER_QUERY, Cost, add_up
+from longtail.serving.errors import QueueFullError, ServingError, TimedOutError
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 client: ContextVar[str] = ContextVar("client", default="")
 """The client of the request that this task answers: a key's fingerprint, or an address."""
-LABELS_PER_QUERY = 64
-"""Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
 _LABELS_A_QUERY = 200
 """Labels whose search costs about as much time as a query does besides."""
-
-
-class Cost(NamedTuple):
-    """Cost of one request, or of all waiting requests.
-
-    Attributes:
-        labels: k, or the size of the pool that max_per and mmr choose from, summed over the queries.
-        bytes: estimated size of the answer as JSON.
-        extra: labels whose search costs about as much as the rest, such as the entries of lists; it bounds turns alone.
-    """
-
-    queries: int = 0
-    labels: int = 0
-    bytes: float = 0.0
-    extra: int = 0
-
-
 _TURNS = 4
 """Turns of a client of which one goes to requests that have begun, where others wait that have not."""
 _LARGEST_SHARED = 1000
 """Labels per query from which a piece shares no batch: quick queries would wait for all of it."""
 
 
-def add_up(costs: Sequence[Cost]) -> Cost:
-    """Add up some costs."""
-    queries, labels, bytes_, extra = zip(*costs, strict=True)
-    return Cost(sum(queries), sum(labels), sum(bytes_), sum(extra))
-
-
 @dataclass(slots=True)
-class Load:
+class WaitingCost:
     """The costs that wait, of all clients or of one."""
 
     queries: int = 0
@@ -75,11 +52,16 @@ class Load:
     bytes: float = 0.0
 
 
+Run: TypeAlias = Callable[[Sequence[Work], Sequence[float]], Sequence[Result]]
+"""Answers works with equal keys in a thread, given the seconds that each has waited; a result is not None."""
+
+
 @dataclass(eq=False, slots=True)
 class _Job(Generic[Work, Result]):
     """A request: the pieces that wait for a turn, and the results of the others."""
 
     key: Hashable
+    run: Run[Work, Result]
     pieces: deque[tuple[int, Work, Cost]]
     results: list[Result | None]
     future: asyncio.Future[list[Result]]
@@ -106,21 +88,13 @@ class _Client(Generic[Work, Result]):
     turns: int = 0
     fresh: deque[_Job[Work, Result]] = field(default_factory=deque)
     begun: deque[_Job[Work, Result]] = field(default_factory=deque)
-    load: Load = field(default_factory=Load)
-
-    @property
-    def jobs(self) -> deque[_Job[Work, Result]]:
-        """Get the jobs to take from: every fourth turn `begun`, otherwise `fresh`."""
-        goes_on = self.begun and (not self.fresh or self.turns % _TURNS == _TURNS - 1)
-        return self.begun if goes_on else self.fresh
+    load: WaitingCost = field(default_factory=WaitingCost)
 
 
 class SearchQueue(Generic[Work, Result]):
     """Runs blocking work of many clients in batches, in its own threads.
 
     Args:
-        run: answers a batch in a thread. Its arguments are works with equal keys and the seconds that each has waited;
-            it returns one result or exception for each work. A result is not None.
         window: seconds that requests may gather while another batch runs.
         max_batch: largest number of queries in a batch; a single piece with more runs alone.
         limit: largest cost that may wait.
@@ -130,7 +104,6 @@ class SearchQueue(Generic[Work, Result]):
 
     def __init__(
         self,
-        run: Callable[[Sequence[Work], Sequence[float]], Sequence[Result | Exception]],
         *,
         threads: int,
         window: float,
@@ -139,7 +112,6 @@ class SearchQueue(Generic[Work, Result]):
         timeout: float,
         set_depth: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._run = run
         self._set_depth = set_depth
         self._window = window
         self._max_batch = max_batch
@@ -150,7 +122,7 @@ class SearchQueue(Generic[Work, Result]):
         self._time, self._order = 0, count()
         self._starts: dict[str, int] = {}
         """Virtual times before which clients may not start again that left while others waited."""
-        self._waiting = Load()
+        self._waiting = WaitingCost()
         self._running = 0
         self._closed = False
         self._unannounced = 0
@@ -163,6 +135,7 @@ class SearchQueue(Generic[Work, Result]):
     async def submit(
         self,
         key: Hashable,
+        run: Run[Work, Result],
         works: Sequence[Work],
         costs: Sequence[Cost],
         client: str = "",
@@ -174,7 +147,8 @@ class SearchQueue(Generic[Work, Result]):
         If the caller is cancelled or a piece fails, the pieces that still wait are dropped.
 
         Args:
-            key: only works with equal keys share a batch.
+            key: only works with equal keys, and so with one `run`, share a batch.
+            run: answers a batch in a thread.
             client: name of the client, for its share of the queue.
             begun: `perf_counter()` at the begin of a request that goes on: it is not refused, and has the rest of its
                 time. None: the request begins.
@@ -184,24 +158,24 @@ class SearchQueue(Generic[Work, Result]):
         """
         loop = asyncio.get_running_loop()
         pieces = deque(zip(range(len(works)), works, costs, strict=True))
-        job = _Job[Work, Result](key, pieces, [None] * len(works), loop.create_future(), perf_counter())
+        job = _Job[Work, Result](key, run, pieces, [None] * len(works), loop.create_future(), perf_counter())
         cost = costs[0] if len(costs) == 1 else add_up(costs)
         with self._changed:
             waiting_client = self._clients.get(client)
             if waiting_client is None:  # its turn is at the present virtual time, or after the work that it has taken
                 waiting_client = _Client(max(self._starts.get(client, 0), self._time), next(self._order))
             # An empty queue takes any request, so that one larger than the limits is answered too.
-            held, waiting, limit = waiting_client.load, self._waiting, self._limit
+            mine, waiting, limit = waiting_client.load, self._waiting, self._limit
             if (
                 waiting.queries
                 and begun is None
                 and (
-                    held.queries + cost.queries > limit.queries - waiting.queries
-                    or held.labels + cost.labels > limit.labels - waiting.labels
-                    or held.bytes + cost.bytes > limit.bytes - waiting.bytes
+                    mine.queries + cost.queries > limit.queries - waiting.queries
+                    or mine.labels + cost.labels > limit.labels - waiting.labels
+                    or mine.bytes + cost.bytes > limit.bytes - waiting.bytes
                 )
             ):
-                raise self._full(held, cost)
+                raise self._full(mine, cost)
             self._clients[client] = waiting_client
             (waiting_client.fresh if begun is None else waiting_client.begun).append(job)
             self._count(waiting_client, cost, 1)
@@ -233,16 +207,17 @@ class SearchQueue(Generic[Work, Result]):
         for thread in self._threads:
             thread.join()
 
-    def _full(self, held: Load, cost: Cost) -> QueueFullError:
+    def _full(self, mine: WaitingCost, cost: Cost) -> QueueFullError:
         """Create the error that names the first limit which a request exceeds."""
         for name in ("queries", "labels", "bytes"):
-            costs = self._limit, self._waiting, held, cost
-            limit, waits, mine, new = [getattr(each, name) for each in costs]
-            if mine + new > limit - waits:
+            limit, waits, held_by_client, new = [
+                getattr(cost, name) for cost in (self._limit, self._waiting, mine, cost)
+            ]
+            if held_by_client + new > limit - waits:
                 break
         return QueueFullError(
             f"expected at most {limit:.0f} {name} waiting, and of one client no more than are free, found {waits:.0f}, "
-            f"of this client {mine:.0f}, and received {new:.0f} more"
+            f"of this client {held_by_client:.0f}, and received {new:.0f} more"
         )
 
     def _announce(self) -> None:
@@ -261,12 +236,17 @@ class SearchQueue(Generic[Work, Result]):
         """Answer batches until closed, without waiting for the event loop in between."""
         use_one_openmp_thread()
         while batch := self._take_batch():
-            now = perf_counter()
+            now, run = perf_counter(), batch[0][0].run
+            works, waited = [work for _, _, work in batch], [now - job.since for job, _, _ in batch]
+            results: list[Result | Exception] = []
             try:
-                results = self._run([work for _, _, work in batch], [now - job.since for job, _, _ in batch])
+                results += run(works, waited)
             # Any error must reach the callers of the batch, and must not end this thread.
             except Exception as error:
+                # One work is at fault: answered one by one, only that one fails, unless the index's server is away.
                 results = [error] * len(batch)
+                if len(batch) > 1 and not isinstance(error, EngineUnavailableError):
+                    results = [_run_alone(run, work, wait) for work, wait in zip(works, waited, strict=True)]
             with self._changed:
                 self._running -= 1
                 self._changed.notify()
@@ -282,7 +262,8 @@ class SearchQueue(Generic[Work, Result]):
         """
         with self._changed:
             while True:
-                oldest = min([client.jobs[0].since for client in self._clients.values()], default=None)
+                waiting = [jobs for client in self._clients.values() for jobs in (client.fresh, client.begun) if jobs]
+                oldest = min([jobs[0].since for jobs in waiting], default=None)
                 if oldest is None:
                     if self._closed:
                         return []
@@ -301,7 +282,8 @@ class SearchQueue(Generic[Work, Result]):
             while in_turn and queries < self._max_batch:
                 start, _, name = heappop(in_turn)
                 client = self._clients[name]
-                jobs = client.jobs
+                goes_on = client.begun and (not client.fresh or client.turns % _TURNS == _TURNS - 1)
+                jobs = client.begun if goes_on else client.fresh
                 job = jobs[0]
                 position, work, cost = job.pieces[0]
                 turn = cost.labels + cost.extra
@@ -335,12 +317,22 @@ class SearchQueue(Generic[Work, Result]):
             load.bytes += times * cost.bytes
 
 
+def _run_alone(run: Run[Work, Result], work: Work, waited: float) -> Result | Exception:
+    """Answer one work of a failed batch; returns its error."""
+    try:
+        return run([work], [waited])[0]
+    except Exception as error:
+        return error
+
+
 def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:
     """Keep the results of a batch, in the event loop, and answer requests that have all theirs."""
     for (job, position, _), result in zip(batch, results, strict=True):
         if job.future.done():  # its caller has left, or another piece has failed
             continue
         if isinstance(result, Exception):
+            if isinstance(result, ServingError):
+                result.piece = position
             job.future.set_exception(result)
             continue
         job.results[position] = result

@@ -1,4 +1,4 @@
-"""Rank labels for embedded queries: the protocol of rankers, the ranker that uses the index alone, and ω·c on top.
+"""Rank labels for embedded queries by one inner product per label, and ω·c on top.
 
 Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K` results, `R`
 label rows, `C` labels with c > 0.
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
         filters: filter of each query; None if all labels are eligible.
         priors_BP: float32, weights of the release's priors; None if the release has no priors, or all weights are 0.
         boosts_B: ω·c of each query, None for 0; None if no query has one.
-        bias_B: float32, weight of the labels' bias b in each query; None: 1 in all.
+        bias_B: float32, weight of the labels' bias b in each query, or one for all.
     """
 
     queries_BD: Float32
@@ -66,10 +66,11 @@ class Batch(NamedTuple):
     k: int
     priors_BP: Float32 | None = None
     boosts_B: list[Boost | None] | None = None
-    bias_B: Float32 | None = None
+    bias_B: Float32 | float = 1.0
 
     def subset(self, queries_b: Int64) -> Batch:
         """Select the queries at some positions, int64 [b]."""
+        boosts_b = [self.boosts_B[query] for query in queries_b] if self.boosts_B is not None else []
         return Batch(
             self.queries_BD[queries_b],
             {name: values[queries_b] for name, values in self.inputs.items()},
@@ -78,39 +79,9 @@ class Batch(NamedTuple):
             [self.filters[query] for query in queries_b],
             self.k,
             None if self.priors_BP is None else self.priors_BP[queries_b],
-            None if self.boosts_B is None else [self.boosts_B[query] for query in queries_b],
-            None if self.bias_B is None else self.bias_B[queries_b],
+            boosts_b if any(boost is not None for boost in boosts_b) else None,
+            self.bias_B if isinstance(self.bias_B, float) else self.bias_B[queries_b],
         )
-
-
-class Ranker(Protocol):
-    """Scores `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` and finds the best labels."""
-
-    @property
-    def proposal(self) -> str:
-        """Describe the noise whose logarithm λ multiplies, for GET /v1/release."""
-
-    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """Rank labels: s in logits, descending, float32 [B, K], and label rows, int64 [B, K].
-
-        −inf and −1 stand where too few labels are eligible.
-
-        Raises:
-            InvalidRequestError: the features of a query cannot be scored; the error names the query.
-        """
-
-    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
-        """Score each query's own label rows, int64 [R], ascending, without ω·c; −inf where not eligible.
-
-        Raises InvalidRequestError like `rank`.
-        """
-
-
-class UnboostedRanker(Ranker, Protocol):
-    """A ranker that knows no ω·c, and scores every label of a small catalogue."""
-
-    def all_scores(self, batch: Batch) -> Float32 | None:
-        """Score every label, float32 [B, L]; −inf where not eligible. None: they are too many."""
 
 
 class LabelSearcher(Protocol):
@@ -152,13 +123,18 @@ class Engine(Protocol):
         """Check whether the server answers; raises LongtailIndexError."""
 
 
-class IndexRanker:
-    """Ranks by one inner product per label that includes all dials [METHODS §6].
+class Ranker:
+    """Scores `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` and finds the best labels [METHODS §6, §11].
 
-    This works where ν, π and the priors are the same for every query.
+    One inner product per label includes all terms but ω·c, where ν, π and the priors are the same for every query. ω·c
+    is added exactly: as c >= 0, a label of the k best is among the k best without ω·c, or has c > 0. Both are
+    candidates, and c > 0 is scored exactly.
 
     Args:
         noise: description of ν in the bundle.
+
+    Attributes:
+        proposal: description of the noise whose logarithm λ multiplies.
     """
 
     def __init__(self, searcher: LabelSearcher, augmentation: Augmentation, noise: str = "π") -> None:
@@ -166,17 +142,49 @@ class IndexRanker:
         self._augmentation = augmentation
         self.proposal = "label frequencies" if noise == "π" else noise
 
+    def rank_each(self, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
+        """Rank every query with its own k; returns rows and scores of each, k or fewer.
+
+        Queries with similar k are ranked together.
+        """
+        groups: dict[int, list[int]] = defaultdict(list)
+        for query, k in enumerate(k_B):
+            groups[max(_LIKE_K_BITS, k.bit_length())].append(query)
+        rows_B: list[Int64] = [NO_ROWS] * len(k_B)
+        scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
+        for queries in groups.values():
+            part = batch if len(queries) == len(k_B) else batch.subset(np.array(queries))
+            scores_bK, rows_bK = self.rank(part._replace(k=max([k_B[query] for query in queries])))
+            is_full = rows_bK[:, -1].min() >= 0  # missing results are last
+            for i, query in enumerate(queries):
+                end = k_B[query] if is_full else min(k_B[query], int(np.count_nonzero(rows_bK[i] >= 0)))
+                rows_B[query], scores_B[query] = rows_bK[i, :end], scores_bK[i, :end]
+        return rows_B, scores_B
+
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """Rank labels; see `Ranker.rank`."""
+        """Rank labels: s in logits, descending, float32 [B, K], and label rows, int64 [B, K].
+
+        −inf and −1 fill the end where too few labels are eligible.
+
+        Raises:
+            InvalidRequestError: the features of a query cannot be scored; the error names the query.
+        """
+        if batch.boosts_B is not None:
+            return self._rank_boosted(batch, batch.boosts_B)
         products_BK, rows_BK = self._searcher.search(
-            self._augmented(batch),
+            self._augmentation.queries(
+                batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP, batch.bias_B
+            ),
             batch.k,
             None if batch.filters.count(None) == len(batch.filters) else batch.filters,
         )
         return products_BK / np.float32(self._augmentation.temperature), rows_BK
 
     def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
-        """Score label rows; see `Ranker.scores`."""
+        """Score each query's own label rows, int64 [R], ascending, without ω·c; −inf where not eligible.
+
+        Raises InvalidRequestError like `rank`.
+        """
         temperature = np.float32(self._augmentation.temperature)
         return [
             self._searcher.scores(query_E, rows_R, filter_) / temperature
@@ -184,34 +192,19 @@ class IndexRanker:
         ]
 
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Score every label; see `UnboostedRanker.all_scores`."""
+        """Score every label without ω·c, float32 [B, L]; −inf where not eligible. None: they are too many."""
         products_BL = self._searcher.all_scores(self._augmented(batch), batch.filters)
         return None if products_BL is None else products_BL / np.float32(self._augmentation.temperature)
 
     def _augmented(self, batch: Batch) -> Float32:
-        bias_B = 1.0 if batch.bias_B is None else batch.bias_B
         return self._augmentation.queries(
-            batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP, bias_B
+            batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP, batch.bias_B
         )
 
-
-class BoostingRanker:
-    """Adds ω·c to the scores of another ranker, exactly [METHODS §11].
-
-    As c >= 0, a label of the k best is among the k best without ω·c, or has c > 0: both are candidates, and c > 0 is
-    scored exactly.
-    """
-
-    def __init__(self, dense: UnboostedRanker) -> None:
-        self._dense = dense
-        self.proposal = dense.proposal
-
-    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """Rank labels; see `Ranker.rank`."""
-        boosts_B = batch.boosts_B
-        if boosts_B is None or boosts_B.count(None) == len(boosts_B):  # those of some queries of a batch
-            return self._dense.rank(batch)
-        if (scores_BL := self._dense.all_scores(batch)) is not None:
+    def _rank_boosted(self, batch: Batch, boosts_B: Sequence[Boost | None]) -> tuple[Float32, Int64]:
+        """Rank with ω·c of at least one query."""
+        batch = batch._replace(boosts_B=None)
+        if (scores_BL := self.all_scores(batch)) is not None:
             for scores_L, boost in zip(scores_BL, boosts_B, strict=True):
                 if boost is not None and boost.alone:
                     scores_C = np.where(scores_L[boost.rows_C] > -np.inf, boost.values_C, np.float32(-np.inf))
@@ -223,45 +216,21 @@ class BoostingRanker:
         if all(boost is not None and boost.alone for boost in boosts_B):
             scores_BK, rows_BK = no_results(len(boosts_B), batch.k)
         else:
-            scores_BK, rows_BK = self._dense.rank(batch)
-        boosts = {place: boost for place, boost in enumerate(boosts_B) if boost is not None}
+            scores_BK, rows_BK = self.rank(batch)
+        boosts = {query: boost for query, boost in enumerate(boosts_B) if boost is not None}
         part = batch if len(boosts) == len(boosts_B) else batch.subset(np.array(list(boosts)))
-        exact = self._dense.scores(part, [boost.rows_C for boost in boosts.values()])
-        for (place, boost), exact_C in zip(boosts.items(), exact, strict=True):
+        exact = self.scores(part, [boost.rows_C for boost in boosts.values()])
+        for (query, boost), exact_C in zip(boosts.items(), exact, strict=True):
             scores_C = exact_C + boost.values_C
             if boost.alone:
-                scores_BK[place] = -np.inf
+                scores_BK[query] = -np.inf
                 scores_C = np.where(exact_C > -np.inf, boost.values_C, np.float32(-np.inf))
             # A label of both sources that rounding puts below the k-th best keeps the index's score.
-            better_C = np.flatnonzero(scores_C >= scores_BK[place, -1])
+            better_C = np.flatnonzero(scores_C >= scores_BK[query, -1])
             scores_C, rows_C = scores_C[better_C], boost.rows_C[better_C]
-            scores_BK[place, is_in(rows_BK[place], rows_C)] = -np.inf
-            one = slice(place, place + 1)
-            scores_BK[one], rows_BK[one] = top_k(
-                [scores_BK[one], scores_C[None]], [rows_BK[one], rows_C[None]], scores_BK.shape[1]
+            scores_BK[query, is_in(rows_BK[query], rows_C)] = -np.inf
+            one_query = slice(query, query + 1)
+            scores_BK[one_query], rows_BK[one_query] = top_k(
+                [scores_BK[one_query], scores_C[None]], [rows_BK[one_query], rows_C[None]], scores_BK.shape[1]
             )
         return scores_BK, rows_BK
-
-    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
-        """Score label rows without ω·c; see `Ranker.scores`."""
-        return self._dense.scores(batch, rows_B)
-
-
-def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
-    """Rank every query with its own k; returns rows and scores of each, k or fewer.
-
-    Queries with similar k are ranked together.
-    """
-    groups: dict[int, list[int]] = defaultdict(list)
-    for query, k in enumerate(k_B):
-        groups[max(_LIKE_K_BITS, k.bit_length())].append(query)
-    rows_B: list[Int64] = [NO_ROWS] * len(k_B)
-    scores_B: list[Float32] = [_NO_SCORES] * len(k_B)
-    for queries in groups.values():
-        part = batch if len(queries) == len(k_B) else batch.subset(np.array(queries))
-        scores_bK, rows_bK = ranker.rank(part._replace(k=max([k_B[query] for query in queries])))
-        is_full = rows_bK[:, -1].min() >= 0  # missing results are last
-        for i, query in enumerate(queries):
-            end = k_B[query] if is_full else min(k_B[query], int(np.count_nonzero(rows_bK[i] >= 0)))
-            rows_B[query], scores_B[query] = rows_bK[i, :end], scores_bK[i, :end]
-    return rows_B, scores_B

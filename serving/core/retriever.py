@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ from longtail.bundle import (
     Inputs,
     LabelChanges,
     LabelRecord,
-    Priors,
     Tower,
     TowerError,
     Vocabulary,
@@ -37,33 +34,22 @@ from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import Dials, Weights
+from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
-from longtail.serving.core.histories import CountedIds, Histories
+from longtail.serving.core.histories import Histories
 from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import OfLabels, Query, SearchOptions, SimilarQuery, ToEmbed
-from longtail.serving.core.ranking import (
-    NO_ROWS,
-    Batch,
-    Boost,
-    BoostingRanker,
-    Engine,
-    HidingSearcher,
-    IndexRanker,
-    LabelSearcher,
-    Ranker,
-    UnboostedRanker,
-    rank_each,
-)
+from longtail.serving.core.queries import LabelId, OfLabels, Query, QueryFeatures, SearchOptions, SimilarQuery
+from longtail.serving.core.ranking import NO_ROWS, Batch, Boost, Engine, HidingSearcher, LabelSearcher, Ranker
 from longtail.serving.core.resolved import History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
-from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Promises
+from longtail.serving.monitoring import ArmAnswer, Promises
 from longtail.serving.monitoring.records import Basis
 
 _ROUNDING = 1e-6
@@ -74,30 +60,6 @@ _LARGEST_NORM = 1e12
 """Largest norm of a query's vector; scores of longer vectors could overflow float32."""
 
 
-@dataclass(kw_only=True, slots=True)
-class Retrieval(AnsweredBatch):
-    """Answers to a batch of queries, with the figures that monitoring counts.
-
-    Attributes:
-        results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
-        explanations: unfinished explanations by the query's position; each is in its result once it has ended.
-        propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
-        weights_B: the weights of each query's score.
-        represents_B: whether each answer represents the release: the client neither restricts nor arranges it.
-        unknown: number of unknown ids in all `exclude` and in all `allow`.
-        promise_holds: whether the labels available are nearly those of which the release's promises were measured.
-    """
-
-    results: list[dict[str, Any]]
-    explanations: Mapping[int, Iterator[None]]
-    propensities_N: Float32 | None
-    weights_B: Sequence[Weights]
-    represents_B: Sequence[bool]
-    unknown: Mapping[str, int]
-    seconds: Mapping[str, float]
-    promise_holds: bool
-
-
 class Retriever:
     """Answers queries from one release. Immutable and thread-safe, so a hot swap is one assignment.
 
@@ -105,11 +67,10 @@ class Retriever:
         searcher: finds rows of the bundle's augmented label table. If the bundle has a tree p_n(y|x), the tree ranks
             queries with features too: λ then multiplies the tree's conditional log p_n.
         filterable: columns that requests may filter by; None: all supported columns but strings with many values.
-        queries: retriever of the index of known queries; None without one.
 
     Attributes:
         engine: the searcher, if it depends on an external server.
-        query_index: retriever of the index of known queries; None without one.
+        query_index: retriever of the index of known queries, set by the loader; None without one.
         query_id: feature with the id of a query, by which the release remembers queries; None: it remembers none.
 
     Raises:
@@ -135,7 +96,6 @@ class Retriever:
         promises: Promises | None = None,
         max_new_labels: int = 0,
         filterable: Sequence[str] | None = None,
-        queries: Retriever | None = None,
     ) -> None:
         if searcher.labels != bundle.manifest.labels:
             raise UnservableReleaseError(
@@ -167,7 +127,7 @@ class Retriever:
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
         self._loaded_with = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now()).labels
         self._promise_holds = True
-        self.query_index = queries
+        self.query_index: Retriever | None = None
         self.queries_by_label = cache(self._list_queries)  # one for all copies
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
@@ -286,16 +246,12 @@ class Retriever:
 
     def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
         """Rank by a searcher, which does not find hidden rows, int64 [R]."""
-        by_label = IndexRanker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
-        by_query: UnboostedRanker = by_label
+        self._by_label = self._by_query = Ranker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
         if self.bundle.proposal is not None:
-            by_query = TreeRanker(searcher, by_label, self.bundle, self.bundle.proposal, hidden)
-        boosts = self.bundle.cooccurrence is not None
-        self._by_label: Ranker = BoostingRanker(by_label) if boosts else by_label
-        self._by_query: Ranker = BoostingRanker(by_query) if boosts else by_query
+            self._by_query = TreeRanker(searcher, self.bundle, self.bundle.proposal, hidden)
 
     def retrieve(
-        self, queries: Sequence[Query], draws: Draws | None = None, *, explain_later: bool = False
+        self, queries: Sequence[Query], draws: Draws | None = None, arms_B: Sequence[ArmAnswer | None] | None = None
     ) -> Retrieval:
         """Find the best labels of each query.
 
@@ -304,20 +260,20 @@ class Retriever:
         the query and the field that this release does not support.
 
         Args:
-            explain_later: leave explanations to the caller, who can let others search between their steps.
+            arms_B: the arm of an experiment that each query is in; None: no experiment runs.
         """
-        if (view := self.at()) is not self:
-            return view.retrieve(queries, draws, explain_later=explain_later)
+        if self._lifetimes is not None and self._available is None:
+            return self.at().retrieve(queries, draws, arms_B)
         started, catalogue = perf_counter(), self.catalogue
         resolved, histories, vector_of = list[ResolvedQuery](), list[History](), dict[int, Float32]()
-        for position, query in enumerate(queries):
-            prefix = f"queries.{position}."
+        for i, query in enumerate(queries):
+            prefix = f"queries.{i}."
             weights = self._dials_of_queries.read(query, prefix, self._as_of)
             history = self._histories.read(query, prefix, catalogue, self.overlay, counted=weights.cooccurrence != 0)
             histories.append(history)
             resolved.append(ResolvedQuery.from_options(query, weights, catalogue, prefix=prefix, history=history))
             if query.vector is not None:
-                vector_of[position] = self._read_vector(query, weights.bias_removal, f"queries.{position}")
+                vector_of[i] = self._read_vector(query, weights.bias_removal, f"queries.{i}")
         if len(vector_of) == len(queries):
             vectors_BD, inputs = np.stack(list(vector_of.values())), dict[str, Any]()
         else:
@@ -329,38 +285,34 @@ class Retriever:
             vectors_BD = vectors_BD - self._centre_D
         ids = self._histories.count_ids(queries, inputs, histories, catalogue)
         bases: list[Basis] = ["model"] * len(queries)
+        bias_B: Float32 | float = 1.0
         if ids.of_nothing and self.bundle.ranks_by_popularity:
-            unknown = [position for position in ids.of_nothing if position not in vector_of]
-            vectors_BD = vectors_BD.copy()
-            vectors_BD[unknown] = 0
-            for position in unknown:
-                resolved[position], bases[position] = self._by_popularity(resolved[position])
-        fixed = self.bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
-        named, explained = list[dict[str, Any]](), dict[int, tuple[float, float]]()
-        judged_at_B = np.full(len(queries), np.nan, np.float32)
-        for position, (query, of_query, basis) in enumerate(zip(queries, resolved, bases, strict=True)):
-            arm = query.arm
-            named.append(
-                {"basis": basis}
-                if arm is None
-                else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name, "basis": basis}
-            )
-            if query.explain:
-                explained[position] = (
-                    (0.0, 0.0)
-                    if (fixed and position in vector_of) or basis != "model"
-                    else self._dials_of_queries.reach(of_query.weights.popularity)
-                )
-            excludes_otherwise = query.exclude_history not in (None, self.manifest.exclude_history)
-            is_plain = of_query.represents and not of_query.explore and not excludes_otherwise
+            unknown = [i for i in ids.of_nothing if i not in vector_of]
+            vectors_BD, bias_B = vectors_BD.copy(), np.ones(len(queries), np.float32)
+            vectors_BD[unknown] = bias_B[unknown] = 0
+            for i in unknown:
+                resolved[i], bases[i] = self._by_popularity(resolved[i])
+        retrieval = self._rank(self._by_query, resolved, vectors_BD, inputs, draws, started, bias_B)
+        default = None, self.manifest.exclude_history
+        for i, (query, of_query, basis) in enumerate(zip(queries, resolved, bases, strict=True)):
+            is_plain = of_query.represents and not of_query.explore and query.exclude_history in default
             if self._promise_holds and basis == "model" and is_plain:
-                judged_at_B[position] = of_query.weights.judged_at
-        retrieval = self._answer(
-            self._by_query, vectors_BD, inputs, resolved, named, draws, started, [query.arm for query in queries],
-            explained, ids, judged_at_B, bases,
-        )  # fmt: skip
-        for steps in () if explain_later else retrieval.explanations.values():
-            deque(steps, maxlen=0)
+                retrieval.judged_at_B[i] = of_query.weights.judged_at
+            if query.explain:
+                limits = self._dials_of_queries.reach(of_query.weights.popularity)
+                # A tree needs features, so λ of a vector is 0; popularity alone has no λ.
+                if basis != "model" or (self.bundle.proposal is not None and i in vector_of):
+                    limits = 0.0, 0.0
+                retrieval.explanations[i] = self._explain(retrieval, i, limits)
+        retrieval.heads_B = [{"basis": basis} for basis in bases]
+        retrieval.bases = {basis: bases.count(basis) for basis in {*bases}}
+        retrieval.ids, retrieval.unknown_B = ids.sums, ids.unknown_B
+        if arms_B is not None:
+            retrieval.arms_B = arms_B
+            retrieval.heads_B = [
+                {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name, **head} if arm else head
+                for arm, head in zip(arms_B, retrieval.heads_B, strict=True)
+            ]
         return retrieval
 
     def judged_at(
@@ -397,18 +349,14 @@ class Retriever:
         built_H = self.overlay.built(history_H)
         return built_H if built_H is history_H else built_H[built_H >= 0]
 
-    def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
-        """Compute the vectors of each request, float32 [D]: u of queries, v of labels."""
-        features_B = [query.features for request in requests for query in request.queries or ()]
-        rows = [
-            self.catalogue.row(id_, field=f"labels.{place}")
-            for request in requests
-            for place, id_ in enumerate(request.labels or ())
-        ]
-        queries = iter(self._embed(features_B)[0] if features_B else ())
-        vectors_LD = self.catalogue.embeddings(rows) if rows else ()
-        labels = iter(vectors_LD if self._centre_D is None or not rows else vectors_LD + self._centre_D)
-        return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
+    def embed(self, items: Sequence[QueryFeatures | LabelId]) -> Sequence[Float32]:
+        """Compute the vectors of queries (u) or of labels (v), float32 [D] each."""
+        features_B = [item.features for item in items if isinstance(item, QueryFeatures)]
+        if features_B:
+            return [*self._embed(features_B)[0]]
+        rows = [self.catalogue.row(str(id_), field=f"labels.{i}") for i, id_ in enumerate(items)]
+        vectors_LD = self.catalogue.embeddings(rows)
+        return [*(vectors_LD if self._centre_D is None else vectors_LD + self._centre_D)]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
         """Compute u of every query, float32 [B, D], and return the tower's inputs too."""
@@ -465,13 +413,13 @@ class Retriever:
         features. By `cooccurrence` the score is W alone, of labels that have any. Raises InvalidRequestError or
         UnknownLabelError.
         """
-        if (view := self.at()) is not self:
-            return view.similar(requests, draws)
+        if self._lifetimes is not None and self._available is None:
+            return self.at().similar(requests, draws)
         started = perf_counter()
         rows: list[int] = []
         resolved: list[ResolvedQuery] = []
         for request in requests:
-            of_request = self.rows_of(request)
+            request_rows = self.find_rows(request)
             weights = self._dials_of_labels.read(request, at=self._as_of)
             of_labels = ResolvedQuery.from_options(request, weights, self.catalogue)
             alone = request.by == "cooccurrence"
@@ -481,14 +429,15 @@ class Retriever:
                     "cooccurrence",
                     field="by",
                 )
-            resolved += [of_labels.like(row, alone=alone) for row in of_request]
-            rows += of_request
-        named = [{"id": str(id_)} for request in requests for id_ in request.labels]
-        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
+            resolved += [of_labels.like(row, alone=alone) for row in request_rows]
+            rows += request_rows
+        retrieval = self._rank(self._by_label, resolved, self.catalogue.embeddings(rows), {}, draws, started)
+        retrieval.heads_B = [{"id": str(id_)} for request in requests for id_ in request.labels]
+        return retrieval
 
-    def rows_of(self, request: OfLabels) -> list[int]:
+    def find_rows(self, request: OfLabels) -> list[int]:
         """Look up the labels of a request; raises UnknownLabelError."""
-        fields = ["id"] if request.ids is None else [f"ids.{place}" for place in range(len(request.ids))]
+        fields = ["id"] if request.ids is None else [f"ids.{i}" for i in range(len(request.ids))]
         return [self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)]
 
     def near(self, vectors_BD: Float32, searches: Sequence[tuple[SearchOptions, Sequence[Int64]]]) -> Retrieval:
@@ -501,7 +450,7 @@ class Retriever:
         for options, left_out in searches:
             query = ResolvedQuery.from_options(options, self._dials_of_labels.read(options), self.catalogue)
             resolved += [query.leaving_out(rows_R) for rows_R in left_out]
-        return self._answer(self._by_label, vectors_BD, {}, resolved, [{}] * len(resolved), None, started)
+        return self._rank(self._by_label, resolved, vectors_BD, {}, None, started)
 
     @property
     def proposal(self) -> str:
@@ -532,31 +481,23 @@ class Retriever:
             )
         return self.query_index
 
-    def _explain(
-        self,
-        ranker: Ranker,
-        batch: Batch,
-        query: ResolvedQuery,
-        rows_K: Int64,
-        scores_K: Float32,
-        limits: tuple[float, float],
-        labels: Sequence[dict[str, Any]],
-        prices_K: Sequence[dict[str, Any] | None] | None,
-    ) -> Iterator[None]:
-        """Put `Explanation` of the HTTP API into each label of a batch of one; yields after every search."""
-        temperature = self.manifest.temperature
-        tree = self.bundle.proposal is not None
+    def _explain(self, retrieval: Retrieval, i: int, limits: tuple[float, float]) -> Iterator[None]:
+        """Put `Explanation` of the HTTP API into each label of one query; yields after every search."""
+        query, end = retrieval.queries[i], retrieval.ends_B[i]
+        scores_K = retrieval.unshifted_B[i]
+        rows_K = retrieval.answered_rows_N[end - len(scores_K) : end]
+        batch = retrieval.batch.subset(np.array([i]))._replace(k=query.k)
         parts = parts_of_scores(
             self.catalogue,
             self.bundle.priors,
             batch,
-            temperature,
+            self.manifest.temperature,
             rows_K,
             scores_K,
             shift=query.weights.shift,
-            tree=tree,
+            tree=self.bundle.proposal is not None,
         )
-        among = yield from intervals(ranker, batch, rows_K, limits)
+        intervals_K = yield from intervals(self._by_query, batch, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
             history_H = self._built(query.history_H if query.weights.cooccurrence else NO_ROWS)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
@@ -564,151 +505,110 @@ class Retriever:
             parts = [
                 {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
             ]
-        if prices_K is not None:
-            parts = [{**part, "floor": price} for part, price in zip(parts, prices_K, strict=True)]
-        for label, part, ends in zip(labels, parts, among, strict=True):
-            label["explanation"] = {**part, "bias_removal": ends}
+        if i in retrieval.prices:
+            parts = [{**part, "floor": price} for part, price in zip(parts, retrieval.prices[i], strict=True)]
+        for label, part, interval in zip(retrieval.results[i]["labels"], parts, intervals_K, strict=True):
+            label["explanation"] = {**part, "bias_removal": interval}
 
     def label(self, id_: str) -> dict[str, Any]:
         """Return all data of one label; raises UnknownLabelError."""
         row = self.catalogue.row(id_)
         return {**self.catalogue.labels_json([row])[0], "available": bool(self.at().available(np.array([row]))[0])}
 
-    def _answer(
+    def _rank(
         self,
         ranker: Ranker,
+        queries: Sequence[ResolvedQuery],
         vectors_BD: Float32,
         inputs: Inputs,
-        resolved: Sequence[ResolvedQuery],
-        named: Sequence[Mapping[str, Any]],
         draws: Draws | None,
         started: float,
-        arms_B: Sequence[ArmAnswer | None] = (),
-        explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
-        ids: CountedIds | None = None,
-        judged_at_B: Float32 | None = None,
-        bases: Sequence[Basis] = (),
+        bias_B: Float32 | float = 1.0,
     ) -> Retrieval:
-        """Rank labels for embedded queries; `named` has the first fields of each result."""
+        """Rank labels for embedded queries.
+
+        Args:
+            started: `perf_counter()` at the begin of the search.
+            bias_B: weight of the labels' bias b in each query.
+        """
         encoded = perf_counter()
-        weights_B = [query.weights for query in resolved]
-        bias_removal_B, popularity_B, cooccurrence_B = np.array([weights[:3] for weights in weights_B], np.float32).T
-        filters = [query.filter for query in resolved]
-        weighed = any(weights.weighed for weights in weights_B)
-        priors_BP = np.stack([weights.priors_P for weights in weights_B]) if weighed else None
-        boosts_B = None if self.bundle.cooccurrence is None else [self._boost(query) for query in resolved]
-        if boosts_B is not None and boosts_B.count(None) == len(boosts_B):
-            boosts_B = None
-        bias_B = None
-        if bases and bases.count("model") < len(bases):
-            bias_B = np.array([basis == "model" for basis in bases], np.float32)
-        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B, bias_B)
-        depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
-        rows_B, scores_B = rank_each(ranker, batch, depths)
+        bias_removal_B, popularity_B, cooccurrence_B = np.array([query.weights[:3] for query in queries], np.float32).T
+        weighed = any(query.weights.weighed for query in queries)
+        priors_BP = np.stack([query.weights.priors_P for query in queries]) if weighed else None
+        boosts_B = [self._boost(query) for query in queries] if self.bundle.cooccurrence is not None else []
+        batch = Batch(
+            vectors_BD, inputs, bias_removal_B, popularity_B, [query.filter for query in queries], 0, priors_BP,
+            boosts_B if any(boost is not None for boost in boosts_B) else None, bias_B,
+        )  # fmt: skip
+        depths = [query.k if query.diversity is None else query.diversity.pool for query in queries]
+        rows_B, scores_B = ranker.rank_each(batch, depths)
         pools, explored_B = dict[int, int](), dict[int, Explored]()
-        if any(query.diversity is not None for query in resolved):
-            pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
         floored, exploring = dict[int, Floored](), dict[int, Candidates]()
-        if any(query.floors for query in resolved):
-            floored, exploring = fill_each(ranker, batch, resolved, (rows_B, scores_B), pools, self.catalogue)
-        if any(query.explore for query in resolved):
+        if any(query.diversity is not None for query in queries):
+            pools = diversify_each(ranker, batch, queries, (rows_B, scores_B), self.catalogue)
+        if any(query.floors for query in queries):
+            floored, exploring = fill_each(ranker, batch, queries, (rows_B, scores_B), pools, self.catalogue)
+        tails = defaultdict[int, dict[str, Any]](dict)
+        if any(query.explore for query in queries):
             draws = draws or Draws()
             explored_B = explore_each(
-                ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws, exploring
+                ranker, batch, queries, (rows_B, scores_B), self.catalogue.buckets, draws, exploring
             )
-            for place, candidates in exploring.items():
-                certain = len(rows_B[place]) - sum(explored_B[place].slots.values())
-                floored[place] = Floored.of(candidates.pool(certain), candidates.best(certain))
+            for i, candidates in exploring.items():
+                certain = len(rows_B[i]) - sum(explored_B[i].slots.values())
+                floored[i] = Floored.of(candidates.pool(certain), candidates.best(certain))
+            for i, explored in explored_B.items():
+                tails[i]["exploration"] = explored.json(draws.lottery)
+        unmet, prices = 0, dict[int, list[dict[str, Any] | None]]()
+        for i, costs in floored.items():
+            met_FK = meets(queries[i], rows_B[i], self.catalogue)
+            tails[i] |= costs.json(queries[i], met_FK)
+            prices[i] = costs.prices(rows_B[i], met_FK)
+            unmet += any(floor["met"] < floor["n"] for floor in tails[i]["floors"])
+        for i, pool in pools.items():
+            tails[i]["pool"] = pool
         searched = perf_counter()
-        ends_B, raw_B = list(accumulate(map(len, rows_B))), list(scores_B)
-        for position, weights in enumerate(weights_B):
-            if weights.shift:
-                scores_B[position] = scores_B[position] + np.float32(weights.shift)
+        ends_B, unshifted_B = list(accumulate(map(len, rows_B))), list(scores_B)
+        for i, query in enumerate(queries):
+            if query.weights.shift:
+                scores_B[i] = scores_B[i] + np.float32(query.weights.shift)
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
         if not np.isfinite(scores_N).all():
-            place = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
+            i = int(np.searchsorted(ends_B, np.isfinite(scores_N).argmin(), side="right"))
             raise InvalidRequestError(
-                "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
+                "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{i}"
             )
-        propensities_N = np.ones(len(rows_N), np.float32) if explored_B else None
-        labels_N = [
-            {**shown, "score": score} for shown, score in zip(self.catalogue.shown(rows_N), scores_N, strict=True)
-        ]
-        results, explanations, unmet = [], dict[int, Iterator[None]](), 0
-        for place, (query, end) in enumerate(zip(resolved, ends_B, strict=True)):
-            start = end - len(rows_B[place])
-            labels = labels_N[start:end]
-            if query.display is not None:
-                for label in labels:
-                    label["display"] = {name: of for name, of in label["display"].items() if name in query.display}
-            weights, result = query.weights, {**named[place], "labels": labels}
-            result["bias_removal"], result["popularity"] = weights.bias_removal, weights.popularity
-            if self.bundle.cooccurrence is not None:
-                result["cooccurrence"] = weights.cooccurrence
-            if weights.weighed or self.bundle.priors.of_table:
-                result |= _weights_json(self.bundle.priors, query)
-            if propensities_N is not None and draws is not None and place in explored_B:
-                propensities_N[start:end] = explored_B[place].propensities_K
-                for label, propensity in zip(labels, propensities_N[start:end], strict=True):
-                    label["propensity"] = propensity
-                result["exploration"] = explored_B[place].json(draws.lottery)
-            prices_K = None
-            if place in floored:
-                met_FK = meets(query, rows_B[place], self.catalogue)
-                prices_K = floored[place].prices(rows_B[place], met_FK)
-                result |= floored[place].json(query, met_FK)
-                unmet += any(floor["met"] < floor["n"] for floor in result["floors"])
-            if place in explained:
-                explanations[place] = self._explain(
-                    ranker, batch.subset(np.array([place]))._replace(k=query.k), query, rows_B[place], raw_B[place],
-                    explained[place], labels, prices_K,
-                )  # fmt: skip
-            if place in pools:
-                result["pool"] = pools[place]
-            result["unknown"] = {
-                "query": 0 if ids is None else ids.query[place][1],
-                "history": 0 if ids is None else ids.history[place][1],
-                "exclude": query.unknown_exclude, "allow": query.unknown_allow,
-            }  # fmt: skip
-            results.append(result)
-        # From here on for counting: labels that were embedded again count by their rows in the release.
-        rows_N, buckets_N, counts_N = self.catalogue.recorded(rows_N)
-        restrictions_B = [query.restrictions for query in resolved]
+        propensities_N = None
+        if explored_B:
+            propensities_N = np.ones(len(rows_N), np.float32)
+            for i, explored in explored_B.items():
+                propensities_N[ends_B[i] - len(rows_B[i]) : ends_B[i]] = explored.propensities_K
+        labels = self.catalogue.answered(rows_N)
+        restrictions_B = [query.restrictions for query in queries]
         return Retrieval(
             release=self.name,
-            results=results,
-            explanations=explanations,
+            queries=queries,
+            batch=batch,
+            labels_N=labels.json_N,
+            answered_rows_N=rows_N,
+            tails=tails,
+            unshifted_B=unshifted_B,
+            prices=prices,
+            priors=self.bundle.priors,
+            has_cooccurrence=self.bundle.cooccurrence is not None,
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
             cooccurrence_B=cooccurrence_B,
-            judged_at_B=np.full(len(resolved), np.nan, np.float32) if judged_at_B is None else judged_at_B,
-            rows_N=rows_N,
+            judged_at_B=np.full(len(queries), np.nan, np.float32),
+            rows_N=labels.rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
-            buckets_N=buckets_N,
-            counts_N=counts_N,
-            arms_B=arms_B if any(arms_B) else None,
+            buckets_N=labels.buckets_N,
+            counts_N=labels.counts_N,
             restrictions_B=restrictions_B if any(restrictions_B) else None,
             propensities_N=propensities_N,
             explored=slots_of(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
-            weights_B=weights_B,
-            represents_B=[query.represents for query in resolved],
-            unknown={
-                "exclude": sum([query.unknown_exclude for query in resolved]),
-                "allow": sum([query.unknown_allow for query in resolved]),
-            },
-            ids={} if ids is None else ids.sums,
-            bases={basis: bases.count(basis) for basis in {*bases}},
             promise_holds=self._promise_holds,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
-
-
-def _weights_json(priors: Priors, query: ResolvedQuery) -> dict[str, Any]:
-    """Return the weights of an answer: of all priors of the table, and of the others that are not 0."""
-    shown: dict[str, Any] = {} if query.decay is None else {"decay": query.decay.model_dump()}
-    for prior, weight in zip(priors.settings, query.weights.priors_P, strict=True):
-        if prior.source == "table" or (weight and prior.source != "date"):
-            shown.setdefault(prior.group, {})[prior.key] = weight
-    return shown

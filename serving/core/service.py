@@ -6,51 +6,32 @@ import asyncio
 import json
 import logging
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
-from random import random
-from time import perf_counter, time
-from typing import Any, TypeVar
-
-import orjson
+from time import time
+from typing import TypeVar
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.bundle.label_changes import record_json
-from longtail.index import EngineUnavailableError
-from longtail.serving.core import lifetimes
-from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
-from longtail.serving.core.experiments import Experiment
-from longtail.serving.core.exploration import Draws, Lottery
+from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id
+from longtail.serving.core.costs import count_entries
 from longtail.serving.core.feedback import (
     Choice,
     Event,
-    arm_fields,
     read_choices,
-    recorded_features,
-    recorded_options,
     retrieve_unseen,
 )
-from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import QueriesFor, Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, entries
 from longtail.serving.core.queue import (
-    LABELS_PER_QUERY,
     BoundedExecutor,
-    Cost,
-    SearchQueue,
-    add_up,
-    client,
     use_one_openmp_thread,
 )
-from longtail.serving.core.retriever import Retrieval, Retriever
+from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.searches import Searches, delay_refusal
 from longtail.serving.errors import (
-    EngineError,
     InvalidRequestError,
     NotReadyError,
     QueueFullError,
@@ -63,69 +44,26 @@ from longtail.serving.events import EventSink
 from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import Monitoring, OfflineFigures
-from longtail.serving.monitoring.records import AnsweredSearch
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys, StoreError
 
 logger = logging.getLogger(__name__)
 
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
-_WAITING_ANSWERS = 8
-"""Number of requests of the largest size that may wait together, by labels and by bytes."""
-_STEP = Cost(1, extra=8000)
-"""Cost of a turn of an explanation: some 40 searches, which take no room from requests that wait."""
-_STEP_SECONDS = 0.002
-"""Time from which an explanation lets others search."""
 _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
 _WORK_OF_FEATURES = 100
 """Estimated work of the features of an event, without their lists, as labels."""
 _MOST_NAMED = 10
 """Most labels that a line of the log names."""
-_REFUSAL_SECONDS = 0.1
-"""Delay of refusals: clients that retry immediately would otherwise take the time that answers need."""
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """One request in the queue.
+class Service:
+    """The service of one process, for routes and the follower: releases, label changes, feedback and figures.
 
     Attributes:
-        retriever: the release that answers.
-        options: queries of a retrieval, or requests for similar labels or for queries.
-        embed: the request for vectors, in place of `options`.
-        name: unique name of the request.
-        preview: whether no user sees the answer, so that it is not counted.
-        answer_ids: give every result an `answer_id`.
-        in_request: positions of `options` in the client's request; None: 0, 1, ….
-        step: what to go on with, such as an explanation, in place of `options`; the result is whether it has ended.
-        explanations: filled by the search, unfinished explanations of its results.
-        counts: filled by the search, functions that count its answers once the whole request has succeeded; None: the
-            search counts them itself.
-    """
-
-    retriever: Retriever
-    options: Sequence[SearchOptions | QueriesFor] = ()
-    embed: ToEmbed | None = None
-    name: str = ""
-    preview: bool = False
-    answer_ids: bool = False
-    in_request: Sequence[int] | None = None
-    step: Iterator[None] | None = None
-    explanations: list[Iterator[None]] = field(default_factory=list)
-    counts: list[Callable[[], None]] | None = None
-
-    def of_arm(self, retriever: Retriever, options: Sequence[SearchOptions], positions: Sequence[int]) -> Search:
-        """Return the search of some queries by the release and the settings of their arm."""
-        return replace(self, retriever=retriever, options=options, in_request=positions, explanations=[])
-
-
-class Service:
-    """The service of one process, for routes and the follower: search, label changes, feedback and figures.
-
-    Searches run in their own threads: FAISS and ONNX Runtime release the interpreter lock while they compute, so a long
-    search stalls neither /livez nor the parsing of the next request.
+        searches: answers requests for labels, queries and vectors.
     """
 
     def __init__(self, settings: Settings, monitoring: Monitoring, events: EventSink) -> None:
@@ -139,8 +77,6 @@ class Service:
         """Connections to give up, so that their clients connect to workers that hold fewer."""
         self.release_problem: str | None = None
         """Why the release that CURRENT names is not served; None: the published release is served."""
-        self.experiment: Experiment | None = None
-        """The running experiment; None without one."""
         self.current: Retriever | None = None
         """The release in service; None before the first is loaded."""
         self._loaded: dict[str, Retriever] = {}
@@ -153,20 +89,7 @@ class Service:
             for name in ("write", "labels")
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
-        self._lottery = Lottery()
-        self.queue: SearchQueue[Search, list[Any]] = SearchQueue(
-            self._answer,
-            threads=1 if settings.device == "gpu" else settings.search_threads,
-            window=settings.batch_window_ms / 1e3,
-            max_batch=settings.max_batch,
-            limit=Cost(
-                settings.queue_limit,
-                _WAITING_ANSWERS * max(settings.max_total_k, settings.max_k),
-                _WAITING_ANSWERS * settings.max_answer_bytes,
-            ),
-            timeout=seconds,
-            set_depth=monitoring.slot.set_queue_depth,
-        )
+        self.searches = Searches(settings, monitoring, events, self.keys, self._now, self.mirror, self.retriever)
 
     @property
     def ready(self) -> bool:
@@ -304,283 +227,6 @@ class Service:
             return True
         return self.draining
 
-    async def retrieve(
-        self,
-        queries: Sequence[Query],
-        name: str,
-        *,
-        release: str | None,
-        preview: bool,
-        answer_ids: bool,
-        unit: str | None,
-        arm: str | None,
-    ) -> tuple[list[Any], str]:
-        """Answer queries; while an experiment runs, each by the settings of its unit's arm.
-
-        Args:
-            queries, name, preview, answer_ids: see `Search`.
-            release: name of the release that answers; None: the current one, or the arm's.
-            unit: unit of all queries; None: each query's feature decides.
-            arm: name of the arm to use for all queries; None: the units decide.
-
-        Returns:
-            The results, and the name of the release that answered. If several releases did, it is the one for queries
-            whose arm names none.
-
-        Raises:
-            ServingError: the release or the arm is unknown, the service is too busy, or a query cannot be answered.
-        """
-        experiment = self.experiment
-        at = None if experiment is None else lifetimes.now()
-        retriever = self.retriever(release, at=at)
-        search = Search(retriever, queries, None, name, preview, answer_ids)
-        if experiment is None:
-            return await self.search(search), retriever.name
-        in_arms, answering = list[QueryInArm](), list[Retriever]()
-        for position, query in enumerate(queries):
-            query_name = f"{position}:{name}"
-            in_arm, of_arm = experiment.assign(query, query_name, unit=unit, arm=arm, pinned=release is not None)
-            in_arms.append(in_arm)
-            try:
-                answering.append(retriever if of_arm is None else self.retriever(of_arm, at=at))
-            except UnknownReleaseError:  # the arm's release was unloaded just now
-                answering.append(retriever)
-                in_arms[-1] = query.in_arm(replace(in_arm.arm, counted=False), {})
-        positions_of = defaultdict[Retriever, list[int]](list)
-        for position, answers in enumerate(answering):
-            positions_of[answers].append(position)
-
-        async def answer(of_arms: Retriever, positions: list[int]) -> tuple[str, list[Any]]:
-            try:
-                in_group = [in_arms[position] for position in positions]
-                return of_arms.name, await self.search(search.of_arm(of_arms, in_group, positions))
-            except InvalidRequestError:
-                # An arm must not make a request fail. If the request itself is wrong, this attempt raises its error.
-                plain = [
-                    queries[position].in_arm(replace(in_arms[position].arm, counted=False), {})
-                    for position in positions
-                ]
-                return retriever.name, await self.search(search.of_arm(retriever, plain, positions))
-
-        groups = await asyncio.gather(*(answer(*group) for group in positions_of.items()))
-        results = dict(zip(chain(*positions_of.values()), chain(*(results for _, results in groups)), strict=True))
-        names = {name for name, _ in groups}
-        in_order = [results[position] for position in range(len(results))]
-        return in_order, names.pop() if len(names) == 1 else retriever.name
-
-    async def search(self, search: Search) -> list[Any]:
-        """Queue one request and return its results for a JSON answer, or its vectors, float32 [D].
-
-        Raises:
-            QueueFullError, TimedOutError: the service is too busy.
-            InvalidRequestError: the answer would be too long, or the release cannot answer the request.
-        """
-        limit, begun = self.settings.max_answer_bytes, perf_counter()
-        pieces = self._pieces(search)
-        costs = [cost for _, cost in pieces]
-        if (size := sum([cost.bytes for cost in costs])) > limit:
-            raise _too_long(search, limit, size)
-        alike: Hashable = search.retriever, type(search.embed or search.options[0]), search.preview
-        counts: list[Callable[[], None]] | None = None
-        if len(pieces) > 1 or any(isinstance(query, Query) and query.explain for query in search.options):
-            # Such a request may still fail, so its answers are counted at its end, apart from others.
-            counts = []
-            alike, pieces = (alike, id(counts)), [(replace(piece, counts=counts), cost) for piece, cost in pieces]
-        try:
-            results = await self.queue.submit(alike, [piece for piece, _ in pieces], costs, client.get())
-            steps = [(explanation, _STEP) for explanation in search.explanations]
-            if counts:
-                steps.append((_run_all(counts), Cost(1)))
-            for step, cost in steps:
-                ended, going_on = False, [Search(search.retriever, step=step)]
-                while not ended:
-                    ((ended,),) = await self.queue.submit(id(step), going_on, [cost], client.get(), begun=begun)
-        except (QueueFullError, TimedOutError) as error:
-            await self._count_refused(error)
-            raise
-        answers = list(chain(*results))
-        if (size := sum([len(each) for each in answers if isinstance(each, bytes)])) > limit:
-            raise _too_long(search, limit, size)
-        return [orjson.Fragment(each) if isinstance(each, bytes) else each for each in answers]
-
-    def _pieces(self, search: Search) -> list[tuple[Search, Cost]]:
-        """Split a search into pieces no larger than a batch, with their costs."""
-        retriever, embed, most = search.retriever, search.embed, self.settings.max_batch
-        if embed is not None:
-            costs = [Cost(1, 1, extra=entries([*query.features.values()])) for query in embed.queries or ()]
-            costs = costs or [Cost(1, 1)] * embed.count
-        else:
-            catalogue = (retriever.queries if isinstance(search.options[0], QueriesFor) else retriever).catalogue
-            # Bytes are an estimate, before the labels are known: every label takes the mean size.
-            costs = [
-                Cost(
-                    1,
-                    options.depth,
-                    min(options.k, catalogue.labels)
-                    * (catalogue.label_bytes if options.display is True else catalogue.mean_bytes(options.display)),
-                    options.extra,
-                )
-                for options in search.options
-            ]
-        if len(costs) == 1:
-            return [(search, costs[0])]
-        sums, starts = list[Cost](), list[int]()
-        for position, cost in enumerate(costs):
-            together = add_up([*sums[-1:], cost])
-            is_full = together.queries > most or together.labels + together.extra > LABELS_PER_QUERY * most
-            if not sums or is_full:
-                starts.append(position)
-                sums.append(cost)
-            else:
-                sums[-1] = together
-        if len(sums) == 1:
-            return [(search, sums[0])]
-        ends = [*starts[1:], len(costs)]
-        return [(_piece(search, start, end), cost) for start, end, cost in zip(starts, ends, sums, strict=True)]
-
-    def _answer(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any] | Exception]:
-        """Return results or an error for each search of a batch; a failing search does not affect others."""
-        try:
-            return self._search(searches, waited)
-        except EngineUnavailableError as error:
-            # Trying each search alone would fail as well, after the same wait. The server's message is only for the
-            # operator, so clients get another.
-            refused = EngineError("the server that holds the index does not answer now", seconds=error.seconds)
-            counts = (len(search.options) or 1 if search.embed is None else search.embed.count for search in searches)
-            self.monitoring.count("engine_unanswered", sum(counts))
-            return [refused] * len(searches)
-        except Exception as error:
-            # One search of the batch is at fault: answered one by one, only that one fails.
-            if len(searches) > 1:
-                return [self._answer([search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
-            places = searches[0].in_request
-            items = (error.field or "").partition(".")[0] if isinstance(error, ServingError) else ""
-            if places is not None and isinstance(error, ServingError) and items in ("queries", "ids", "labels"):
-                return [error.renumbered(items, places)]
-            return [error]
-
-    def _search(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
-        """Answer a batch of requests of one kind to one release, and count the answers."""
-        retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
-        if (step := searches[0].step) is not None:
-            ended = False
-            while not ended and perf_counter() - started < _STEP_SECONDS:
-                ended = next(step, step) is step
-            return [[ended]]
-        if to_embed := [search.embed for search in searches if search.embed is not None]:
-            vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
-            self.monitoring.count_searches([sum(each.count for each in to_embed)], waited, [seconds])
-            return vectors
-        if isinstance(searches[0].options[0], QueriesFor):
-            requests = [one for search in searches if isinstance(one := search.options[0], QueriesFor)]
-            rankings = queries_for(retriever, requests)
-            encoded = iter([orjson.dumps(ranking, option=orjson.OPT_SERIALIZE_NUMPY) for ranking in rankings])
-            seconds = {"search": perf_counter() - started}
-            self.monitoring.count_searches([sum(len(search.options) for search in searches)], waited, [seconds])
-            return [[*islice(encoded, len(search.options))] for search in searches]
-        asked = [each for search in searches for each in search.options if isinstance(each, SearchOptions)]
-        draws = None
-        if any(options.explore for options in asked):
-            positions = [
-                range(len(search.options)) if search.in_request is None else search.in_request for search in searches
-            ]
-            pairs = [
-                (search.name, position)
-                for search, in_request in zip(searches, positions, strict=True)
-                for position in in_request
-            ]
-            draws = Draws(self._lottery, [f"{position}:{name}" for name, position in pairs])
-        queries = [each for each in asked if isinstance(each, Query)]
-        if queries:
-            retrieval = retriever.retrieve(queries, draws, explain_later=True)
-        else:
-            similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
-            retrieval = retriever.similar(similar, draws)
-        if not searches[0].preview:
-            wanted, lines = [search.answer_ids for search in searches for _ in search.options], list[bytes]()
-            if any(wanted) or settings.answer_share or retrieval.arms_B:
-                lines = self._name_answers(asked, wanted, retrieval)
-            if (counts := searches[0].counts) is None:
-                self._count_answers(retriever, queries, retrieval, waited, lines)
-            else:
-                counts.append(partial(self._count_answers, retriever, queries, retrieval, waited, lines))
-        # As JSON, in this thread: a long answer would hold up the event loop.
-        results = iter(
-            [
-                result if place in retrieval.explanations else orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
-                for place, result in enumerate(retrieval.results)
-            ]
-        )
-        answers, end = list[list[Any]](), 0
-        for search in searches:
-            answers.append(list(islice(results, len(search.options))))
-            end += len(search.options)
-            start = end - len(search.options)
-            search.explanations.extend(
-                [steps for place, steps in retrieval.explanations.items() if start <= place < end]
-            )
-        return answers
-
-    def _count_answers(
-        self,
-        retriever: Retriever,
-        queries: Sequence[Query],
-        retrieval: Retrieval,
-        waited: Sequence[float],
-        lines: Sequence[bytes],
-    ) -> None:
-        """Count the answers of a batch, record a share of them as events, and send a share to the staged release."""
-        features_B = [query.features for query in queries] if queries and self.settings.groups else None
-        search = AnsweredSearch(retrieval, retrieval.unknown, waited, retrieval.seconds, features_B)
-        self.monitoring.count_answers(search)
-        if lines:
-            self.monitoring.count("dropped", self._events.offer(lines))
-        if queries and self.mirror.staged is not None:
-            self.mirror.offer(retriever, queries, retrieval, self.settings.mirror_share)
-
-    def _name_answers(
-        self,
-        asked: Sequence[SearchOptions],
-        wanted: Sequence[bool],
-        retrieval: Retrieval,
-    ) -> list[bytes]:
-        """Add an `answer_id` to the wanting results; returns events of a share of the answers."""
-        key, release, now = self.keys.signing, retrieval.release.encode(), self._now()
-        share, lines = self.settings.answer_share, []
-        for place, (query, result, start, end) in enumerate(
-            zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
-        ):
-            arm, features = (query.arm, query.features) if isinstance(query, Query) else (None, None)
-            is_event = (arm is not None and arm.counted) or (share > 0 and random() < share)
-            if key is None or not (wanted[place] or is_event):
-                continue
-            propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
-            weights = retrieval.weights_B[place]
-            dials, priors = weights[:3], weights.signed
-            labels = [label["id"] for label in result["labels"]]
-            represents = retrieval.represents_B[place]
-            promised = represents and retrieval.promise_holds and result.get("basis", "model") == "model"
-            answer_id, name = sign_answer(
-                key, now, release, dials, labels,
-                priors=priors, arm=arm, propensities_K=propensities_K,
-                restricted=not promised,
-            )  # fmt: skip
-            if wanted[place]:
-                result["answer_id"] = answer_id
-            if is_event:
-                line = event_json(
-                    kind="answer", time=now, answer=name, answered_at=now, release=retrieval.release,
-                    bias_removal=float(dials[0]), popularity=float(dials[1]), cooccurrence=float(dials[2]),
-                    priors=priors or None,
-                    restricted=not represents, labels=labels, positions=list(range(len(labels))),
-                    propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
-                    buckets=retrieval.buckets_N[start:end].tolist(),
-                    features=recorded_features(features, self.settings),
-                    options=recorded_options(query, self.settings, self._lottery.candidates), **arm_fields(arm),
-                )  # fmt: skip
-                lines.append(line)
-        return lines
-
     async def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes durably, and apply them to every later answer of this worker.
 
@@ -715,20 +361,13 @@ class Service:
         try:
             return await executor.run(work)
         except (QueueFullError, TimedOutError) as error:
-            await self._count_refused(error)
+            await delay_refusal(self.monitoring, error)
             raise
-
-    async def _count_refused(self, error: ServingError) -> None:
-        if isinstance(error, TimedOutError):
-            self.monitoring.count("timeouts")
-        else:
-            self.monitoring.count("shed")
-            await asyncio.sleep(_REFUSAL_SECONDS)
 
     def close(self) -> None:
         """End the threads and close the files."""
         # In this order: searches offer events and mirror queries, so what they feed closes after them.
-        self.queue.close()
+        self.searches.queue.close()
         self._writer.close()
         self._changer.close()
         self._reader.close()
@@ -760,41 +399,10 @@ def _work(events: Iterable[Event]) -> int:
     """Estimate the time that reading and counting events takes, as labels."""
     return sum(
         [
-            len(event.labels) + (_WORK_OF_FEATURES + entries([*event.features.values()]) if event.features else 0)
+            len(event.labels) + (_WORK_OF_FEATURES + count_entries(event.features) if event.features else 0)
             for event in events
         ]
     )
-
-
-def _too_long(search: Search, limit: int, size: float) -> InvalidRequestError:
-    """Create the error of an answer with more bytes than allowed."""
-    return InvalidRequestError(
-        f"expected an answer of at most {limit} bytes, received a request for about {size:.0f}; request fewer labels, "
-        "or fewer columns in `display`",
-        field="k" if isinstance(search.options[0], SimilarQuery | QueriesFor) else "queries",
-    )
-
-
-def _run_all(counts: Iterable[Callable[[], None]]) -> Iterator[None]:
-    """Call functions in one step."""
-    for count in counts:
-        count()
-    yield from ()
-
-
-def _piece(search: Search, start: int, end: int) -> Search:
-    """Return a search for some of the queries, ids or labels of another."""
-    embed, options = search.embed, search.options[start:end]
-    places = (range(end) if search.in_request is None else search.in_request)[start:end]
-    if embed is not None:
-        parts = {
-            "queries": embed.queries and embed.queries[start:end],
-            "labels": embed.labels and embed.labels[start:end],
-        }
-        return replace(search, embed=embed.model_copy(update=parts), in_request=places)
-    if isinstance(one := search.options[0], SimilarQuery | QueriesFor):
-        options = [one.model_copy(update={"ids": one.labels[start:end]})] * (end - start)
-    return replace(search, options=options, in_request=places)
 
 
 def _label_event(record: LabelRecord) -> bytes:

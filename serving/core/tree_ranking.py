@@ -21,7 +21,7 @@ from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.bundle.proposal import PADDING
 from longtail.index import ExactRows, Filter
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
-from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, UnboostedRanker
+from longtail.serving.core.ranking import NO_ROWS, Batch, LabelSearcher, Ranker
 from longtail.serving.errors import InvalidRequestError
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
@@ -35,7 +35,7 @@ leaves are emptied."""
 _LARGEST_LOG_P = 1e30
 
 
-class TreeRanker:
+class TreeRanker(Ranker):
     """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b + Σ w·r, λ >= 0; thread-safe.
 
     Every query has 2,000 + 20k candidates: one half are the best labels by f + μ·log π, the other half the best by p_n.
@@ -55,14 +55,12 @@ class TreeRanker:
     def __init__(
         self,
         searcher: LabelSearcher,
-        at_zero: UnboostedRanker,
         bundle: Bundle,
         proposal: Proposal,
         hidden: Int64 = NO_ROWS,
     ) -> None:
-        self._searcher = searcher
-        self._at_zero = at_zero
-        self._augmentation = bundle.augmentation
+        super().__init__(searcher, bundle.augmentation)
+        self.proposal = f"p_n(y|x), a tree of depth {proposal.depth}"
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
         self._tree = proposal
@@ -71,32 +69,27 @@ class TreeRanker:
         # Bounds |z| so that a sum of `depth` log-sigmoids of w·z stays far inside float32.
         self._largest_z = _LARGEST_LOG_P / max(1.0, proposal.largest_step)
 
-    @property
-    def proposal(self) -> str:
-        """Describe the noise whose logarithm λ multiplies."""
-        return f"p_n(y|x), a tree of depth {self._tree.depth}"
-
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """Rank labels; see `Ranker.rank`.
 
         Raises:
             InvalidRequestError: the z of a query's features is so large that log p_n would overflow.
         """
-        if not batch.bias_removal_B.any():
-            return self._at_zero.rank(batch)
+        if not batch.bias_removal_B.any() or batch.boosts_B is not None:
+            return super().rank(batch)
         z_BZ = self._project(batch)
         scores_BK, rows_BK = no_results(len(z_BZ), batch.k)
         reach = min(_REACH + _REACH_PER_RESULT * batch.k, self._searcher.labels)
         for queries in _group_alike(batch, max(1, _TOGETHER // reach)):
             part = batch.subset(queries)
             scores_BK[queries], rows_BK[queries] = (
-                self._rank(part, z_BZ[queries], reach) if part.bias_removal_B.any() else self._at_zero.rank(part)
+                self._rank(part, z_BZ[queries], reach) if part.bias_removal_B.any() else super().rank(part)
             )
         return scores_BK, rows_BK
 
     def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
         """Score label rows; see `Ranker.scores`."""
-        scores_B = self._at_zero.scores(batch._replace(bias_removal_B=np.zeros_like(batch.bias_removal_B)), rows_B)
+        scores_B = super().scores(batch._replace(bias_removal_B=np.zeros_like(batch.bias_removal_B)), rows_B)
         if not batch.bias_removal_B.any():
             return scores_B
         z_BZ = self._project(batch)
@@ -106,8 +99,8 @@ class TreeRanker:
         ]
 
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Return None, as the tree scores candidates alone, unless λ is 0; see `UnboostedRanker.all_scores`."""
-        return None if batch.bias_removal_B.any() else self._at_zero.all_scores(batch)
+        """Return None, as the tree scores candidates alone, unless λ is 0; see `Ranker.all_scores`."""
+        return None if batch.bias_removal_B.any() else super().all_scores(batch)
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
         """Rank queries of one group, λ ≠ 0, from `reach` candidates of either source."""

@@ -39,8 +39,8 @@ from longtail.bundle import (
 from longtail.index import Filter
 from longtail.index.search.eligible import Eligible
 from longtail.serving import Retriever, Settings
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.retriever import Retrieval
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -66,8 +66,8 @@ class PlaneEncoder:
     def read(self, features_B: Sequence[Features]) -> Inputs:
         return self._reader.read(features_B)
 
-    def count_ids(self, feature: Feature, features_B: Sequence[Features], inputs: Inputs) -> list[tuple[int, int]]:
-        return self._reader.count_ids(feature, features_B, inputs)
+    def count_ids(self, features_B: Sequence[Features], inputs: Inputs) -> dict[str, list[tuple[int, int]]]:
+        return self._reader.count_ids(features_B, inputs)
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
@@ -171,7 +171,7 @@ def plane_retriever(name: str = "plane-1", prefix: str = "") -> Retriever:
 
 def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
     """The results of a retrieval, read from their JSON."""
-    return json.loads(orjson.dumps(retrieval.results, option=orjson.OPT_SERIALIZE_NUMPY))
+    return json.loads(orjson.dumps(retrieval.explain().results, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def plane_settings(releases: Path, **changes: object) -> Settings:

@@ -34,7 +34,7 @@ from longtail.serving import create_app
 from longtail.serving.campaign import campaign, invert
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import QueriesFor, ToEmbed
+from longtail.serving.core.queries import QueriesFor, QueryFeatures
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, ServingError, UnservableReleaseError
 from tests.bundles import label_features, make_bundle
@@ -120,8 +120,8 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
         queries=QueryTable(folder / "users.parquet", source, "count"),
     )
     retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
-    rows = [{"features": row} for row in table.select(["user_id", "history"]).to_pylist()]
-    vectors = retriever.embed([ToEmbed.model_validate({"queries": rows})])[0]
+    rows = [QueryFeatures(features=row) for row in table.select(["user_id", "history"]).to_pylist()]
+    vectors = retriever.embed(rows)
     return Case(retriever, np.stack(vectors), countries, choices_Q, folder)
 
 

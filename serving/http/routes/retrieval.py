@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 
-from longtail.serving.core.service import Search, Service
+from longtail.serving.core.service import Service
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.bridge import BODY_ERRORS, ServiceRoute, errors
 from longtail.serving.http.schemas.retrieval import (
@@ -66,7 +66,7 @@ async def retrieve(request: Request, body: RetrieveRequest) -> dict[str, Any]:
     service: Service = request.app.state.service
     state = request.scope["state"]
     state["preview"] = body.preview
-    search = service.retrieve(
+    search = service.searches.retrieve(
         body.queries, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids,
         unit=body.unit, arm=body.arm,
     )  # fmt: skip
@@ -79,10 +79,12 @@ async def similar(request: Request, body: SimilarRequest) -> dict[str, Any]:
     """Find the labels nearest to each given label."""
     service: Service = request.app.state.service
     state = request.scope["state"]
-    state["preview"], options = body.preview, [body] * len(body.labels)
-    retriever = service.retriever(body.release)
-    search = service.search(Search(retriever, options, None, state["name"], body.preview, body.answer_ids))
-    return {"results": await _while_connected(request, search), "release": retriever.name}
+    state["preview"] = body.preview
+    search = service.searches.similar(
+        body, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids
+    )
+    results, release = await _while_connected(request, search)
+    return {"results": results, "release": release}
 
 
 @router.post("/v1/queries", response_model=QueriesAnswer)
@@ -92,10 +94,8 @@ async def queries(request: Request, body: QueriesRequest) -> dict[str, Any]:
     The request waits in the queue of searches. No figures of answers include it.
     """
     service: Service = request.app.state.service
-    retriever = service.retriever(body.release)
-    search = Search(retriever, [body] * max(1, len(body.labels)), name=request.scope["state"]["name"], preview=True)
-    results = await _while_connected(request, service.search(search))
-    return {"results": results, "release": retriever.name}
+    results, release = await _while_connected(request, service.searches.find_queries(body, release=body.release))
+    return {"results": results, "release": release}
 
 
 @router.post("/v1/embed", response_model=EmbedAnswer)
@@ -113,6 +113,6 @@ async def embed(request: Request, body: EmbedRequest) -> dict[str, Any]:
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )
-    vectors = await _while_connected(request, service.search(Search(retriever, embed=body, preview=True)))
+    vectors = await _while_connected(request, service.searches.embed(body, retriever))
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
     return {"vectors": vectors, **described, "release": retriever.name}

@@ -70,7 +70,7 @@ class RetrieveRequest(Body):
                 field=f"queries.{explained[-1]}.explain",
             )
         check_lengths([query.features for query in queries], "queries.{}.features")
-        _check_options(queries, settings, "queries.{}.", "queries")
+        _check_options(queries, settings, "queries.{}.")
 
 
 class SimilarRequest(SimilarQuery, Body):
@@ -85,7 +85,7 @@ class SimilarRequest(SimilarQuery, Body):
     def check_limits(self, settings: Settings) -> None:
         """Check the options, and the sum of k over all ids."""
         at_most(len(self.labels), settings.max_queries, "ids", "ids")
-        _check_options([self] * len(self.labels), settings, "", "k")
+        _check_options([self], settings, "")
 
 
 class QueriesRequest(QueriesFor, Body):
@@ -97,20 +97,13 @@ class QueriesRequest(QueriesFor, Body):
 
     def check_limits(self, settings: Settings) -> None:
         """Check the options, and the sum of k over all labels."""
-        count = max(1, len(self.labels))
-        at_most(count, settings.max_queries, "ids", "ids")
+        at_most(len(self.labels), settings.max_queries, "ids", "ids")
         check_lengths([self.features], "features")
-        _check_options([self] * count, settings, "", "k")
+        _check_options([self], settings, "")
 
 
-def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefix: str, whole: str) -> None:
-    """Raise InvalidRequestError if the options of queries exceed a limit, singly or together.
-
-    Args:
-        prefix: prefix of the fields in a query's errors, with `{}` for its position.
-        whole: field in errors of all queries together.
-    """
-    total, limit = 0, max(settings.max_total_k, settings.max_k)
+def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefix: str) -> None:
+    """Raise InvalidRequestError if the options of a query exceed a limit; `prefix` has `{}` for its position."""
     for position, options in enumerate(queries):
         if options.k > settings.max_k:
             raise InvalidRequestError(
@@ -121,14 +114,6 @@ def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Sett
                 if isinstance(values, list):
                     field = f"{prefix.format(position)}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
                     at_most(len(values), MAX_IDS, "values", field)
-        total += options.depth
-    if total > limit:
-        pools = ", of max_per and mmr their pool," if any(each.depth != each.k for each in queries) else ""
-        raise InvalidRequestError(
-            f"expected at most {limit} labels asked for, k{pools} summed over the queries (LONGTAIL_MAX_TOTAL_K), "
-            f"received {total}",
-            field=whole,
-        )
 
 
 class EmbedRequest(ToEmbed, Body):

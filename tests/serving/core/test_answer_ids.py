@@ -54,8 +54,8 @@ def test_what_is_signed_is_read_again(
     propensities = np.array([0.37 ** (1 + place % 9) if place in drawn else 1 for place in range(len(labels))], "f4")
     name = release.encode("utf-8", "replace")
     text, answer = sign_answer(
-        KEY, NOW, name, (0.3, -0.25, 0.75), labels,
-        priors=priors, arm=arm, restricted=restricted, propensities_K=propensities,
+        KEY, NOW, name, (0.3, -0.25, 0.75, *priors), labels,
+        arm=arm, restricted=restricted, propensities_K=propensities,
     )  # fmt: skip
     found = read(text)
     assert (found.release, found.at) == (name.decode(), int(NOW))

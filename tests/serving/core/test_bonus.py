@@ -161,10 +161,12 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     )
     assert retrieval.judged_at_B.tolist()[:2] == [0.5, 0.5]
     assert np.isnan(retrieval.judged_at_B[2:]).all()
-    for weights, judged in zip([of.signed for of in retrieval.weights_B], retrieval.judged_at_B, strict=True):
+    for weights, judged in zip(
+        [query.weights.signed for query in retrieval.queries], retrieval.judged_at_B, strict=True
+    ):
         np.testing.assert_equal(served.judged_at(0.5, 0.0, 0.0, weights), judged)
     # Answers near a label give the tail no bonus, so they are not those that the promise is of.
-    assert len(served.similar([SimilarQuery(id="item-1")]).weights_B[0].signed) == len(bundle.priors.settings)
+    assert len(served.similar([SimilarQuery(id="item-1")]).queries[0].weights.signed) == len(bundle.priors.settings)
 
 
 @pytest.mark.parametrize(

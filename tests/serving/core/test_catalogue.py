@@ -44,7 +44,7 @@ def labels(count: int = 2, **display: pa.Array) -> Labels:
 )
 def test_display_columns_become_json(column: pa.Array, expected: list) -> None:
     catalogue = catalogue_of(labels(shown=column))
-    answer = orjson.loads(orjson.dumps(catalogue.shown(np.array([0, 1, 0]))))
+    answer = orjson.loads(orjson.dumps(catalogue.answered(np.array([0, 1, 0])).json_N))
     assert [label["display"]["shown"] for label in answer] == [*expected, expected[0]]
 
 

@@ -10,12 +10,12 @@ import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import JsonValue
 from starlette.applications import Starlette
 
 from longtail.bundle import Bundle, TrainingFacts, Upsert, bundle_from_vectors
 from longtail.serving import Retriever
-from longtail.serving.core.queries import Query, SimilarQuery, ToEmbed
-from longtail.serving.core.service import Search
+from longtail.serving.core.queries import Query, QueryFeatures, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
@@ -30,9 +30,8 @@ def of(bundle: Bundle) -> Retriever:
     return retriever_of(bundle, ExactSearcher(bundle))
 
 
-def vectors(retriever: Retriever, **asked: Any) -> np.ndarray:
-    (found,) = retriever.embed([ToEmbed(**asked)])
-    return np.float32(found)
+def vectors(retriever: Retriever, queries: Sequence[JsonValue] = (), labels: Sequence[str] = ()) -> np.ndarray:
+    return np.float32(retriever.embed([*map(QueryFeatures.model_validate, queries), *labels]))
 
 
 def scores_of(result: dict[str, Any]) -> dict[str, float]:
@@ -132,7 +131,7 @@ def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> No
 @pytest.mark.parametrize("cosine", [True, False])
 def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     retriever = of(make_bundle(labels=90, cosine=cosine, bias=True))
-    (found,) = retriever.embed([ToEmbed(queries=[{"features": features} for features in FEATURES])])
+    found = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
         by_features = results_of(retriever.retrieve([Query(features=each, **options) for each in FEATURES]))
@@ -214,12 +213,12 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) 
     retriever, batches = service.retriever(), []
     embed = retriever.embed
 
-    def counted(requests: Sequence[ToEmbed]) -> list[list[np.ndarray]]:
-        batches.append(len(requests))
-        return embed(requests)
+    def counted(items: Sequence[Any]) -> list[np.ndarray]:
+        batches.append(len(items))
+        return embed(items)
 
     retriever.embed = counted
-    asked = [
+    requests = [
         ToEmbed(labels=["b"]),
         ToEmbed(labels=["a", "nobody"]),
         ToEmbed(queries=[{"features": {"user": "east"}}]),
@@ -227,8 +226,9 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) 
     ]
 
     async def together() -> list[Any]:
-        first = asyncio.create_task(service.search(Search(retriever, embed=asked[0], preview=True)))
-        rest = [asyncio.create_task(service.search(Search(retriever, embed=each, preview=True))) for each in asked]
+        first, *rest = [
+            asyncio.create_task(service.searches.embed(request, retriever)) for request in (requests[0], *requests)
+        ]
         return await asyncio.gather(first, *rest, return_exceptions=True)
 
     _, b, unknown, east, unreadable = asyncio.run(together())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
-from longtail.serving.core.queries import Query, SearchOptions
+from longtail.serving.core.queries import Query
 from longtail.serving.settings import Settings
 
 LIMITS = Settings(releases=Path("releases"), max_k=1000, max_total_k=10_000, max_queries=100)
@@ -34,7 +35,8 @@ def shares(*values: float) -> dict[str, str]:
 
 
 def arms_of(experiment: Experiment) -> list[str]:
-    return [experiment.arm_of(unit) for unit in UNITS]
+    query = Query(features={})
+    return [experiment.assign(query, "q", unit=unit, arm=None, pinned=False)[1].arm for unit in UNITS]
 
 
 def moved(before: Experiment, after: Experiment) -> float:
@@ -75,8 +77,11 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
         {"control": "share = 0.5", "tail": 'share = 0.5\nbias_removal = 0.3\ndisplay = ["title"]\nexplore = {new = 2}'}
     )
 
-    def open_(**options: Any) -> bool:
-        return experiment.leaves_open(SearchOptions(**options))
+    def takes_part(experiment: Experiment, **options: Any) -> bool:
+        query = Query.model_validate({"features": {}, **options})
+        return experiment.assign(query, "q", unit="u", arm=None, pinned=False)[1].counted
+
+    open_ = partial(takes_part, experiment)
 
     assert open_()
     assert open_(exclude=["a"], allow=["b"], k=2, buckets=["new", "head"])
@@ -96,14 +101,15 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
     assert floored.arms["b"].json_settings == {
         "at_least": [{"bucket": "tail", "n": 1}, {"filter": {"brand": "x"}, "n": 2}]
     }
-    assert floored.leaves_open(SearchOptions(k=3, buckets=["tail"]))
+    assert takes_part(floored, k=3, buckets=["tail"])
     for options in ({"k": 2}, {"buckets": ["head"]}, {"at_least": []}, {"explore": {}}):
-        assert not floored.leaves_open(SearchOptions.model_validate(options))
+        assert not takes_part(floored, **options)
     priors = running({"a": "share = 0.5", "b": "share = 0.5\npriors = {recent = 0.5}"})
     assert priors.arms["b"].settings == {"priors": {"recent": 0.5}}
-    assert not priors.leaves_open(SearchOptions(priors={}))
-    assert running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(bias_removal=1))
-    assert not running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"}).leaves_open(SearchOptions(k=5))
+    assert not takes_part(priors, priors={})
+    with_k = running({"a": "share = 0.5", "b": "share = 0.5\nk = 5"})
+    assert takes_part(with_k, bias_removal=1)
+    assert not takes_part(with_k, k=5)
 
 
 def test_a_vector_is_for_the_release_that_it_was_made_for() -> None:
@@ -111,9 +117,10 @@ def test_a_vector_is_for_the_release_that_it_was_made_for() -> None:
     for arms, counted in ((of_arms, False), (shares(0.5, 0.5), True)):
         experiment = running(arms)
         for unit in UNITS[:20]:
-            query, release = experiment.assign(Query(vector=[0.5, 1.0]), "own", unit=unit, arm=None, pinned=False)
-            assert (query.arm.counted, release) == (counted, None)
-            assert experiment.assign(Query(features={}), "own", unit=unit, arm=None, pinned=False)[0].arm.counted
+            vector, features = Query(vector=[0.5, 1.0]), Query(features={})
+            _, arm, release = experiment.assign(vector, "q", unit=unit, arm=None, pinned=False)
+            assert (arm.counted, release) == (counted, None)
+            assert experiment.assign(features, "q", unit=unit, arm=None, pinned=False)[1].counted
 
 
 TWO = toml(shares(0.5, 0.5)) + b"\n"

@@ -22,12 +22,12 @@ def test_a_label_takes_bytes_and_no_objects() -> None:
         bias=None,
         display=pa.table({"title": [f"Title of the label {row}" for row in range(COUNT)]}),
     )
-    Catalogue(make_bundle().labels, np.zeros((60, 1), np.float32)).shown(np.arange(9))  # imports on first use
+    Catalogue(make_bundle().labels, np.zeros((60, 1), np.float32)).answered(np.arange(9))  # imports on first use
     arrow = pa.total_allocated_bytes()
     tracemalloc.start()
     catalogue = Catalogue(labels, np.zeros((COUNT, 1), np.float32))
     assert catalogue.rows(["item-49999", "x"])[0].tolist() == [49_999]
-    catalogue.shown(np.arange(100))
+    catalogue.answered(np.arange(100))
     held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow
     tracemalloc.stop()
     assert held / COUNT <= 30
@@ -40,7 +40,7 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypat
     def asked() -> tuple[object, ...]:
         chosen, _ = catalogue.attributes.select({"title": "Title 7"}, "filter")
         return (
-            catalogue.shown(np.arange(9)),
+            catalogue.answered(np.arange(9)).json_N,
             catalogue.rows(["item-3", "x"])[0].tolist(),
             np.flatnonzero(chosen.mask).tolist(),
         )
@@ -48,6 +48,6 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypat
     before = asked()
     catalogue.forget()
     attributes = catalogue.attributes
-    assert (catalogue._shown_of_row, catalogue.row_of._kept, attributes._of_labels._read) == ({}, {}, {})
+    assert (catalogue._json_of_row, catalogue.row_of._kept, attributes._of_labels._read) == ({}, {}, {})
     assert attributes._selected.cache_info().currsize == 0
     assert asked() == before == (before[0], [3], [7])

@@ -18,7 +18,7 @@ from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
 from longtail.index.search.eligible import Eligible
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
-from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.serving.core.ranking import Batch, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 from tests.bundles import label_features, make_bundle
@@ -431,8 +431,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
     overlay = overlay_of(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])
 
     def ranker(searcher: LabelSearcher, hidden: np.ndarray) -> TreeRanker:
-        at_zero = IndexRanker(searcher, bundle.augmentation)
-        return TreeRanker(searcher, at_zero, bundle, bundle.proposal, hidden)
+        return TreeRanker(searcher, bundle, bundle.proposal, hidden)
 
     rng = np.random.default_rng(3)
     inputs = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from longtail.serving.core.queue import BoundedExecutor, Cost, Load, SearchQueue
+from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, WaitingCost
 from longtail.serving.errors import QueueFullError, TimedOutError
 
 LIMIT = Cost(100, 1_000, 10_000)
@@ -39,20 +39,28 @@ def gate() -> Gate:
     return Gate()
 
 
-def make_queue(gate: Gate, **changes: Any) -> SearchQueue[int, int]:
+class NumberQueue(SearchQueue[int, int]):
+    """A queue whose batches all pass a gate."""
+
+    def __init__(self, gate: Gate, **options: Any) -> None:
+        super().__init__(**options)
+        self.run = gate.run
+
+
+def make_queue(gate: Gate, **changes: Any) -> NumberQueue:
     options = {"threads": 1, "window": 0.0, "max_batch": 8, "limit": LIMIT, "timeout": 5.0} | changes
-    return SearchQueue(gate.run, **options)
+    return NumberQueue(gate, **options)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
 
 
-def ask(queue: SearchQueue[int, int], work: int, key: str = "a", queries: int = 1, **more: Any) -> asyncio.Task[int]:
+def ask(queue: NumberQueue, work: int, key: str = "a", queries: int = 1, **more: Any) -> asyncio.Task[int]:
     client = more.pop("client", "")
 
     async def submit() -> int:
-        (result,) = await queue.submit(key, [work], [Cost(queries, **more)], client)
+        (result,) = await queue.submit(key, queue.run, [work], [Cost(queries, **more)], client)
         return result
 
     return asyncio.create_task(submit())
@@ -63,7 +71,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def busy(queue: SearchQueue[int, int], gate: Gate) -> asyncio.Task[int]:
+async def busy(queue: NumberQueue, gate: Gate) -> asyncio.Task[int]:
     """Start a batch that ends when the gate is opened."""
     gate.open.clear()
     task = ask(queue, 0)
@@ -71,7 +79,7 @@ async def busy(queue: SearchQueue[int, int], gate: Gate) -> asyncio.Task[int]:
     return task
 
 
-async def waiting(queue: SearchQueue[int, int], queries: int) -> None:
+async def waiting(queue: NumberQueue, queries: int) -> None:
     await until(lambda: queue._waiting.queries == queries)
 
 
@@ -218,7 +226,7 @@ def test_what_goes_on_leaves_three_turns_of_four_to_what_begins(gate: Gate) -> N
         queue = make_queue(gate, max_batch=1)
         tasks: list[Awaitable[Any]] = [await busy(queue, gate)]
         begun = time.perf_counter()
-        tasks += [queue.submit("a", [-number], [Cost(1)], begun=begun) for number in range(2, 5)]
+        tasks += [queue.submit("a", queue.run, [-number], [Cost(1)], begun=begun) for number in range(2, 5)]
         gathered = asyncio.gather(*tasks, *(ask(queue, number) for number in range(1, 7)))
         await waiting(queue, 9)
         gate.open.set()
@@ -235,14 +243,14 @@ def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None
     async def work() -> None:
         queue = make_queue(gate, max_batch=2)
         tasks = [await busy(queue, gate)]
-        large = asyncio.create_task(queue.submit("a", [1, 2, 3], [Cost(2)] * 3, "large"))
+        large = asyncio.create_task(queue.submit("a", queue.run, [1, 2, 3], [Cost(2)] * 3, "large"))
         await waiting(queue, 6)
         tasks += [ask(queue, number, client="polite") for number in (7, 8, 9)]
         await waiting(queue, 9)
         gate.open.set()
         assert await large == [2, 4, 6]
         await asyncio.gather(*tasks)
-        assert queue._waiting == Load()
+        assert queue._waiting == WaitingCost()
 
     run(work)
     assert gate.batches == [[0], [1], [7, 8], [2], [9], [3]]
@@ -261,7 +269,7 @@ def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(ga
     async def work() -> None:
         queue = make_queue(gate, max_batch=1)
         tasks = [await busy(queue, gate)]
-        large = asyncio.create_task(queue.submit("a", [1, 13, 3, 4, 5], [Cost(1)] * 5))
+        large = asyncio.create_task(queue.submit("a", queue.run, [1, 13, 3, 4, 5], [Cost(1)] * 5))
         await waiting(queue, 5)
         if failing:
             gate.open.set()
@@ -269,7 +277,7 @@ def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(ga
             large.cancel()
         with pytest.raises(ValueError if failing else asyncio.CancelledError):
             await large
-        assert queue._waiting == Load()
+        assert queue._waiting == WaitingCost()
         gate.open.set()
         assert await ask(queue, 6) == 12
         await asyncio.gather(*tasks)
@@ -325,7 +333,7 @@ def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
         queue = make_queue(gate, timeout=0.1)
         done = await asyncio.gather(await busy(queue, gate), ask(queue, 1), return_exceptions=True)
         assert [type(each) for each in done] == [TimedOutError, TimedOutError]
-        assert queue._waiting == Load()
+        assert queue._waiting == WaitingCost()
         gate.open.set()
         assert await ask(queue, 2) == 4
 

@@ -14,7 +14,7 @@ from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query, SimilarQuery
-from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
+from longtail.serving.core.ranking import Batch, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
@@ -187,7 +187,7 @@ def number_ranker() -> TreeRanker:
         leaf_labels=np.array([0, 1], np.int32),
     )
     searcher = ExactSearcher(bundle)
-    return TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
+    return TreeRanker(searcher, bundle, tree)
 
 
 def number_batch(*numbers: float, bias_removal: float = 1.0) -> Batch:
@@ -254,7 +254,7 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
         "3,000 excluded": Filter(exclude=rows[:3000]),
         "6,000 allowed": Filter(allow=rows[:6000]),
     }[filtered]
-    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, tree)
+    ranker = TreeRanker(searcher, bundle, tree)
     picked = np.arange(0, 200, 4)
     asked = batch.subset(picked)._replace(bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
     found_BK, rows_BK = ranker.rank(asked)

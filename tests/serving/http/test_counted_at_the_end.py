@@ -68,8 +68,8 @@ def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
         (tmp_path / "experiments.toml").write_text(experiment(1.0, "explore = {tail = 1}"))
         app.state.follower.experiments.check()
         lines = events_of(app, monkeypatch)
-        # Such as a filter by a column that the arm's own release lacks: `leaves_open` does not foresee it.
-        monkeypatch.setattr(Experiment, "leaves_open", lambda *_: True)
+        # Such as a filter by a column that the arm's own release lacks: `assign` does not foresee it.
+        monkeypatch.setattr(Experiment, "_set_by_arms", frozenset())
         body = {"queries": [QUERY] * queries + [QUERY | {"k": 2, "mmr": 0.5}]}
         answer = client.post("/v1/retrieve", json=body)
         assert answer.status_code == 200, answer.text
@@ -123,7 +123,7 @@ def test_the_steps_of_an_explanation_have_the_time_of_one_request(
 
 def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever())
-    queue = app.state.service.queue
+    queue = app.state.service.searches.queue
     monkeypatch.setattr(queue, "_full", lambda *_: QueueFullError("full"))
     search = explanation._Lists.search
 
@@ -140,12 +140,12 @@ def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pyte
 def test_steps_take_no_room_from_other_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not refused, so what they add to the queue must leave its limits as they are but for a query."""
     app = create_app(plane_settings(tmp_path, max_queries=256), retriever=plane_retriever())
-    queue, steps = app.state.service.queue, list[Cost]()
+    queue, steps = app.state.service.searches.queue, list[Cost]()
     submit = queue.submit
 
-    async def recorded(key: Any, works: Any, costs: Any, client: str = "", **begun: Any) -> Any:
+    async def recorded(key: Any, run: Any, works: Any, costs: Any, client: str, **begun: Any) -> Any:
         steps.extend(costs if begun else [])
-        return await submit(key, works, costs, client, **begun)
+        return await submit(key, run, works, costs, client, **begun)
 
     monkeypatch.setattr(queue, "submit", recorded)
     with client_of(app) as client:

@@ -56,7 +56,7 @@ def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **req
 def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
     service._events.append([]).result(10)  # what was offered before is written
-    report = compare(service.experiment, service.settings.state_directory / "events", (0.0, 1e10))
+    report = compare(service.searches.experiment, service.settings.state_directory / "events", (0.0, 1e10))
     return next(one for one in report["arms"] if one["name"] == arm)
 
 
@@ -68,7 +68,7 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, 
     say()
     first, second = ask(client, EAST, NORTH | {"k": 2})["results"]
     assert of(first) == of(second) == (0.25, "tail", True)
-    assert (len(second["labels"]), first["run"]) == (2, app.state.service.experiment.run)
+    assert (len(second["labels"]), first["run"]) == (2, app.state.service.searches.experiment.run)
     assert of(ask(client, EAST, unit="u1", answer_ids=False)["results"][0]) == (0.25, "tail", True)
     answer = ask(client, {"features": {}})
     assert of(answer["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm

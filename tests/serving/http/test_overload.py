@@ -18,8 +18,8 @@ import pytest
 from starlette.applications import Starlette
 
 from longtail.serving import create_app
+from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.queries import Query
-from longtail.serving.core.retriever import Retrieval
 from tests.serving.client import address_of, client_of
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
@@ -44,7 +44,7 @@ class Gate:
         self.service = self.app.state.service
 
     def until_waiting(self, queries: int) -> None:
-        queue = self.service.queue
+        queue = self.service.searches.queue
         until(lambda: queue._waiting.queries == queries and queue._running, f"{queries} queries to wait")
 
 

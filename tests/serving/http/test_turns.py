@@ -48,12 +48,16 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cl
     root, clock = tmp_path_factory.mktemp("turns"), Clock()
     app = create_app(Settings(releases=shop_releases(root, LABELS), state=root / "state"))
     run_handle, thresholds = asyncio.events.Handle._run, gc.get_threshold()
-    queue = app.state.service.queue
-    run_batch = queue._run
+    queue = app.state.service.searches.queue
+    submit = queue.submit
+
+    async def submit_timed(key: Any, run: Any, *work: Any, **begun: Any) -> Any:
+        return await submit(key, lambda works, waited: clock.time(run, works, waited), *work, **begun)
+
     with pytest.MonkeyPatch.context() as patch:
         gc.set_threshold(20_000)  # as the server does
         patch.setattr(asyncio.events.Handle, "_run", lambda handle: clock.time(run_handle, handle))
-        patch.setattr(queue, "_run", lambda works, waited: clock.time(run_batch, works, waited))
+        patch.setattr(queue, "submit", submit_timed)
         with client_of(app) as client:
             until(lambda: client.get("/readyz").status_code == 200, seconds=90)
             yield client, clock
