@@ -94,22 +94,18 @@ def run(
         Path | None, typer.Option(help="Directory of added labels, feedback and figures (default: RELEASES/.state).")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port (default: 1).")] = None,
-    search_threads: Annotated[
-        int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
-    ] = None,
     refresh: Annotated[
         str | None, typer.Option(metavar="SPAN", help="Refresh forecast and co-occurrence so often, such as 1h.")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
-    settings_file: Annotated[Path | None, typer.Option("--settings", help="TOML file of settings.")] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
 ) -> None:
     """Serve the current release, and follow CURRENT.
 
-    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on, or in the file of
-    --settings, as host, max_k; API keys only there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or in files of their own
-    (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE). SIGTERM stops without dropping a request; SIGHUP reads the
-    files of keys again.
+    Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on, or in a TOML file
+    that LONGTAIL_SETTINGS_FILE names, as host, max_k; API keys only there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or
+    in files of their own (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE). SIGTERM stops without
+    dropping a request; SIGHUP reads the files of keys again.
     """
     settings = _settings(
         releases=releases,
@@ -117,10 +113,8 @@ def run(
         port=port,
         state=state,
         workers=workers,
-        search_threads=search_threads,
         refresh=refresh,
         insecure=insecure,
-        settings_file=settings_file,
     )
     if isinstance(settings.releases, Path) and not settings.releases.is_dir():
         raise typer.BadParameter(

@@ -108,7 +108,7 @@ def refresh(settings: Settings) -> str:
     name = f"{current.split(_REFRESHED)[0]}{_REFRESHED}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     changes = None
     with suppress(FileNotFoundError):  # no label was changed yet
-        changes = read_label_changes(settings.place)
+        changes = read_label_changes(settings.state_location)
 
     folder = Path(settings.events or settings.state_directory / "events")
 

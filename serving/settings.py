@@ -43,8 +43,14 @@ OTHER_VALUE, NO_VALUE = "other", "missing"
 """Values under which `groups` counts queries with an unlisted value, and queries without a value."""
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
-_LOADING_SECONDS = 5.0
-"""Time that a service waits for Milvus to load a release; later attempts follow, while the present release serves."""
+MILVUS, MILVUS_TOKEN = "LONGTAIL_MILVUS", "LONGTAIL_MILVUS_TOKEN"
+"""Variables that name the Milvus server, for this service and for `longtail-index`."""
+_READ_ELSEWHERE = frozenset({"cache", "milvus", "milvus_token"})
+"""Variables LONGTAIL_… that are no settings, and that bundles and indexes read."""
+_MILVUS_SECONDS, _LOADING_SECONDS = 1.0, 5.0
+"""Time that a search waits for Milvus, and a release's load; later loads follow, while the present release serves."""
+_LABELS_PER_QUERY = 100
+"""Labels that a request may have for each of the most queries, in total."""
 _ALIKE = 0.8
 """difflib ratio above which an unknown variable counts as a misspelt setting."""
 
@@ -54,26 +60,31 @@ def _split_at_commas(keys: object) -> object:
     return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
 
 
-def _read_releases(given: object) -> object:
+def _read_releases(value: object) -> object:
     """Convert a string to a URL without a final slash, or to a path; return other values unchanged."""
-    if isinstance(given, str) and is_url(given):
+    if isinstance(value, str) and is_url(value):
         try:
+<<<<<<< HEAD
             check_scheme(given)
         except ObjectStoreError as error:
+=======
+            check_scheme(value)
+        except StorageError as error:
+>>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
             raise ValueError(str(error)) from None
-        return given.rstrip("/")
-    return local_path(given) if isinstance(given, str) else given
+        return value.rstrip("/")
+    return local_path(value) if isinstance(value, str) else value
 
 
-def _read_span(given: object) -> object:
+def _read_span(value: object) -> object:
     """Convert a duration such as `1h` to seconds."""
-    return span_seconds(given) if isinstance(given, str) else given
+    return span_seconds(value) if isinstance(value, str) else value
 
 
-def _read_groups(given: object) -> object:
+def _read_groups(value: object) -> object:
     """Parse JSON from the environment; return other values unchanged."""
     try:
-        return json.loads(given) if isinstance(given, str) else given
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError('expected JSON such as {"country": ["DE", "FR"], "history": []}') from None
 
@@ -89,12 +100,12 @@ def _refuse_own_values(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _read_database(given: object) -> object:
-    return Postgres.parse(given) if isinstance(given, str) else given
+def _read_database(value: object) -> object:
+    return Postgres.parse(value) if isinstance(value, str) else value
 
 
 KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
-ReleasesPlace = Annotated[Path | str, BeforeValidator(_read_releases)]
+ReleasesSource = Annotated[Path | str, BeforeValidator(_read_releases)]
 
 
 class Settings(BaseSettings):
@@ -111,7 +122,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, hide_input_in_errors=True)
 
-    releases: ReleasesPlace
+    releases: ReleasesSource
     """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; the service serves the
     published release."""
     state: Path | None = None
@@ -120,13 +131,6 @@ class Settings(BaseSettings):
     database_url: Annotated[InstanceOf[Postgres], BeforeValidator(_read_database)] | None = None
     """Database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels, and the
     keys of answer ids, are in its schema, by default `longtail`; the rest is in `state`, each replica's own."""
-    cache: Path | None = None
-    """Directory of downloads from URLs, for this host alone; by default `longtail` in the user's cache directory. Its
-    content may be deleted while no service runs."""
-    milvus: str | None = None
-    """Address of the Milvus server, http://HOST:PORT/DATABASE, that holds the rows of releases built with it."""
-    milvus_token: SecretStr | None = None
-    """USER:PASSWORD or a key, if the Milvus server requires authentication."""
     settings_file: Path | None = None
     """A TOML file with settings by these names."""
     host: str = "127.0.0.1"
@@ -184,9 +188,6 @@ class Settings(BaseSettings):
     """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
     """Largest k of a query."""
-    max_total_k: int = Field(default=25_600, ge=1)
-    """Largest sum of k over the queries or ids of a request. A single query may have k = `max_k` even if that is
-    larger."""
     max_new_labels: int = Field(default=100_000, ge=0)
     """Most labels added while serving; a new build includes them in the index."""
     events: Path | str | None = None
@@ -210,12 +211,6 @@ class Settings(BaseSettings):
     """Log a line for every request; failures of the service (500) are always logged."""
 
     # Constants, because changing them has never been useful.
-    batch_window_ms: ClassVar[float] = 2.0
-    """Longest time that requests gather while another search runs; an idle service never waits."""
-    answer_id_hours: ClassVar[float] = 48.0
-    """Time during which feedback may name an answer by its `answer_id`."""
-    milvus_seconds: ClassVar[float] = 1.0
-    """Time after which a search without an answer from Milvus gets 503."""
     keep_alive_seconds: ClassVar[int] = 5
     """Time that an idle connection stays open after an answer; a gateway's must be shorter."""
     shutdown_seconds: ClassVar[int] = 30
@@ -224,13 +219,8 @@ class Settings(BaseSettings):
     """Most queries that share a search; a larger request is searched alone."""
     max_answer_bytes: ClassVar[int] = 1 << 24
     """Largest size of an answer; requests for more, such as many labels with a long `display`, get 422."""
-    max_embed_bytes: ClassVar[int] = 1 << 20
-    """Largest size of the float32 vectors that one request of /v1/embed may request."""
     max_features_bytes: ClassVar[int] = 1 << 17
     """Largest size of one query's recorded features, as JSON."""
-    organic_k: ClassVar[int] = 20
-    """Labels retrieved for an organic interaction, to check whether the service would have answered it."""
-
     __repr__ = one_line
 
     @classmethod
@@ -250,8 +240,13 @@ class Settings(BaseSettings):
     @property
     def releases_directory(self) -> Path:
         """Return the directory of the served releases, or of their copies if `releases` is a URL."""
+<<<<<<< HEAD
         place = self.releases
         return place if isinstance(place, Path) else copies_path(place.rstrip("/"), self.cache)
+=======
+        releases = self.releases
+        return releases if isinstance(releases, Path) else copies_of(releases.rstrip("/"))
+>>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
 
     @property
     def state_directory(self) -> Path:
@@ -265,15 +260,24 @@ class Settings(BaseSettings):
 
     @property
     def milvus_server(self) -> MilvusServer | None:
-        """Return the Milvus server that these settings name, if any."""
-        if self.milvus is None:
+        """Return the Milvus server that LONGTAIL_MILVUS and LONGTAIL_MILVUS_TOKEN name, if any."""
+        if not (uri := os.environ.get(MILVUS)):
             return None
-        token = "" if self.milvus_token is None else self.milvus_token.get_secret_value()
-        return MilvusServer(self.milvus, token, self.milvus_seconds, _LOADING_SECONDS)
+        return MilvusServer(uri, os.environ.get(MILVUS_TOKEN, ""), _MILVUS_SECONDS, _LOADING_SECONDS)
 
     @property
+<<<<<<< HEAD
     def place(self) -> StateLocation:
         """Return the place of label changes and of the keys of answer ids."""
+=======
+    def max_total_k(self) -> int:
+        """Return the largest sum of k over the queries or ids of a request."""
+        return max(self.max_k, _LABELS_PER_QUERY * self.max_queries)
+
+    @property
+    def state_location(self) -> Place:
+        """Return where label changes and the keys of answer ids are stored."""
+>>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
         return self.database_url or self.state_directory
 
     @model_validator(mode="after")
@@ -312,7 +316,10 @@ class Settings(BaseSettings):
             ValueError: a key is too short, a file is not UTF-8, or an address that others can reach has no key.
             OSError: a file cannot be read.
         """
-        asking, changing = _keys(self.api_keys, self.api_keys_file), _keys(self.admin_keys, self.admin_keys_file)
+        asking, changing = (
+            _join_keys(self.api_keys, self.api_keys_file),
+            _join_keys(self.admin_keys, self.admin_keys_file),
+        )
         for name, keys in (("api_keys", asking), ("admin_keys", changing)):
             if any(len(key) < _SHORTEST_KEY for key in keys):
                 raise ValueError(
@@ -337,11 +344,19 @@ def explain(
         model: what refused; settings by default.
         elsewhere: keys of the model by what other libraries call them.
     """
+<<<<<<< HEAD
     first = describe_problems(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
     where = ".".join(part[:64] for part in first.path.split(".")) or None
     if not first.has_value or "keys" in first.path:
         return where, first.message
     return where, f"{first.message}, received {describe(first.received)}"
+=======
+    first = refused(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
+    field = ".".join(part[:64] for part in first.where.split(".")) or None
+    if not first.shown or "keys" in first.where:
+        return field, first.wrong
+    return field, f"{first.wrong}, received {describe(first.received)}"
+>>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:
@@ -349,7 +364,8 @@ def no_settings(environment: Iterable[str]) -> list[str]:
     return sorted(
         name
         for name in environment
-        if name.upper().startswith(_PREFIX) and name[len(_PREFIX) :].lower() not in Settings.model_fields
+        if name.upper().startswith(_PREFIX)
+        and name[len(_PREFIX) :].lower() not in Settings.model_fields.keys() | _READ_ELSEWHERE
     )
 
 
@@ -362,22 +378,22 @@ def _refuse_misspelt() -> None:
 
 def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
     try:
-        found = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+        settings_in_file = tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{file}: expected TOML, found {error}") from None
-    for name in found:
+    for name in settings_in_file:
         if name not in settings.model_fields or name == _FILE:
             hint = did_you_mean(name, settings.model_fields)
             raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}{hint}")
-    return found
+    return settings_in_file
 
 
-def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:
+def _join_keys(keys: tuple[SecretStr, ...], file: Path | None) -> list[str]:
     try:
         in_file = [] if file is None else file.read_text(encoding="utf-8").split()
     except UnicodeDecodeError:
         raise ValueError(f"{file}: expected keys in UTF-8, found other bytes") from None
-    return [*(key.get_secret_value() for key in given), *in_file]
+    return [*(key.get_secret_value() for key in keys), *in_file]
 
 
 def is_loopback(host: str) -> bool:

@@ -100,7 +100,7 @@ def test_square_brackets_are_words() -> None:
 @pytest.mark.parametrize(
     ("app", "given", "meant"),
     [(train_app, ["fti"], "'fit'"), (train_app, ["fit", "--warmstart", "x"], "--warm-start"),
-     (serve_app, ["run", "--setings", "x"], "--settings")],
+     (serve_app, ["run", "--hots", "x"], "--host")],
 )  # fmt: skip
 def test_a_misspelt_command_or_option_gets_the_nearest(app: typer.Typer, given: list[str], meant: str) -> None:
     result = CliRunner().invoke(app, given)

@@ -187,11 +187,11 @@ def parse_experiments(content: bytes, settings: Settings | None = None) -> Exper
     most = math.inf if settings is None else max(1, min(settings.max_k, settings.max_total_k // settings.max_queries))
     for name, experiment in experiments.items():
         experiment._name = name
-        for arm, of in experiment.arms.items():
-            if "k" in of.settings and of.k > most:
+        for arm, options in experiment.arms.items():
+            if "k" in options.settings and options.k > most:
                 raise ExperimentsError(
-                    f"experiments.{name}.arms.{arm}.k: expected at most {most} (LONGTAIL_MAX_K, and "
-                    f"LONGTAIL_MAX_TOTAL_K for each of LONGTAIL_MAX_QUERIES), found {describe(of.k)}"
+                    f"experiments.{name}.arms.{arm}.k: expected at most {most}, so that LONGTAIL_MAX_QUERIES "
+                    f"queries stay within the limits of a request, found {describe(options.k)}"
                 )
     return next(iter(experiments.values()), None)
 

@@ -24,6 +24,8 @@ MOST_WEIGHT = 1e6
 """Most weight of an event: training sums weights in float32, and one client must not stop it or outweigh all."""
 CANDIDATES = "candidates"
 """Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
+ORGANIC_K = 20
+"""Labels retrieved for an organic interaction, to check whether the service would have answered it."""
 _NOT_OPTIONS = {"features", "display", "explain"}
 _OF_ORGANIC = ("bias_removal", "popularity", "cooccurrence", "exclude", "exclude_history", "history")
 
@@ -192,7 +194,7 @@ def retrieve_unseen(
         InvalidRequestError: the release cannot read the query features.
     """
     try:
-        retrieval = retriever.retrieve(queries_of(list(events.values()), settings.organic_k, retriever))
+        retrieval = retriever.retrieve(queries_of(list(events.values()), ORGANIC_K, retriever))
     except InvalidRequestError as error:
         raise error.renumbered("events", list(events)) from error
     choices = []
@@ -208,7 +210,7 @@ def retrieve_unseen(
             positions=[answered.index(label) if label in answered else None for label in labels],
             bias_removal=result["bias_removal"],
             judged_at=judged_at,
-            k=settings.organic_k,
+            k=ORGANIC_K,
         )
         choice = Choice(
             event,

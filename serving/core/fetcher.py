@@ -125,7 +125,7 @@ class ReleaseFetcher:
         url, here = str(self._settings.releases), LocalReleases(self._directory)
         # An error of the store, or wrong content, must not stop the service.
         try:
-            remote = self._remote = self._remote or RemoteReleases(url, self._settings.cache)
+            remote = self._remote = self._remote or RemoteReleases(url)
             there = remote.pointers()
             if there.current is None and here.pointers().current is not None:
                 # No command unpublishes a release without naming another, so this must be a wrong or an emptied store.

@@ -50,6 +50,8 @@ from longtail.serving.monitoring.records import AnsweredSearch
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys
 
+_WINDOW_SECONDS = 0.002
+"""Longest time that requests gather while another search runs; an idle service never waits."""
 _WAITING_ANSWERS = 8
 """Number of requests of the largest size that may wait together, by labels and by bytes."""
 _STEP = Cost(1, extra=8000)
@@ -112,11 +114,11 @@ class Searches:
         self._lottery = Lottery()
         self.queue: SearchQueue[Any, Any] = SearchQueue(
             threads=1 if settings.device == "gpu" else settings.search_threads,
-            window=settings.batch_window_ms / 1e3,
+            window=_WINDOW_SECONDS,
             max_batch=settings.max_batch,
             limit=Cost(
                 settings.queue_limit,
-                _WAITING_ANSWERS * max(settings.max_total_k, settings.max_k),
+                _WAITING_ANSWERS * settings.max_total_k,
                 _WAITING_ANSWERS * settings.max_answer_bytes,
             ),
             timeout=settings.request_seconds,
@@ -233,12 +235,12 @@ class Searches:
             catalogue = (retriever.queries if isinstance(first, QueriesFor) else retriever).catalogue
             costs = [estimate_cost(query, catalogue) for query in options]
             labels, size = sum([cost.labels for cost in costs]), sum([cost.bytes for cost in costs])
-            if labels > (limit := max(settings.max_total_k, settings.max_k)):
+            if labels > (limit := settings.max_total_k):
                 deeper = any(cost.labels != query.k for cost, query in zip(costs, options, strict=True))
                 pools = ", of max_per and mmr their pool," if deeper else ""
                 raise InvalidRequestError(
                     f"expected at most {limit} labels asked for, k{pools} summed over the queries "
-                    f"(LONGTAIL_MAX_TOTAL_K), received {labels}",
+                    f"(100 × LONGTAIL_MAX_QUERIES), received {labels}",
                     field="queries" if isinstance(first, Query) else "k",
                 )
             if size > settings.max_answer_bytes:

@@ -18,6 +18,7 @@ from longtail.bundle.label_changes import record_json
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id
 from longtail.serving.core.costs import count_entries
 from longtail.serving.core.feedback import (
+    ORGANIC_K,
     Choice,
     Event,
     read_choices,
@@ -50,6 +51,8 @@ from longtail.state import AnswerKeys, StoreError
 logger = logging.getLogger(__name__)
 
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
+_ANSWER_ID_SECONDS = 48 * 3600.0
+"""Time during which feedback may name an answer by its `answer_id`."""
 _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
 _WORK_OF_FEATURES = 100
@@ -71,7 +74,7 @@ class Service:
         self.monitoring = monitoring
         self._events = events
         self._now = ForwardClock(events.newest)
-        self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
+        self.keys = AnswerKeys(settings.state_location, _ANSWER_ID_SECONDS, time)
         self.draining = False
         self.surplus_connections = 0
         """Connections to give up, so that their clients connect to workers that hold fewer."""
@@ -80,7 +83,7 @@ class Service:
         self.current: Retriever | None = None
         """The release in service; None before the first is loaded."""
         self._loaded: dict[str, Retriever] = {}
-        self._changes = LabelFollower(settings.place)
+        self._changes = LabelFollower(settings.state_location)
         self._changing = threading.Lock()
         self.mirror = Mirror(settings.state_directory, monitoring.slot.worker)
         seconds = settings.request_seconds
@@ -290,7 +293,7 @@ class Service:
         else:
             self._count(counted)
         chosen = [event for event in organic.values() if event.event not in current.negative_events]
-        self.mirror.offer_choices(chosen, self.settings.organic_k)
+        self.mirror.offer_choices(chosen, ORGANIC_K)
         return sum(choice.chosen.ids.unknown for choice in choices)
 
     def _count(self, choices: Sequence[Choice]) -> None:
@@ -317,7 +320,7 @@ class Service:
         """
 
         def read_here() -> list[Choice]:
-            oldest = now - 3600 * self.settings.answer_id_hours
+            oldest = now - _ANSWER_ID_SECONDS
             read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
             return read_choices(
                 events, read_answer, self._loaded_or_current, now=now, settings=self.settings, client=client

@@ -211,19 +211,19 @@ def _exclusive(state: Path) -> Iterator[None]:
 
 def _refuse_empty_database(settings: Settings) -> None:
     """Refuse an empty database while the directory has label changes."""
-    if not isinstance(settings.place, Postgres):
+    if not isinstance(settings.state_location, Postgres):
         return
     directory = settings.state_directory
     with suppress(FileNotFoundError):
         file_changes = len(read_label_changes(directory).records())
         with suppress(StoreError):  # an unreachable database may answer later, so it does not prevent the start
             try:
-                stored_changes = len(read_label_changes(settings.place).records())
+                stored_changes = len(read_label_changes(settings.state_location).records())
             except FileNotFoundError:
                 stored_changes = 0
             if file_changes and not stored_changes:
                 raise StateError(
-                    f"state {settings.place}: expected label changes, found none, and {file_changes} in {directory}: "
+                    f"state {settings.state_location}: expected label changes, found none, and {file_changes} in {directory}: "
                     f"copy them with longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
                 )
 

@@ -42,17 +42,16 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def service(releases: Releases, milvus: RunningMilvus, tmp_path: Path) -> Iterator[Service]:
     releases.publish("exact")
-    with serving(_settings(releases, milvus, tmp_path), tmp_path / "log") as started:
+    with serving(_settings(releases, tmp_path), tmp_path / "log", {"LONGTAIL_MILVUS": milvus.uri}) as started:
         started.wait_until_ready()
         yield started
 
 
-def _settings(releases: Releases, milvus: RunningMilvus, folder: Path) -> Settings:
+def _settings(releases: Releases, folder: Path) -> Settings:
     return Settings(
         releases=releases.root,
         port=free_port(),
         state=folder / "state",
-        milvus=milvus.uri,
         search_threads=8,
         poll_seconds=0.1,
         drain_seconds=0,
@@ -172,7 +171,7 @@ def test_a_service_that_starts_without_its_server_waits_for_it(
 ) -> None:
     releases.publish("exact")
     milvus.kill()
-    with serving(_settings(releases, milvus, tmp_path), tmp_path / "log") as started:
+    with serving(_settings(releases, tmp_path), tmp_path / "log", {"LONGTAIL_MILVUS": milvus.uri}) as started:
         log = tmp_path / "log"
         until(lambda: log.exists() and "Milvus at" in log.read_text(), "the log to tell", seconds=60)
         with suppress(httpx.TransportError):

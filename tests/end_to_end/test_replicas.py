@@ -87,14 +87,14 @@ class Replicas:
             releases=self.releases,
             database_url=self.database,
             state=self.folder / f"replica-{number}",
-            cache=self.folder / f"cache-{number}",
             port=self.ports[number],
             workers=self.workers,
             poll_seconds=0.05,
             drain_seconds=0,
         )
         log = self.folder / f"replica-{number}.log"
-        service = self.stack.enter_context(serving(settings, log, self.environment))
+        environment = {**self.environment, "LONGTAIL_CACHE": str(self.folder / f"cache-{number}")}
+        service = self.stack.enter_context(serving(settings, log, environment))
         self.services[number] = service
         self.clients[number] = self.stack.enter_context(httpx.Client(base_url=service.url, timeout=30))
         if ready:

@@ -25,6 +25,8 @@ from longtail.serving.http.schemas.retrieval import (
 
 router = APIRouter(tags=["retrieval"], route_class=ServiceRoute, responses=errors(*BODY_ERRORS, 404))
 _FLOAT32_BYTES = 4
+_MOST_EMBED_BYTES = 1 << 20
+"""Largest size of the vectors that one request of /v1/embed may request."""
 Result = TypeVar("Result")
 _WATCHED_FROM_SECONDS = 0.05
 """Duration from which a request is watched for its client hanging up; most searches end sooner."""
@@ -105,11 +107,11 @@ async def embed(request: Request, body: EmbedRequest) -> dict[str, Any]:
     The request waits in the queue of searches, where a vector counts as a query. No figures of answers include it.
     """
     service: Service = request.app.state.service
-    retriever, limit = service.retriever(body.release), service.settings.max_embed_bytes
+    retriever = service.retriever(body.release)
     manifest = retriever.manifest
-    if body.count * manifest.dim * _FLOAT32_BYTES > limit:
+    if body.count * manifest.dim * _FLOAT32_BYTES > _MOST_EMBED_BYTES:
         raise InvalidRequestError(
-            f"expected vectors of at most {limit} bytes together, received "
+            f"expected vectors of at most {_MOST_EMBED_BYTES} bytes together, received "
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )

@@ -13,7 +13,7 @@ from longtail.serving.core.experiments import Experiment, ExperimentsError, pars
 from longtail.serving.core.queries import Query
 from longtail.serving.settings import Settings
 
-LIMITS = Settings(releases=Path("releases"), max_k=1000, max_total_k=10_000, max_queries=100)
+LIMITS = Settings(releases=Path("releases"), max_k=1000, max_queries=100)
 UNITS = [f"u{number}" for number in range(8_000)]
 
 

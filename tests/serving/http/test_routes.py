@@ -212,7 +212,7 @@ def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
-    message = "expected at most 8 labels asked for, k summed over the queries (LONGTAIL_MAX_TOTAL_K), received 9"
+    message = "expected at most 8 labels asked for, k summed over the queries (100 × LONGTAIL_MAX_QUERIES), received 9"
     app = create_app(plane_settings(tmp_path, max_total_k=8, max_k=4), retriever=plane_retriever())
     with client_of(app) as client:
         for path, field, most, beyond in (
