@@ -66,7 +66,14 @@ class FeatureReader:
         for feature in self.features:
             values_B = [features.get(feature.name) for features in features_B]
             if feature.kind == "id":
-                inputs[feature.name] = self._ids(feature, values_B)
+                present_B = [row for row, value in enumerate(values_B) if value is not None]
+                present: list[JsonValue] = [values_B[row] for row in present_B]
+                ids = cast("list[str]", present) if set(map(type, present)) <= _ONLY_STRINGS else _strings(present)
+                if isinstance(ids, int):
+                    raise refused(present_B[ids], feature.name, "id", present[ids])
+                rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
+                rows_B[present_B] = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
+                inputs[feature.name] = rows_B
             elif feature.kind == "number":
                 inputs |= read_numbers(feature, values_B)
             elif feature.kind == "vector":
@@ -118,19 +125,6 @@ class FeatureReader:
         first: list[JsonValue] = [id_.as_py() for id_ in ids[:1]]
         return (first[0] if first else None) if feature.kind == "id" else first
 
-    def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
-        present: list[JsonValue] = [value for value in values_B if value is not None]
-        ids = _strings(present)
-        if isinstance(ids, int):
-            row = [row for row, value in enumerate(values_B) if value is not None][ids]
-            raise refused(row, feature.name, "id", values_B[row])
-        rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
-        if len(rows) == len(values_B):
-            return np.array(rows, np.int32)
-        rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
-        rows_B[[value is not None for value in values_B]] = rows
-        return rows_B
-
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
         """Compute rows and weights of each value, [B, P]: the last `max_length` entries, or a text's first words."""
         last_entries = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
@@ -149,7 +143,7 @@ class FeatureReader:
             elif feature.kind == "text" and isinstance(value, str):
                 ids += tokenize(value)[last_entries]
             elif feature.kind != "text" and isinstance(value, list):
-                strings = _strings(value)
+                strings = cast("list[str]", value) if set(map(type, value)) <= _ONLY_STRINGS else _strings(value)
                 if isinstance(strings, int):
                     raise refused(row, f"{feature.name}.{strings}", "id", value[strings])
                 ids += strings[last_entries]
@@ -202,8 +196,6 @@ def says_nothing(features: Sequence[Feature], inputs: Inputs) -> Bools:
 
 def _strings(values: list[JsonValue]) -> list[str] | int:
     """Convert ids to strings; returns the position of the first value that is not an id instead."""
-    if set(map(type, values)) <= _ONLY_STRINGS:
-        return cast("list[str]", values)
     ids = []
     for i, value in enumerate(values):
         if (id_ := id_text(value)) is None:

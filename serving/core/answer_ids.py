@@ -112,7 +112,10 @@ def sign_answer(
     nonce = random.getrandbits(32) | 1  # odd, so that multiplying by it modulo 2^32 is a bijection
     counted = arm if arm is not None and arm.counted else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
-    codes = _codes(labels[:MAX_LABELS], nonce)
+    drawn = [] if propensities_K is None else np.flatnonzero(propensities_K < 1).tolist()
+    drawn_later = [position for position in drawn if position >= MAX_LABELS][:MAX_LABELS]
+    all_codes = _codes([*labels[:MAX_LABELS], *(labels[position] for position in drawn_later)], nonce)
+    codes, later_codes = all_codes[:MAX_LABELS], all_codes[MAX_LABELS:]
     parts = [
         _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *weights[:3], flags),
         bytes((len(release),)), release,
@@ -123,14 +126,12 @@ def sign_answer(
         names = [name.encode() for name in (counted.run, counted.arm)]
         parts += [_UNIT.pack(counted.unit), *(bytes((len(name),)) + name for name in names)]
     if propensities_K is not None:
-        drawn = np.flatnonzero(propensities_K < 1)
-        first, later = drawn[drawn < MAX_LABELS].tolist(), drawn[drawn >= MAX_LABELS][:MAX_LABELS].tolist()
+        first = [position for position in drawn if position < MAX_LABELS]
         parts += [bytes((len(first),))]
-        parts += [_DRAWN.pack(place, _code_of(float(propensities_K[place]))) for place in first]
-        later_codes = _codes([labels[place] for place in later], nonce)
+        parts += [_DRAWN.pack(position, _code_of(float(propensities_K[position]))) for position in first]
         parts += [
-            _DRAWN_LATER.pack(place, code, _code_of(float(propensities_K[place])))
-            for place, code in zip(later, later_codes, strict=True)
+            _DRAWN_LATER.pack(position, code, _code_of(float(propensities_K[position])))
+            for position, code in zip(drawn_later, later_codes, strict=True)
         ]
     content = b"".join(parts)
     signature = hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES]

@@ -325,12 +325,6 @@ class Query(SearchOptions):
         "k best by score. Of one query of a request, with k <= 50; it takes some hundred searches.",
     )
 
-    @model_validator(mode="after")
-    def _one_of_features_and_vector(self) -> Self:
-        if (self.features is None) == (self.vector is None):
-            raise _either("features", "vector", self.features)
-        return self
-
 
 def features_json(features: dict[str, JsonValue]) -> bytes:
     """Encode features as JSON, including integers beyond 64 bits, which orjson refuses."""

@@ -46,7 +46,7 @@ from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import LabelId, OfLabels, Query, QueryFeatures, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import NO_ROWS, Batch, Boost, Engine, HidingSearcher, LabelSearcher, Ranker
-from longtail.serving.core.resolved import History, ResolvedQuery
+from longtail.serving.core.resolved import NO_HISTORY, History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import ArmAnswer, Promises
@@ -125,6 +125,7 @@ class Retriever:
         self.bundle = bundle
         lifetimes_L2 = bundle.labels.lifetimes
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
+        self.has_lifetimes = lifetimes_L2 is not None
         self._loaded_with = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now()).labels
         self._promise_holds = True
         self.query_index: Retriever | None = None
@@ -262,14 +263,23 @@ class Retriever:
         Args:
             arms_B: the arm of an experiment that each query is in; None: no experiment runs.
         """
-        if self._lifetimes is not None and self._available is None:
+        if self.has_lifetimes and self._available is None:
             return self.at().retrieve(queries, draws, arms_B)
         started, catalogue = perf_counter(), self.catalogue
         resolved, histories, vector_of = list[ResolvedQuery](), list[History](), dict[int, Float32]()
         for i, query in enumerate(queries):
             prefix = f"queries.{i}."
+            if (query.features is None) == (query.vector is None):
+                received = "neither" if query.features is None else "both"
+                raise InvalidRequestError(
+                    f"expected either features or vector, received {received}", field=f"queries.{i}"
+                )
             weights = self._dials_of_queries.read(query, prefix, self._as_of)
-            history = self._histories.read(query, prefix, catalogue, self.overlay, counted=weights.cooccurrence != 0)
+            history = NO_HISTORY
+            excludes = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
+            if excludes or weights.cooccurrence or query.history is not None or self.negative_events:
+                counted = weights.cooccurrence != 0
+                history = self._histories.read(query, prefix, catalogue, self.overlay, counted=counted)
             histories.append(history)
             resolved.append(ResolvedQuery.from_options(query, weights, catalogue, prefix=prefix, history=history))
             if query.vector is not None:
@@ -413,7 +423,7 @@ class Retriever:
         features. By `cooccurrence` the score is W alone, of labels that have any. Raises InvalidRequestError or
         UnknownLabelError.
         """
-        if self._lifetimes is not None and self._available is None:
+        if self.has_lifetimes and self._available is None:
             return self.at().similar(requests, draws)
         started = perf_counter()
         rows: list[int] = []
@@ -609,6 +619,10 @@ class Retriever:
             propensities_N=propensities_N,
             explored=slots_of(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
+            unknown={
+                "exclude": sum([query.unknown_exclude for query in queries]),
+                "allow": sum([query.unknown_allow for query in queries]),
+            },
             promise_holds=self._promise_holds,
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )

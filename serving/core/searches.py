@@ -111,18 +111,18 @@ class Searches:
         self._settings, self._monitoring, self._events = settings, monitoring, events
         self._keys, self._now, self._mirror, self._find_release = keys, now, mirror, find_release
         self.experiment: Experiment | None = None
-        self._lottery = Lottery()
+        self._lottery, self._most_labels = Lottery(), settings.max_total_k
         self.queue: SearchQueue[Any, Any] = SearchQueue(
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=_WINDOW_SECONDS,
             max_batch=settings.max_batch,
             limit=Cost(
                 settings.queue_limit,
-                _WAITING_ANSWERS * settings.max_total_k,
+                _WAITING_ANSWERS * self._most_labels,
                 _WAITING_ANSWERS * settings.max_answer_bytes,
             ),
             timeout=settings.request_seconds,
-            set_depth=monitoring.slot.set_queue_depth,
+            set_depth=partial(monitoring.slot.workers.set_queue_depth, monitoring.slot.worker),
         )
 
     async def retrieve(
@@ -235,7 +235,7 @@ class Searches:
             catalogue = (retriever.queries if isinstance(first, QueriesFor) else retriever).catalogue
             costs = [estimate_cost(query, catalogue) for query in options]
             labels, size = sum([cost.labels for cost in costs]), sum([cost.bytes for cost in costs])
-            if labels > (limit := settings.max_total_k):
+            if len(costs) > 1 and labels > (limit := self._most_labels):
                 deeper = any(cost.labels != query.k for cost, query in zip(costs, options, strict=True))
                 pools = ", of max_per and mmr their pool," if deeper else ""
                 raise InvalidRequestError(

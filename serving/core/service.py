@@ -134,7 +134,7 @@ class Service:
                 )
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
-            return current.at(at)
+            return current.at(at) if current.has_lifetimes else current
         staged = self.mirror.staged
         pinned = staged if staged is not None and staged.name == name else self._loaded.get(name)
         if pinned is None:

@@ -48,13 +48,12 @@ _random = Random(os.urandom(_SEED_BYTES))
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))
 
 
-def new_id() -> str:
-    """Return 128 random bits as 32 hex digits: a unique name, not a secret.
+random_bits = _random.getrandbits
+"""Function that returns random bits of a unique name, which is no secret.
 
-    The bits come from a generator in this process: a system call would release the interpreter lock, and this thread
-    would then have to wait for a search to release it.
-    """
-    return f"{_random.getrandbits(128):032x}"
+The bits come from a generator in this process: a system call would release the interpreter lock, and this thread would
+then have to wait for a search to release it.
+"""
 
 
 class RequestMiddleware:
@@ -92,9 +91,9 @@ class RequestMiddleware:
             return
         started, status, method, unrouted = perf_counter(), 0, scope["method"], UNKNOWN_ROUTE
         headers = dict([*scope["headers"]][::-1])  # reversed, so that the first of equal names counts
-        own, sent_id = new_id(), headers.get(b"x-request-id", b"").decode("latin-1")
-        id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
-        state = {**scope.get("state", {}), "request_id": id_, "name": own}
+        name, sent_id = f"{random_bits(128):032x}", headers.get(b"x-request-id", b"").decode("latin-1")
+        id_ = sent_id if _SANE_ID.fullmatch(sent_id) else name
+        state = {**scope.get("state", {}), "request_id": id_, "name": name}
         # The server has its own scope, which still says HEAD, and drops the body.
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": state}
         current.set(id_)

@@ -10,7 +10,7 @@ from typing import Any
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from longtail.serving.http.middleware import HEADERS, MOST_HEADERS, NO_CONTENT, new_id
+from longtail.serving.http.middleware import HEADERS, MOST_HEADERS, NO_CONTENT, random_bits
 from longtail.serving.http.responses import error_response
 
 _MOST_HEAD_BYTES = 1 << 16
@@ -134,7 +134,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def _refuse(self, status: HTTPStatus, kind: str, message: str) -> None:
         """Close, with an error unless an answer is under way."""
         if not self._answering and not self.transport.is_closing():
-            id_ = new_id()
+            id_ = f"{random_bits(128):032x}"
             response = error_response(id_, status, kind, message)
             headers = [*response.raw_headers, *HEADERS, NO_CONTENT, (b"x-request-id", id_.encode())]
             fields = b"".join(b"%b: %b\r\n" % field for field in [*headers, (b"connection", b"close")])

@@ -13,6 +13,7 @@ from longtail.serving.core.queries import (
     AtLeast,
     BucketName,
     Decay,
+    OfLabels,
     QueriesFor,
     Query,
     SearchOptions,
@@ -33,7 +34,42 @@ _EXPLAINED = 50
 _ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`, for feedback.")
 
 
-class RetrieveRequest(Body):
+class _SearchBody(Body):
+    """Base of the bodies that search."""
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check the number of queries or ids, and the options and features of every query."""
+        options: Sequence[SearchOptions | QueriesFor] = self.queries if isinstance(self, RetrieveRequest) else [self]  # type: ignore[list-item]
+        ids = len(self.labels) if isinstance(self, OfLabels) else 0
+        if (count := max(len(options), ids)) > settings.max_queries:
+            name = "ids" if ids else "queries"
+            raise InvalidRequestError(f"expected at most {settings.max_queries} {name}, received {count}", field=name)
+        explained = 0
+        for i, query in enumerate(options):
+            prefix = f"queries.{i}." if isinstance(self, RetrieveRequest) else ""
+            if query.k > settings.max_k:
+                raise InvalidRequestError(
+                    f"expected k <= {settings.max_k}, received {describe(query.k)}", field=f"{prefix}k"
+                )
+            features = query.features if isinstance(query, Query | QueriesFor) else None
+            entries = [(f"features.{name[:_LONGEST_NAME]}", value) for name, value in (features or {}).items()]
+            for column, condition in query.filter.items():
+                for operator, value in condition.items() if isinstance(condition, dict) else ():
+                    entries.append((f"filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}", value))
+            for name, value in entries:
+                if isinstance(value, list | dict) and len(value) > MAX_IDS:
+                    at_most(len(value), MAX_IDS, "entries", prefix + name)
+            if isinstance(query, Query) and query.explain:
+                explained += 1
+                if explained > 1 or query.k > _EXPLAINED:
+                    raise InvalidRequestError(
+                        f"expected one query with explain, of k <= {_EXPLAINED}, because it takes some hundred "
+                        f"searches, received {'two' if explained > 1 else f'one of k = {query.k}'}",
+                        field=f"{prefix}explain",
+                    )
+
+
+class RetrieveRequest(_SearchBody):
     """Body of POST /v1/retrieve."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"features": {"user_id": "42"}, "k": 10}]}]})
@@ -57,23 +93,8 @@ class RetrieveRequest(Body):
         "unit is in that arm. Null: the unit's arm. Ignored while no experiment runs.",
     )
 
-    def check_limits(self, settings: Settings) -> None:
-        """Check every query, and the sum of k over all queries."""
-        queries = self.queries
-        if len(queries) > settings.max_queries:
-            at_most(len(queries), settings.max_queries, "queries", "queries")
-        explained = [place for place, query in enumerate(queries) if query.explain]
-        if explained and (len(explained) > 1 or queries[explained[0]].k > _EXPLAINED):
-            raise InvalidRequestError(
-                f"expected one query with explain, of k <= {_EXPLAINED}: it takes some hundred searches; received "
-                f"{len(explained)}, the first of k = {queries[explained[0]].k}",
-                field=f"queries.{explained[-1]}.explain",
-            )
-        check_lengths([query.features for query in queries], "queries.{}.features")
-        _check_options(queries, settings, "queries.{}.")
 
-
-class SimilarRequest(SimilarQuery, Body):
+class SimilarRequest(SimilarQuery, _SearchBody):
     """Body of POST /v1/similar: one label's id, or several in `ids`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 10}]})
@@ -82,38 +103,13 @@ class SimilarRequest(SimilarQuery, Body):
     preview: bool = _PREVIEW
     answer_ids: bool = _ANSWER_IDS
 
-    def check_limits(self, settings: Settings) -> None:
-        """Check the options, and the sum of k over all ids."""
-        at_most(len(self.labels), settings.max_queries, "ids", "ids")
-        _check_options([self], settings, "")
 
-
-class QueriesRequest(QueriesFor, Body):
+class QueriesRequest(QueriesFor, _SearchBody):
     """Body of POST /v1/queries: a label's id, several in `ids`, or the features of a new label."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"id": "50", "k": 100, "filter": {"country": "AT"}}]})
 
     release: str | None = _RELEASE
-
-    def check_limits(self, settings: Settings) -> None:
-        """Check the options, and the sum of k over all labels."""
-        at_most(len(self.labels), settings.max_queries, "ids", "ids")
-        check_lengths([self.features], "features")
-        _check_options([self], settings, "")
-
-
-def _check_options(queries: Sequence[SearchOptions | QueriesFor], settings: Settings, prefix: str) -> None:
-    """Raise InvalidRequestError if the options of a query exceed a limit; `prefix` has `{}` for its position."""
-    for position, options in enumerate(queries):
-        if options.k > settings.max_k:
-            raise InvalidRequestError(
-                f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix.format(position)}k"
-            )
-        for column, condition in options.filter.items():
-            for operator, values in condition.items() if isinstance(condition, dict) else ():
-                if isinstance(values, list):
-                    field = f"{prefix.format(position)}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
-                    at_most(len(values), MAX_IDS, "values", field)
 
 
 class EmbedRequest(ToEmbed, Body):

@@ -75,7 +75,7 @@ INVALID: dict[str, Case] = {
     ),
     "a filter of too many": in_query(
         "filter.title.not_in",
-        "expected at most 10000 values, received 10001",
+        "expected at most 10000 entries, received 10001",
         filter={"title": {"not_in": [1] * 10_001}},
     ),
     "max_per of nothing": in_query(

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from longtail.serving.http.middleware import new_id
+from longtail.serving.http.middleware import random_bits
 
 
 def made(count: int = 2000) -> list[str]:
-    return [new_id() for _ in range(count)]
+    return [f"{random_bits(128):032x}" for _ in range(count)]
 
 
 def of_a_fork() -> list[str]:
