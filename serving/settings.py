@@ -64,13 +64,8 @@ def _read_releases(value: object) -> object:
     """Convert a string to a URL without a final slash, or to a path; return other values unchanged."""
     if isinstance(value, str) and is_url(value):
         try:
-<<<<<<< HEAD
-            check_scheme(given)
-        except ObjectStoreError as error:
-=======
             check_scheme(value)
-        except StorageError as error:
->>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
+        except ObjectStoreError as error:
             raise ValueError(str(error)) from None
         return value.rstrip("/")
     return local_path(value) if isinstance(value, str) else value
@@ -240,13 +235,8 @@ class Settings(BaseSettings):
     @property
     def releases_directory(self) -> Path:
         """Return the directory of the served releases, or of their copies if `releases` is a URL."""
-<<<<<<< HEAD
-        place = self.releases
-        return place if isinstance(place, Path) else copies_path(place.rstrip("/"), self.cache)
-=======
         releases = self.releases
-        return releases if isinstance(releases, Path) else copies_of(releases.rstrip("/"))
->>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
+        return releases if isinstance(releases, Path) else copies_path(releases.rstrip("/"))
 
     @property
     def state_directory(self) -> Path:
@@ -266,18 +256,13 @@ class Settings(BaseSettings):
         return MilvusServer(uri, os.environ.get(MILVUS_TOKEN, ""), _MILVUS_SECONDS, _LOADING_SECONDS)
 
     @property
-<<<<<<< HEAD
-    def place(self) -> StateLocation:
-        """Return the place of label changes and of the keys of answer ids."""
-=======
     def max_total_k(self) -> int:
         """Return the largest sum of k over the queries or ids of a request."""
         return max(self.max_k, _LABELS_PER_QUERY * self.max_queries)
 
     @property
-    def state_location(self) -> Place:
+    def state_location(self) -> StateLocation:
         """Return where label changes and the keys of answer ids are stored."""
->>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
         return self.database_url or self.state_directory
 
     @model_validator(mode="after")
@@ -344,19 +329,11 @@ def explain(
         model: what refused; settings by default.
         elsewhere: keys of the model by what other libraries call them.
     """
-<<<<<<< HEAD
     first = describe_problems(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
-    where = ".".join(part[:64] for part in first.path.split(".")) or None
+    field = ".".join(part[:64] for part in first.path.split(".")) or None
     if not first.has_value or "keys" in first.path:
-        return where, first.message
-    return where, f"{first.message}, received {describe(first.received)}"
-=======
-    first = refused(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
-    field = ".".join(part[:64] for part in first.where.split(".")) or None
-    if not first.shown or "keys" in first.where:
-        return field, first.wrong
-    return field, f"{first.wrong}, received {describe(first.received)}"
->>>>>>> dc020015 (33 settings: the total of labels follows from the number of queries; caches and Milvus are variables alone)
+        return field, first.message
+    return field, f"{first.message}, received {describe(first.received)}"
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:

@@ -224,7 +224,8 @@ def _refuse_empty_database(settings: Settings) -> None:
             if file_changes and not stored_changes:
                 raise StateError(
                     f"state {settings.state_location}: expected label changes, found none, and "
-                    f"{file_changes} in {directory}: copy them with longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
+                    f"{file_changes} in {directory}: copy them with "
+                    f"longtail-serve copy-labels {directory}, or move {directory}/labels.sqlite away"
                 )
 
 
