@@ -61,7 +61,7 @@ class Trial:
     """Run baselines on the data of one recipe: test queries, with training and validation pairs known."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
-        self.recipe, self.dataset, self.known = recipe, dataset, dataset.before("test")
+        self.recipe, self.dataset, self.known = recipe, dataset, dataset.pairs_before("test")
         self.task = self._task(dataset.test, self.known)
 
     @cached_property
@@ -97,7 +97,7 @@ class Trial:
         """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         seed, ordered = self.recipe.seed, self.dataset.ordered
-        forecast = forecast_after(self.recipe, self.dataset, task.past.known)
+        forecast = forecast_after(self.recipe, self.dataset, task.past.known_pairs)
         prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
             train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,

@@ -5,7 +5,7 @@ Legend: `L` labels, `Q` queries, `B` batch, `M` negatives of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import CHECKS, warn_of_future
+from longtail.trainer.limits import CHECKS, held_out_of, warn_of_future
 
 _QUERIES = 20_000
 """Number of evenly spaced queries whose features are examined."""
@@ -37,11 +37,14 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Check:
-    """Hold findings about a recipe: `problems` that `fit` would refuse, `warnings`, skipped `rows`, and figures.
+class CheckReport:
+    """Hold findings about a recipe and its data, for `check`, `prepare` and `fit`.
 
     Attributes:
+        problems: what `fit` would refuse.
+        rows: lines about rows: skipped, doubtful, and without an effect.
         splits: by name, numbers of pairs, queries and labels, of new queries and labels, and the first and last time.
+        held_out: by name, numbers of pairs that can be found, and of others.
         buckets: by name, numbers of labels and training pairs.
         features: by feature, its table and number of rows, and shares of values that are unknown ids or missing.
     """
@@ -52,7 +55,9 @@ class Check:
     rows: list[str] = field(default_factory=list)
     queries: int = 0
     labels: int = 0
+    loss: str = ""
     splits: dict[str, Row] = field(default_factory=dict)
+    held_out: dict[str, HeldOut] = field(default_factory=dict)
     buckets: dict[str, Row] = field(default_factory=dict)
     features: list[Row] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
@@ -62,8 +67,16 @@ class Check:
         """Return whether `fit` would begin to train."""
         return not self.problems
 
+    def lines(self) -> list[str]:
+        """Return the head, and a line for each finding about rows, in Rich markup."""
+        words = {"train": "training", "valid": "validation", "test": "test"}
+        pairs = ", ".join(f"{self.splits.get(name, {'pairs': 0})['pairs']:,} {word}" for name, word in words.items())
+        head = f"[bold]{escape(self.name)}[/]: {self.queries:,} queries × {self.labels:,} labels; {pairs} pairs"
+        held_out = [f"{name.capitalize()}: {it}" for name, it in self.held_out.items() if it.measured < it.pairs]
+        return [f"{head}; {escape(self.loss)}", *map(escape, [*self.rows, *held_out])]
 
-def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Check:
+
+def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> CheckReport:
     """Read all files of a recipe and report on them.
 
     Args:
@@ -72,80 +85,98 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     """
     name = str(recipe)
     try:
-        made = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-        name = made.name
-        dataset = read_dataset(made)
+        checked = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        name = checked.name
+        dataset = read_dataset(checked)
     except (TrainerError, DataError) as error:
-        return Check(name, str(error).split("\n"))
-    problems, features, steps = list[str](), list[Row](), dict[str, int]()
-    for check in CHECKS:
+        return CheckReport(name, str(error).split("\n"))
+    report = examine(checked, dataset)
+    for check_part in CHECKS:
         try:
-            check(made, dataset)
+            check_part(checked, dataset)
         except (TrainerError, DataError) as error:
-            problems.append(str(error))
+            report.problems.append(str(error))
     try:
-        encoding = Encoding.fit(made, dataset)
-        features = _features(made, dataset, encoding)
-        steps = _steps(made, dataset)
+        report.features.extend(_features(checked, dataset, Encoding.fit(checked, dataset)))
+        report.steps.update(_steps(checked, dataset))
     except (TrainerError, DataError) as error:
-        problems.append(str(error))
-    splits, counts_L = _splits(made, dataset), dataset.label_counts()
-    buckets_L, buckets = buckets_for(made.evaluation, counts_L).assign(counts_L), dict[str, Row]()
-    for at, bucket in enumerate(BUCKET_NAMES):
-        of = counts_L[buckets_L == at]
-        share = float(of.sum() / max(counts_L.sum(), 1))
-        buckets[bucket] = {"labels": len(of), "training pairs": int(of.sum()), "share": share}
-    warnings = [*_warnings(made, splits, features), *filter(None, [warn_of_future(dataset)])]
-    return Check(
-        name, problems, warnings, dataset.report.lines(), len(dataset.query_ids), len(dataset.label_ids), splits,
-        buckets, features, steps,
+        report.problems.append(str(error))
+    report.warnings.extend(_warn_of_features(report.features))
+    return report
+
+
+def examine(recipe: Recipe, dataset: Dataset) -> CheckReport:
+    """Count a data set's rows, splits and buckets."""
+    held_out = held_out_of(recipe, dataset)
+    splits, counts_L = _splits(dataset, held_out), dataset.label_counts()
+    buckets_L, buckets = buckets_for(recipe.evaluation, counts_L).assign(counts_L), dict[str, Row]()
+    for bucket, name in enumerate(BUCKET_NAMES):
+        counts = counts_L[buckets_L == bucket]
+        share = float(counts.sum() / max(counts_L.sum(), 1))
+        buckets[name] = {"labels": len(counts), "training pairs": int(counts.sum()), "share": share}
+    return CheckReport(
+        recipe.name, [], [*_warnings(recipe, splits), *filter(None, [warn_of_future(dataset)])], _rows(recipe, dataset),
+        len(dataset.query_ids), len(dataset.label_ids), str(recipe.loss), splits, held_out, buckets,
     )  # fmt: skip
 
 
-def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, Row]:
-    labels, made, known = len(dataset.label_ids), dict[str, Row](), dataset.train.take(slice(0))
+def _rows(recipe: Recipe, dataset: Dataset) -> list[str]:
+    rows = []
+    if dataset.requests is not None:
+        requests = len(dataset.requests.queries)
+        rows.append(f"{requests:,} distinct requests, by context and attributes; each is ranked separately")
+    if (objectives := dataset.train.objectives) is not None:
+        counts = np.bincount(objectives, minlength=len(recipe.objectives))
+        pairs = ", ".join(f"{name} {count:,}" for name, count in zip(recipe.objectives, counts, strict=True))
+        rows.append(f"Objectives, by training pairs: {pairs}")
+    if dataset.impressions is not None:
+        impressions = len(dataset.impressions.ids)
+        rows.append(f"{impressions:,} impressions, of weight {recipe.loss.impressions:g} if not chosen")
+    paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
+    if unpaired := len(dataset.query_ids) - len(distinct(np.concatenate(paired))):
+        rows.append(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")
+    return [*rows, *dataset.report.lines()]
+
+
+def _splits(dataset: Dataset, held_out: dict[str, HeldOut]) -> dict[str, Row]:
+    labels, splits = len(dataset.label_ids), dict[str, Row]()
     label_new_L, query_new_Q = np.ones(labels, bool), np.ones(len(dataset.query_ids), bool)
     label_new_L[dataset.train.labels] = query_new_Q[dataset.train.queries] = False
     for name in ("train", "valid", "test"):
         pairs: Pairs = getattr(dataset, name)
         if not len(pairs):
             continue
-        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
-        made[name] = {
+        query_rows, label_rows = distinct(pairs.queries), distinct(pairs.labels)
+        row = splits[name] = {
             "pairs": len(pairs),
             "distinct": len(distinct(pair_keys(pairs, labels))),
-            "queries": len(queries),
-            "labels": len(of_labels),
+            "queries": len(query_rows),
+            "labels": len(label_rows),
         }
         if pairs.times is not None:
-            ends = (float(pairs.times.min()), float(pairs.times.max()))
-            made[name] |= dict(
-                zip(("first", "last"), (format_time(at, dataset.report.unit) for at in ends), strict=True)
-            )
-        if name != "train":
-            config = recipe.evaluation
-            found = HeldOut.of(*dataset.with_past(pairs, known, config.history), config, labels=labels)
-            made[name] |= {
-                "new queries": int(query_new_Q[queries].sum()),
-                "new labels": int(label_new_L[of_labels].sum()),
+            for key, time in (("first", pairs.times.min()), ("last", pairs.times.max())):
+                row[key] = format_time(float(time), dataset.report.unit)
+        if name in held_out:
+            row |= {
+                "new queries": int(query_new_Q[query_rows].sum()),
+                "new labels": int(label_new_L[label_rows].sum()),
                 "on new labels": int(label_new_L[pairs.labels].sum()),
-                "short": found.short,
-                "seen": found.seen,
-                "to find": found.measured,
+                "short": held_out[name].short,
+                "seen": held_out[name].seen,
+                "to find": held_out[name].measured,
             }
-        known = known.followed_by(pairs)
-    return made
+    return splits
 
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]:
     """Compute figures of both towers' features, over a few thousand queries with training pairs."""
-    rows = distinct(dataset.train.request_rows)
-    looked = rows[:: max(len(rows) // _QUERIES, 1)].astype(np.int32)
+    requests = distinct(dataset.train.request_rows)
+    sample = requests[:: max(len(requests) // _QUERIES, 1)].astype(np.int32)
     sides = (
-        ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),
+        ("query", recipe.query.features, encoding.query.query_inputs(sample), dataset.query_table),
         ("label", recipe.label.features, encoding.label_inputs, dataset.label_table),
     )
-    made = []
+    rows = []
     for tower, features, inputs, of_side in sides:
         for feature in features:
             table = dataset.contexts if feature.origin == "row" else of_side
@@ -155,7 +186,7 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]
                 if unknown is not None and tower == "label" and empty < 1:
                     unknown = max(unknown - empty, 0.0) / (1 - empty)  # missing ids read the out-of-vocabulary row too
             size = encoding.vocabulary_rows.get(feature.table_name, feature.table_rows)
-            made.append(
+            rows.append(
                 {
                     "feature": f"{tower} {feature.name}",
                     "kind": feature.kind,
@@ -165,7 +196,7 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]
                     "missing": empty,
                 }
             )
-    return made
+    return rows
 
 
 def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float | None]:
@@ -181,7 +212,7 @@ def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float
     return unknown, empty
 
 
-def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> Iterator[str]:
+def _warnings(recipe: Recipe, splits: dict[str, Row]) -> Iterator[str]:
     """Yield warnings that are worth a look before hours of training."""
     train = splits["train"]
     if (repeats := train["pairs"] - train["distinct"]) > _MANY_REPEATS * train["pairs"]:
@@ -195,14 +226,17 @@ def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> It
                 yield f"{name}: evaluation.{key} leaves out {count:,} of {distinct_pairs:,} distinct pairs"
         if (share := split["on new labels"] / split["pairs"]) > _SOME_NEW:
             yield f"{name}: {split['on new labels']:,} pairs ({share:.1%}) are of labels without a training pair"
-    for each in features:
-        missing = 0 if each["kind"] == "history" else each["missing"]
-        for found, words in ((each["unknown"] or 0, "unknown ids"), (missing or 0, "missing")):
-            if found > _MOSTLY_UNKNOWN:
-                tower, name = each["feature"].split(" ", 1)
-                yield f"{tower} feature {name!r}: {found:.0%} of its values are {words}"
     if recipe.data.timestamp is None and any(feature.kind == "history" for feature in recipe.query.features):
         yield "query: histories without data.timestamp hold what came after a pair as well as what came before"
+
+
+def _warn_of_features(features: Sequence[Row]) -> Iterator[str]:
+    for row in features:
+        missing = 0 if row["kind"] == "history" else row["missing"]
+        for share, words in ((row["unknown"] or 0, "unknown ids"), (missing or 0, "missing")):
+            if share > _MOSTLY_UNKNOWN:
+                tower, name = row["feature"].split(" ", 1)
+                yield f"{tower} feature {name!r}: {share:.0%} of its values are {words}"
 
 
 def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
@@ -219,7 +253,13 @@ def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
     }  # fmt: skip
 
 
-def show(check: Check, console: Console) -> None:
+def print_summary(report: CheckReport, say: Callable[[str], object]) -> None:
+    """Print the lines and warnings of a report."""
+    for line in [*report.lines(), *(f"[yellow]Look at[/] {escape(warning)}" for warning in report.warnings)]:
+        say(line)
+
+
+def show(report: CheckReport, console: Console) -> None:
     """Print a check: counts, splits, buckets, features and cost, with problems at the end."""
 
     def say(text: str) -> None:
@@ -236,23 +276,21 @@ def show(check: Check, console: Console) -> None:
             cells = [[text(row.get(column)) for column in columns] for row in rows]
             console.print("", ReportTable(columns, cells).rich())
 
-    if check.labels:
-        say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
-    for line in check.rows:
-        say(escape(line))
+    for line in report.lines() if report.labels else ():
+        say(line)
     hidden = ("first", "last", "on new labels", "short", "seen")
-    splits = [{"split": name, **split} for name, split in check.splits.items()]
+    splits = [{"split": name, **split} for name, split in report.splits.items()]
     table([{key: value for key, value in split.items() if key not in hidden} for split in splits])
-    table([{key: each[key] for key in ("split", "first", "last")} for each in splits if "first" in each])
-    table([{"bucket": name, **bucket} for name, bucket in check.buckets.items()])
-    table(check.features)
-    if steps := check.steps:
+    table([{key: split[key] for key in ("split", "first", "last")} for split in splits if "first" in split])
+    table([{"bucket": name, **bucket} for name, bucket in report.buckets.items()])
+    table(report.features)
+    if steps := report.steps:
         say(
             f"\n{steps['steps_per_epoch']:,} steps an epoch, {steps['steps']:,} in all, "
             f"of {steps['batch_size']:,} pairs × {steps['negatives']:,} negatives"
         )
-    for line in check.warnings:
+    for line in report.warnings:
         say(f"[yellow]Look at[/] {escape(line)}")
-    for line in check.problems:
+    for line in report.problems:
         say(f"[red]Wrong[/] {escape(line)}")
-    say("[green]fit would train[/]" if check.ok else "[red]fit would refuse this[/]")
+    say("[green]fit would train[/]" if report.ok else "[red]fit would refuse this[/]")

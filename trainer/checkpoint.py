@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,3 +110,30 @@ class SharedCheckpoints(Checkpoints):
         else:
             super().save(kind, variables, state)
         wait_for_all(f"{kind} saved")
+
+
+def shared_facts(recipe: Recipe, dataset: Dataset, warm_start: str | None) -> dict[str, str]:
+    """Return what all processes of a job have in common, by name."""
+    splits = {"training pairs": dataset.train, "validation pairs": dataset.valid, "test pairs": dataset.test}
+    sizes = {"query ids": dataset.query_ids, "label ids": dataset.label_ids} | splits
+    return {
+        **{name: f"{len(rows):,}" for name, rows in sizes.items()},
+        "ids, pairs and feature tables (sha256)": dataset.fingerprint,
+        "recipe and first weights (sha256)": identity_of(recipe, dataset, warm_start),
+    }
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[Path]:
+    """Lock a job's folder; raises CheckpointError if another job holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise CheckpointError(f"{folder}: expected no other job here, found one: wait, or give another OUT") from error
+    try:
+        yield folder
+    finally:
+        os.close(descriptor)

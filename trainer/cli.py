@@ -23,14 +23,11 @@ app = app_of_commands("Train two-tower retrieval models and write bundles.")
 _Out = Annotated[Path, typer.Option("--out", help="Bundle directory to write; must not exist.")]
 _RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe, a TOML file.")]
 _Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32.")
+    list[str] | None,
+    typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32 or data.since=30d."),
 ]
 _WarmStart = Annotated[
     Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
-]
-_Since = Annotated[
-    str | None,
-    typer.Option("--since", help="Only rows from a time on: 2026-01-31, or 30d back from the newest (data.since)."),
 ]
 
 
@@ -84,19 +81,18 @@ def init(
 @app.command(epilog="Example: longtail-train prepare recipe.toml")
 def prepare(
     recipe: _RecipeFile,
-    since: _Since = None,
     set_: _Set = None,
 ) -> None:
     """Read a recipe's data once into data.prepared. Later jobs map that folder. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    checked = load_recipe(recipe, _overrides(set_, since))
-    from longtail.trainer import job
+    checked = load_recipe(recipe, set_ or [])
+    from longtail.trainer.check import examine, print_summary
     from longtail.trainer.data.prepared import prepare
-    from longtail.trainer.progress import Reporter
 
     dataset, folder = prepare(checked)
-    job.describe(checked, dataset, Reporter(Console(stderr=True)))
+    console = Console(stderr=True)
+    print_summary(examine(checked, dataset), lambda line: console.print(line, highlight=False, soft_wrap=True))
     typer.echo(folder)
 
 
@@ -104,7 +100,6 @@ def prepare(
 def fit(
     recipe: _RecipeFile,
     out: _Out,
-    since: _Since = None,
     warm_start: _WarmStart = None,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
@@ -120,9 +115,6 @@ def fit(
     process: Annotated[
         int | None, typer.Option("--process", min=0, help="Number of this process, from 0, if several train.")
     ] = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="Processes that train, each on all its devices.")
-    ] = None,
     set_: _Set = None,
 ) -> None:
     """Train a recipe, evaluate it, write a bundle.
@@ -131,8 +123,7 @@ def fit(
     """
     from longtail.trainer.config import load_recipe
 
-    several = [] if processes is None else [f"training.processes={processes}", 'training.devices="all"']
-    checked = load_recipe(recipe, [*_overrides(set_, since), *several])  # before anything slow is loaded
+    checked = load_recipe(recipe, set_ or [])  # before anything slow is loaded
     _choose_backend(checked)
     with importing():
         from longtail.trainer import job
@@ -146,13 +137,10 @@ def fit(
         say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
 
-@app.command(epilog="Example: longtail-train tune recipe.toml --out study --trials 30")
+@app.command(epilog="Example: longtail-train tune recipe.toml --out study --set tune.trials=30")
 def tune(
     recipe: _RecipeFile,
     out: Annotated[Path, typer.Option("--out", help="Directory of the study: a new one, or one to resume.")],
-    trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="Trials in all, earlier ones included (tune.trials).")
-    ] = None,
     storage: Annotated[
         str | None, typer.Option("--storage", help="URL of an Optuna storage that several machines share.")
     ] = None,
@@ -167,13 +155,12 @@ def tune(
         from longtail.trainer import study
         from longtail.trainer.progress import Reporter
 
-    study.tune(checked, out, Reporter(), trials=trials, storage=storage)
+    study.tune(checked, out, Reporter(), storage=storage)
 
 
 @app.command(epilog="Example: longtail-train check recipe.toml")
 def check(
     recipe: _RecipeFile,
-    since: _Since = None,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     set_: _Set = None,
 ) -> None:
@@ -182,20 +169,20 @@ def check(
     from longtail.trainer.config import load_recipe
     from longtail.trainer.errors import RecipeError
 
-    overrides = _overrides(set_, since)
-    found = checking.check(recipe, overrides=overrides)
-    if found.ok and (made := load_recipe(recipe, overrides)).own_layers:
+    overrides = set_ or []
+    report = checking.check(recipe, overrides=overrides)
+    if report.ok and (checked := load_recipe(recipe, overrides)).own_layers:
         from longtail.trainer.export.trial import try_own_layers
 
         try:
-            try_own_layers(made)
+            try_own_layers(checked)
         except RecipeError as error:
-            found.problems.append(str(error))
+            report.problems.append(str(error))
     if json_:
-        print(json.dumps({"ok": found.ok} | asdict(found), indent=1, ensure_ascii=False))
+        print(json.dumps({"ok": report.ok} | asdict(report), indent=1, ensure_ascii=False))
     else:
-        checking.show(found, Console())
-    raise typer.Exit(0 if found.ok else 1)
+        checking.show(report, Console())
+    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command(epilog="Example: longtail-train evaluate bundle --target-prior uniform")
@@ -283,10 +270,6 @@ def _choose_backend(recipe: Recipe) -> None:
 
         check_installed()
         os.environ.setdefault("KERAS_BACKEND", "jax")
-
-
-def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
-    return [*(set_ or []), *([] if since is None else [f'data.since="{since}"'])]
 
 
 def main() -> None:

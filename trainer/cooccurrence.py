@@ -44,6 +44,10 @@ _SCALE = 0.5
 """Standard deviation of c over labels, in the mean over queries."""
 _STRUCTURES = 2
 """Kinds and powers with which every reading is tried."""
+_POWERS = (0.0, 0.2, 0.4, 0.6, 0.8)
+"""Powers β of a neighbour's degree that valid chooses from; larger ones favour rare labels."""
+_LENGTHS, _DECAYS = (3, 5, 10, 20, 50), (0.5, 0.7, 0.8, 0.9, 1.0)
+"""Numbers R of last entries of a history, and factors γ of every older entry, that valid chooses from."""
 _REMEMBERED = 50
 
 Value = Callable[[Task, Int32], float]
@@ -52,7 +56,7 @@ Error = Callable[[Int32, Int32], float]
 """Returns the standard error of the difference of the metric between two lists, int32 [N, K] each."""
 
 
-class Choice(NamedTuple):
+class TermChoice(NamedTuple):
     """The term that is best on valid, and the setting at which it is; ω = 0 where its gain is within chance."""
 
     cooccurrence: Cooccurrence
@@ -62,7 +66,7 @@ class Choice(NamedTuple):
 def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
     metric: Value, error: Error, k: int,
-) -> Choice | None:  # fmt: skip
+) -> TermChoice | None:  # fmt: skip
     """Choose W, the reading of histories, λ or μ, and ω; None without a W or an ω above 0.
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
@@ -98,16 +102,16 @@ def choose_term(
 
     if not weights:
         return None
-    readings, first = _readings(config, ordered=dataset.ordered)
+    readings, first = _readings(ordered=dataset.ordered)
     tried = in_threads(worth, [_read(matrix, reading) for matrix in _structures(recipe, dataset) for reading in first])
     if not tried:
         return None
-    tried.sort(key=lambda each: -each[0])
+    tried.sort(key=lambda it: -it[0])
     structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
     tried += in_threads(worth, [_read(matrix, reading) for matrix in structures[:_STRUCTURES] for reading in readings])
-    _, chosen = max(tried, key=lambda each: each[0])
+    _, chosen = max(tried, key=lambda it: it[0])
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
-    _, chosen = max([*tried, mean], key=lambda each: each[0])
+    _, chosen = max([*tried, mean], key=lambda it: it[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(TermOf(chosen, entries), settings, k, wanted=task.positives if by_rank else None)
     judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
@@ -115,7 +119,7 @@ def choose_term(
     best = int(means_GW.argmax())
     towers = int(np.argmax(alone))
     if judged_GW.ravel()[best] - alone[towers] <= error(top_SNK[best], lists.top_GNK[towers, :, :k]):
-        return Choice(chosen, lists.settings[towers])
+        return TermChoice(chosen, lists.settings[towers])
     within = [best]
     if dataset.ordered and recipe.prior.kind == "count":
         within += [
@@ -123,7 +127,7 @@ def choose_term(
             for cell in range(best % len(weights), len(settings), len(weights))
             if means_GW.max() - means_GW.ravel()[cell] <= error(top_SNK[cell], top_SNK[best])
         ]
-    return Choice(chosen, min((settings[cell] for cell in within), key=_popularity))
+    return TermChoice(chosen, min((settings[cell] for cell in within), key=_popularity))
 
 
 def _popularity(setting: Setting) -> float:
@@ -149,20 +153,19 @@ def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Seque
     """
     best = int(np.argmax(values))
     size = [_popularity(setting) for setting in settings]
-    wanted = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
-    towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in wanted}
+    heights = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
+    towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in heights}
     some = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)
-    return [each._replace(cooccurrence=weight) for each, weight in product(sorted(towers), some)]
+    return [setting._replace(cooccurrence=weight) for setting, weight in product(sorted(towers), some)]
 
 
-def _readings(config: CooccurrenceConfig, *, ordered: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _readings(*, ordered: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return all readings of a history, and those by which kinds and powers are compared: a short and a long one."""
-    lengths, decays = sorted(config.last), sorted(config.decay)
     if not ordered:
-        whole = [{"last": lengths[-1], "decay": 1.0, "mean": mean} for mean in (False, True)]
-        return whole, whole
-    readings = [{"last": last, "decay": decay, "mean": False} for last, decay in product(lengths, decays)]
-    short = {"last": lengths[len(lengths) // 2], "decay": decays[len(decays) // 2], "mean": False}
+        unordered = [{"last": _LENGTHS[-1], "decay": 1.0, "mean": mean} for mean in (False, True)]
+        return unordered, unordered
+    readings = [{"last": last, "decay": decay, "mean": False} for last, decay in product(_LENGTHS, _DECAYS)]
+    short = {"last": _LENGTHS[len(_LENGTHS) // 2], "decay": _DECAYS[len(_DECAYS) // 2], "mean": False}
     return readings, [short, readings[-1]]
 
 
@@ -176,9 +179,9 @@ def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
     for kind in config.kinds:
         if kind in ("next", "mixed") and not dataset.ordered:
             continue
-        powers = [0.0] if kind == "cosine" else config.powers
+        powers = [0.0] if kind == "cosine" else _POWERS
         settings = [_settings(recipe, dataset, kind, power) for power in powers]
-        matrices += cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), settings, most=config.most)
+        matrices += cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), settings)
     return matrices
 
 
@@ -192,10 +195,7 @@ def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> Cooc
             "maximum": 2 * max(1.0, *config.weights),
             "kind": kind,
             "power": power,
-            "steps": config.steps,
-            "step_decay": config.step_decay,
-            "neighbours": config.neighbours,
-            "last": max(config.last),
+            "last": _LENGTHS[-1],
             "decay": 1.0,
             "until": None if unit is None or times is None or not len(times) else float(np.nanmax(times)) / UNITS[unit],
             "log": recipe.log_columns(unit),
@@ -228,15 +228,15 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
     config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
     c_NL = TermOf(matrix, HistoryEntries(past, recipe.history_events))(task.rows_N)
-    counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen(task.rows_N), axis=0)
-    seen = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
+    counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen_labels(task.rows_N), axis=0)
+    seen_labels = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
     hits = np.zeros(2)
     for row, label in zip(task.positives.query_rows.tolist(), task.positives.label_rows.tolist(), strict=True):
-        others = seen[row]
+        others = seen_labels[row]
         c_n, label_n = (part[c_NL.indptr[row] : c_NL.indptr[row + 1]] for part in (c_NL.data, c_NL.indices))
-        own = c_n[label_n == label]
-        if len(own):
-            hits[0] += np.count_nonzero((c_n >= own[0]) & ~np.isin(label_n, others)) <= k
+        term = c_n[label_n == label]
+        if len(term):
+            hits[0] += np.count_nonzero((c_n >= term[0]) & ~np.isin(label_n, others)) <= k
         hits[1] += (
             np.count_nonzero(counts_L >= counts_L[label]) - np.count_nonzero(counts_L[others] >= counts_L[label]) <= k
         )
@@ -244,36 +244,36 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
     return float(by_term), float(by_popularity)
 
 
-def made_again(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:
+def rebuild_term(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:
     """Make W of the same settings from the training pairs of another data set, such as train + valid."""
-    config, before = recipe.cooccurrence or CooccurrenceConfig(), cooccurrence.settings
+    before = cooccurrence.settings
     until = _settings(recipe, dataset, before.kind, before.power).until
     settings = before.model_copy(update={"until": until})
-    (matrix,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings], most=config.most)
+    (matrix,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings])
     return matrix.scaled(before.scale)
 
 
-def remembered(recipe: Recipe, dataset: Dataset, known: Pairs) -> Remembered | None:
+def remember_queries(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Remembered | None:
     """Keep the last labels of every query with known pairs, if the recipe wants that."""
     config = recipe.cooccurrence or CooccurrenceConfig()
     reads_history = any(feature.kind == "history" for feature in recipe.query.features)
     entries = config.remember if config.remember is not None else 0 if reads_history else _REMEMBERED
     if not entries:
         return None
-    pairs, ids = _with_refusals(recipe, dataset, known)
+    pairs, ids = _with_refusals(recipe, dataset, known_pairs)
     queries = distinct(pairs.queries)
     rows_Q = np.zeros(len(ids), np.int32)
     rows_Q[queries] = np.arange(1, len(queries) + 1)
     return remember(pairs, Vocabulary(ids.take(pa.array(queries))), rows_Q, entries)
 
 
-def _with_refusals(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[LogPairs, pa.Array]:
+def _with_refusals(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> tuple[LogPairs, pa.Array]:
     """Add the events of negative types to known pairs; returns them, sorted by query and time, and the queries' ids."""
     data, unit, ids = recipe.data, dataset.report.unit, dataset.query_ids
     if data.events is None or not data.events.negative:
-        return LogPairs(known.queries, known.labels), ids
-    places = [places for places in (data.train, data.valid, data.test) if places is not None]
-    files = [place for each in places for place in (each if isinstance(each, list) else [each])]
+        return LogPairs(known_pairs.queries, known_pairs.labels), ids
+    sources = [source for source in (data.train, data.valid, data.test) if source is not None]
+    files = [file for source in sources for file in (source if isinstance(source, list) else [source])]
     rows = read_pairs(files, recipe.log_columns(unit), lambda _: None, timed=data.timestamp is not None)
     rows = rows.filter(pc.is_in(rows["event"], value_set=pa.array(data.events.negative)))
     labels_n = pc.index_in(rows["label"], value_set=dataset.label_ids)
@@ -281,17 +281,17 @@ def _with_refusals(recipe: Recipe, dataset: Dataset, known: Pairs) -> tuple[LogP
     others = pc.unique(rows["id"].filter(pc.invert(pc.is_in(rows["id"], value_set=ids))))
     ids = pa.concat_arrays([ids, others.cast(ids.type)])
     queries_n = pc.index_in(rows["id"].cast(ids.type), value_set=ids).to_numpy()
-    if known.times is None or unit is None:  # without times, a refusal is the last word
-        times_N = np.repeat([0.0, 1.0], [len(known), len(rows)])
+    if known_pairs.times is None or unit is None:  # without times, a refusal is the last word
+        times_N = np.repeat([0.0, 1.0], [len(known_pairs), len(rows)])
     else:
-        times_N = np.concatenate([known.times / UNITS[unit], rows["time"].to_numpy()])
-    queries_N = np.concatenate([known.queries, queries_n])
+        times_N = np.concatenate([known_pairs.times / UNITS[unit], rows["time"].to_numpy()])
+    queries_N = np.concatenate([known_pairs.queries, queries_n])
     order_N = np.lexsort((times_N, queries_N))
-    labels_N = np.concatenate([known.labels, to_refusals(labels_n)])
+    labels_N = np.concatenate([known_pairs.labels, to_refusals(labels_n)])
     return LogPairs(queries_N[order_N], labels_N[order_N]), ids
 
 
-def in_words(settings: CooccurrenceSettings) -> str:
+def describe_term(settings: CooccurrenceSettings) -> str:
     """Describe a term: kind, how a history is read, and the default ω."""
     power = "" if settings.kind == "cosine" else f", β = {settings.power:g}"
     mean = ", mean" if settings.mean else ""

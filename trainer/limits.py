@@ -58,8 +58,8 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     most = {}
     if recipe.loss.retrieved_negatives is not None:
         most["retrieved_negatives.depth"] = recipe.loss.retrieved_negatives.depth, labels
-    if (top_k := recipe.loss.top_k) is not None and top_k.whole:
-        most["top_k.k"] = top_k.whole, labels
+    if (top_k := recipe.loss.top_k) is not None and top_k.k_overall:
+        most["top_k.k"] = top_k.k_overall, labels
     elif top_k is not None:
         buckets_L = _buckets(recipe, dataset)
         for name, k in top_k.by_bucket.items():
@@ -67,12 +67,6 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     for key, (value, there) in most.items():
         if value > there:
             raise DataError(f"loss.{key}: expected at most {there}, the labels there are, received {value}")
-    half = 0.5 * float(np.log(labels))
-    if top_k is not None and top_k.published_gradient and top_k.temperature <= half:
-        raise DataError(
-            f"loss.top_k.temperature: expected more than ½·log L = {half:.3g} with published_gradient, which otherwise "
-            f"lowers every positive of a fresh model, received {top_k.temperature:g}"
-        )
     if threshold := recipe.loss.weight.argument("threshold"):
         highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
         if threshold > highest:
@@ -125,9 +119,9 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
     elif not len(dataset.valid) and prior is not None:
         raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
     own = not register.is_ours("family", family)
-    if own and LOSSES[family].link is None and not len(dataset.valid) and evaluation.default_bias_removal is None:
+    if own and LOSSES[family].link is None and not len(dataset.valid) and len(evaluation.bias_removal) > 1:
         raise DataError(
-            f"loss.family {family!r}: expected a link, evaluation.default_bias_removal or validation pairs to choose λ "
+            f"loss.family {family!r}: expected a link, one evaluation.bias_removal or validation pairs to choose λ "
             "by, received none of them"
         )
     if recipe.model.temperature == "auto" and not len(dataset.valid):
@@ -154,7 +148,7 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
     config, labels = recipe.evaluation, len(dataset.label_ids)
     return {
-        split: HeldOut.of(*dataset.with_past(pairs, dataset.before(split), config.history), config, labels=labels)
+        split: HeldOut.of(*dataset.with_past(pairs, dataset.pairs_before(split), config.history), config, labels=labels)
         for split in ("valid", "test")
         if len(pairs := getattr(dataset, split))
     }
@@ -171,7 +165,7 @@ def check_prior(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse a forecast that times and dates do not allow."""
     if recipe.prior.kind == "count":
         return
-    for known in (dataset.train, dataset.before("test")):
+    for known in (dataset.train, dataset.pairs_before("test")):
         check_forecast(recipe, dataset, known)
 
 

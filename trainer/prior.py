@@ -30,7 +30,7 @@ from longtail.bundle.forecast import (
 )
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.data.columns import numbers_in, seconds_in, strings_of
+from longtail.trainer.data.columns import read_numbers, read_seconds, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
@@ -40,7 +40,7 @@ _HALVINGS = 8
 _FOREVER = 1000.0
 """Half-life without decay, in spans of the log."""
 _SMOOTHINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-_FIRST_ORIGIN = 0.25
+_FIRST_ORIGIN, _ORIGINS = 0.25, 12
 """Smallest share of the log before an origin."""
 _CHOOSING = 4
 """Number of origins by which half-life and smoothing are chosen."""
@@ -85,16 +85,16 @@ class _Origin(NamedTuple):
         return self._nats_of(self.votes_L, log_share_L)
 
     def _nats_of(self, count_L: Float64, log_share_L: Float64) -> float:
-        count_n, log_n = count_L[self.there], log_share_L[self.there]
+        count_n, log_n = count_L[self.available], log_share_L[self.available]
         return float(count_n @ (log_n - np.logaddexp.reduce(log_n)) / max(float(count_n.sum()), 1.0))
 
     @property
-    def there(self) -> Bools:
+    def available(self) -> Bools:
         """Mask labels whose date is not later than the end of the horizon, bool [L]."""
         return self.forecast.exists_at(self.forecast.settings.end)
 
 
-class _Log(NamedTuple):
+class _PriorLog(NamedTuple):
     """Hold pairs with weight by time: queries, label rows, seconds since 1970, seconds since the query's previous pair
     with the label, and `largest_weights`, [N] each."""
 
@@ -105,12 +105,12 @@ class _Log(NamedTuple):
     weights_N: Float64
     increases_N: Float64
 
-    def between(self, after: float, until: float) -> _Log:
+    def between(self, after: float, until: float) -> _PriorLog:
         """Return the pairs later than `after`, up to `until`."""
         inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
         of_time = self.times_N[inside], self.gaps_N[inside]
         of_weight = self.weights_N[inside], self.increases_N[inside]
-        return _Log(self.queries_N[inside], self.labels_N[inside], *of_time, *of_weight)
+        return _PriorLog(self.queries_N[inside], self.labels_N[inside], *of_time, *of_weight)
 
     def once_after(self, after: float) -> Float64:
         """Weigh the pairs so that a query counts once at its largest weight; the mean weight is 1, float64 [N]."""
@@ -151,23 +151,23 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     assert config.kind != "count"
     begin, until = float(times_N.min()), float(times_N.max())
     span = until - begin
-    lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
+    lives = [_FOREVER * span, *(span / 2.0**i for i in range(_HALVINGS))]
     by_time = np.argsort(times_N, kind="stable")
     queries_N, labels_N, times_N = known_pairs.queries[by_time], known_pairs.labels[by_time], times_N[by_time]
     gaps_N = pair_gaps(times_N, previous_pairs(queries_N, labels_N))
     types_N = type_weights(recipe, known_pairs)[by_time]
 
-    def weighed(visits: float) -> _Log:
+    def weighed(visits: float) -> _PriorLog:
         weights_N = types_N * visit_weights(queries_N, times_N, gaps_N, visits)
         pairs = queries_N, labels_N.astype(np.int64), times_N, gaps_N
-        return _Log(*pairs, *largest_weights(weights_N, queries_N, labels_N))
+        return _PriorLog(*pairs, *largest_weights(weights_N, queries_N, labels_N))
 
     log = weighed(0.0)
     attributes, numbers, about = _about(recipe, dataset)
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=1.0, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
-        since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
+        since_feature=next((it.name for it in recipe.label.features if it.source == config.since), None),
         **recipe.log_columns(dataset.report.unit).model_dump(),
     )  # fmt: skip
     labels = len(dataset.label_ids)
@@ -183,7 +183,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     return fitted.counted(*log[1:3], until, *log[3:])
 
 
-def _fitted(empty: Forecast, log: _Log, at: list[float], within: int, seed: int) -> Forecast:
+def _fitted(empty: Forecast, log: _PriorLog, at: list[float], within: int, seed: int) -> Forecast:
     """Choose half-life, smoothing and regression on all origins except the last, which compares the kinds.
 
     `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
@@ -248,7 +248,7 @@ def _origins_of(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> tuple[F
         )
     last = until - horizon
     # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
-    most = config.origins - 1
+    most = _ORIGINS - 1
     within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
     steps = min(most, int((last - earliest) * within / horizon + 1e-9))
     return times_N, UNITS[unit], horizon, [last - horizon / within * i for i in reversed(range(steps + 1))], within
@@ -275,18 +275,18 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
         feature = features[name]
         if feature.kind == "id":
             attributes.append(name)
-            columns[name] = strings_of(feature, source).cast(pa.string()).dictionary_encode()
+            columns[name] = read_strings(feature, source).cast(pa.string()).dictionary_encode()
         else:
             numbers.append(name)
-            columns[name] = pa.array(numbers_in(feature, source).astype(np.float64))
+            columns[name] = pa.array(read_numbers(feature, source).astype(np.float64))
     if recipe.prior.since is not None:
-        since = seconds_in(FeatureConfig(name="since", kind="date", column=recipe.prior.since), source)
+        since = read_seconds(FeatureConfig(name="since", kind="date", column=recipe.prior.since), source)
         columns[SINCE] = pa.array(np.where(since == np.iinfo(np.int64).min, np.nan, since.astype(np.float64)))
     table = pa.table(columns) if columns else pa.table({"row": pa.nulls(len(dataset.label_ids))})
     return attributes, numbers, table
 
 
-def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
+def _origins(empty: Forecast, log: _PriorLog, at: list[float]) -> Iterator[_Origin]:
     """Yield the origins of a log, by time."""
     forecast, before, horizon = empty, -np.inf, empty.settings.horizon
     for origin in at:
@@ -299,7 +299,7 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
         before = origin
 
 
-def _with_calendar(empty: Forecast, log: _Log, seconds: float) -> Forecast:
+def _with_calendar(empty: Forecast, log: _PriorLog, seconds: float) -> Forecast:
     """Choose attribute, windows and shrinkage of a calendar by their gains in the last three periods of the log.
 
     Without a gain in every period there is no calendar. The last gain does not choose between calendars.
@@ -323,7 +323,7 @@ def _with_calendar(empty: Forecast, log: _Log, seconds: float) -> Forecast:
     return best
 
 
-def _gain(forecast: Forecast, log: _Log, seconds: float) -> float:
+def _gain(forecast: Forecast, log: _PriorLog, seconds: float) -> float:
     """Compute the gain of the pairs of the coming time by a forecast's calendar, nats a pair."""
     after = forecast.settings.until
     later = log.between(after, after + seconds)
@@ -336,7 +336,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
     return float(values_n @ weights_n / (weights_n.sum() or 1.0))
 
 
-def _by_time(fitted: Forecast, log: _Log, seconds: float) -> list[NatsAt]:
+def _by_time(fitted: Forecast, log: _PriorLog, seconds: float) -> list[NatsAt]:
     """Measure decayed counts, and what the calendar adds, in the last period by weekday and by six hours, UTC."""
     after = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [after])
@@ -369,7 +369,7 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), nats
 
 
-def _nats_of_votes(empty: Forecast, log: _Log, at: list[float]) -> float:
+def _nats_of_votes(empty: Forecast, log: _PriorLog, at: list[float]) -> float:
     """Compute the mean log-probability of a vote at some origins by the best half-life and smoothing."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
@@ -379,7 +379,9 @@ def _nats_of_votes(empty: Forecast, log: _Log, at: list[float]) -> float:
     return float(np.mean(nats_OG, axis=0).max())
 
 
-def _boosted(empty: Forecast, log: _Log, at: list[float], until: tuple[int, int], seed: int) -> tuple[bytes, float]:
+def _boosted(
+    empty: Forecast, log: _PriorLog, at: list[float], until: tuple[int, int], seed: int
+) -> tuple[bytes, float]:
     """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
 
     Args:
@@ -394,7 +396,7 @@ def _boosted(empty: Forecast, log: _Log, at: list[float], until: tuple[int, int]
         parts.append(_rows_of(origin, _ROWS // len(at), rng))
 
     def matrix(some: list[_Rows]) -> xgboost.DMatrix:
-        columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
+        columns, pairs, weights, log_base = (np.concatenate(parts) for parts in zip(*some, strict=True))
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
     first, earlier = until
@@ -421,8 +423,8 @@ class _Rows(NamedTuple):
 def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
     """Return the rows of one origin: half for the most frequent labels, half for a sample of the others."""
     forecast = origin.forecast
-    log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.there])
-    rows_R = np.flatnonzero(origin.there)
+    log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.available])
+    rows_R = np.flatnonzero(origin.available)
     weights_R = np.ones(len(rows_R))
     if len(rows_R) > most:
         rows_R = rows_R[np.argsort(-log_base_L[rows_R], kind="stable")]
@@ -430,5 +432,5 @@ def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
         sample = most // 2 + rng.choice(rest, drawn, replace=False)
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
         weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, rest / drawn)])
-    pairs = np.log(max(float(origin.pairs_L[origin.there].sum()), 1.0))
+    pairs = np.log(max(float(origin.pairs_L[origin.available].sum()), 1.0))
     return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)

@@ -81,8 +81,8 @@ def family(
 
     Args:
         link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; 1 for any loss that converges to log-odds; None
-            if the optimum is not linear. A recipe then needs a valid split, or `evaluation.default_bias_removal`, to
-            choose λ.
+            if the optimum is not linear. A recipe then needs a valid split, or a single `evaluation.bias_removal`,
+            to choose λ.
         cosine: the loss is defined on plain cosines: similarity cosine, temperature 1, no label bias.
         hits: default treatment of draws of the row's positive.
     """

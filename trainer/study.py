@@ -24,7 +24,7 @@ from longtail.trainer.config import Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.reading import format_errors, set_value
 from longtail.trainer.config.tune import RangeConfig, maximised
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.prepared import read_dataset, settings_of
+from longtail.trainer.data.prepared import data_settings, read_dataset
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
@@ -158,8 +158,7 @@ class SearchSpace:
                 trial.suggest_categorical(key, list(self._choices(key)))
             else:
                 suggest: Any = trial.suggest_int if span.integers else trial.suggest_float
-                steps = {} if span.step is None else {"step": span.step}
-                suggest(key, span.low, span.high, log=span.log, **steps)
+                suggest(key, span.low, span.high, log=span.log)
         return self.values(trial.params)
 
     def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def _run_trial(
     work = out / "work" / number
     try:
         recipe = space.recipe_with(values)
-        alike = settings_of(recipe) == settings_of(space.recipe)
+        alike = data_settings(recipe) == data_settings(space.recipe)
         trial_data = dataset if alike else _read_without_test(recipe)
         judged = trial if space.prunes else None
         figures = train_trial(recipe, trial_data, work, out / "logs" / number, reporter, judged)
@@ -312,8 +311,9 @@ def _run_trial(
         gc.collect()  # frees the trial's tables, which are in reference cycles with compiled steps
     shutil.rmtree(work, ignore_errors=True)
     trial.set_user_attr("figures", figures)
-    for name, bound in space.tune.constraints.items():
-        trial.set_constraint(name, bound.missed(figures[name]))
+    for name, limit in space.tune.constraints.items():
+        missed = limit - figures[name] if maximised(name) else figures[name] - limit
+        trial.set_constraint(name, max(missed, 0.0))
     reporter.say(f"  {_format_figures(figures, space)}")
     return [figures[name] for name in space.objectives]
 
@@ -370,9 +370,9 @@ def _format_values(values: Mapping[str, Any]) -> str:
 
 
 def _format_figures(figures: Mapping[str, float], space: SearchSpace) -> str:
-    bounds = space.tune.constraints
-    words = {name: f"{name} {figures[name]:.4f}" for name in (*space.objectives, *bounds)}
-    words |= {name: f"{words[name]} ({bound})" for name, bound in bounds.items()}
+    limits = space.tune.constraints
+    words = {name: f"{name} {figures[name]:.4f}" for name in (*space.objectives, *limits)}
+    words |= {name: f"{words[name]} ({'≥' if maximised(name) else '≤'} {at:g})" for name, at in limits.items()}
     return f"{', '.join(words.values())} at {Setting(*(figures.get(name, 0.0) for name in Setting._fields))}"
 
 

@@ -69,9 +69,9 @@ def _tensorboard(logs: Path) -> _Tracker:
     return _Tracker(record, lambda _: board.close())
 
 
-def _mlflow(mlflow: Any, recipe: Recipe, known: str | None) -> _Tracker:
+def _mlflow(mlflow: Any, recipe: Recipe, run_id: str | None) -> _Tracker:
     """Start or resume an MLflow run by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, nested in an active run."""
-    run = mlflow.start_run(run_id=known, run_name=recipe.name, nested=mlflow.active_run() is not None)
+    run = mlflow.start_run(run_id=run_id, run_name=recipe.name, nested=mlflow.active_run() is not None)
     mlflow.log_params({key: value[:500] for key, value in flat_settings(recipe).items()})
 
     def record(figures: Mapping[str, float], step: int) -> None:  # MLflow takes no @ in names
@@ -111,7 +111,7 @@ def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:
     if isinstance(tree, dict):
         items = [(f"{key}.{name}" if key else str(name), value) for name, value in tree.items()]
     elif isinstance(tree, list) and any(isinstance(part, dict) for part in tree):
-        items = [(f"{key}.{place}", value) for place, value in enumerate(tree)]
+        items = [(f"{key}.{i}", value) for i, value in enumerate(tree)]
     else:
         return [] if tree is None else [(key, json.dumps(tree, ensure_ascii=False))]
     return [pair for name, value in items for pair in flattened(value, name)]

@@ -17,7 +17,7 @@ from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
+from longtail.trainer.data.batches import epoch_batches, one_per_query, prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import WORLD, describe_devices, first_before_others, use_devices
@@ -210,7 +210,7 @@ def train(
                 packs=recipe.training.accumulate == 1,
                 periods=recipe.training.periods,
             )
-            for step, batch in made_ahead(batches):
+            for step, batch in prefetch(batches):
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
                     raise DivergedError(
@@ -242,7 +242,7 @@ def fit_tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -
         path,
         lambda: fit_proposal(
             [feature for feature in recipe.query.features if feature.in_tree],
-            lambda rows_B: encoding.query.of_pairs(rows_B, rng),
+            lambda rows_B: encoding.query.pair_inputs(rows_B, rng),
             dataset.train.labels,
             vocabulary_rows=encoding.vocabulary_rows,
             labels=len(dataset.label_ids),

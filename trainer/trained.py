@@ -18,8 +18,8 @@ from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.forecast import Forecast
 from longtail.trainer.config import Recipe
-from longtail.trainer.cooccurrence import Choice, choose_term
-from longtail.trainer.data.batches import QueryFeatures
+from longtail.trainer.cooccurrence import TermChoice, choose_term
+from longtail.trainer.data.batches import QueryInputs
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -186,7 +186,7 @@ class Trained:
         past: Past,
         settings: Sequence[Setting],
         *,
-        features: QueryFeatures | None = None,
+        features: QueryInputs | None = None,
         max_queries: int | None = None,
         watch: Watch | None = None,
     ) -> list[CurvePoint]:
@@ -199,8 +199,8 @@ class Trained:
         return bias_removal_curve(
             held_out,
             past,
-            lambda rows_B: self.model.embed_queries(read.of_queries(rows_B)),
-            self.label_side(past.known),
+            lambda rows_B: self.model.embed_queries(read.query_inputs(rows_B)),
+            self.label_side(past.known_pairs),
             self.recipe.evaluation,
             seed=self.recipe.seed,
             max_queries=max_queries,
@@ -213,7 +213,7 @@ class Trained:
             unknown=self.unknown(read),
         )
 
-    def unknown(self, features: QueryFeatures) -> Unknown | None:
+    def unknown(self, features: QueryInputs) -> Unknown | None:
         """Return what finds rows of which the towers know nothing; None where no column of the labels is log π*."""
         ahead = self.recipe.prior.kind != "count" and self._log_offset is not None
         return None if ahead else unknown_to(self.encoding.query_features, features)
@@ -225,7 +225,7 @@ class Trained:
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Embed queries given by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
-        return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
+        return self.model.embed_queries(self.encoding.query.query_inputs(rows_B))
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:
@@ -295,8 +295,8 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = 
             best, before = best_with_bonus(alone, points, best, config, noise), best
             if best != before:
                 curve = alone(lines(config, noise, best, weights) + ([] if term is None else [towers]))
-    elif config.default_bias_removal is not None:
-        why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
+    elif len(config.bias_removal) == 1:
+        why, best = "the recipe, for want of validation data", Setting(config.bias_removal[0])
     else:
         removed = trained.theoretical_bias_removal()
         theory = Setting(0.0, trained.slope) if noise.ahead else Setting(removed)
@@ -320,13 +320,13 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = 
 
 def _choose_term(
     trained: Trained, dataset: Dataset, held_out: Pairs, past: Past, curve: Sequence[CurvePoint]
-) -> Choice | None:
+) -> TermChoice | None:
     """Choose the term at the settings of λ or μ of a curve of the towers."""
-    recipe, label_side = trained.recipe, trained.label_side(past.known)
+    recipe, label_side = trained.recipe, trained.label_side(past.known_pairs)
     config, labels, features = recipe.evaluation, len(dataset.label_ids), trained.encoding.query.with_history(past)
     task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
     lists, _ = tower_lists(
-        task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
+        task, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), label_side,
         [Setting.of(point) for point in curve], log_proposal=log_proposal_of(trained.model.proposal, features),
         unknown=trained.unknown(features),
     )  # fmt: skip

@@ -32,7 +32,7 @@ class HeldOut:
     def of(cls, pairs: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, at_most: int | None = None) -> HeldOut:
         """Group pairs by query, for at most `at_most` queries, drawn by seed 0."""
         queries = int(max(pairs.queries.max(initial=-1), known.queries.max(initial=-1))) + 1
-        seen = Past.of(known, queries=queries) if exclude_seen else None
+        seen = Past.fixed(known, queries=queries) if exclude_seen else None
         seen_n = np.zeros(len(pairs), np.bool_) if seen is None else seen.holds(pairs.queries, pairs.labels)
         keys = np.unique((pairs.queries.astype(np.int64) * labels + pairs.labels)[~seen_n])
         rows_N = np.unique(keys // labels).astype(np.int32)

@@ -101,13 +101,13 @@ class Bench:
 
     def measure(self, trained: Trained, split: str, grid: tuple[float, ...]) -> dict[float, Measured]:
         """Measure a model on `valid` or `test`."""
-        known = self.dataset.train if split == "valid" else self.dataset.train.followed_by(self.dataset.valid)
+        known = self.dataset.train if split == "valid" else self.dataset.train.merge_later(self.dataset.valid)
         pairs = self.dataset.valid if split == "valid" else self.dataset.test
-        features = trained.encoding.query.with_history(Past.of(known, queries=len(self.dataset.query_ids)))
+        features = trained.encoding.query.with_history(Past.fixed(known, queries=len(self.dataset.query_ids)))
         at_most = _VALID_QUERIES if split == "valid" else None
         return measure(
             self.held_out(pairs, known, trained.recipe, at_most),
-            lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
+            lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)),
             trained.label_side(),
             trained.recipe.evaluation,
             grid,
@@ -247,7 +247,7 @@ class Bench:
         recipe = run.trained.recipe
         visits_L = dataset.label_visits(one_label_per_query=recipe.data.reduction == "sample")
         log_pi_L = log_frequencies(visits_L, smoothing=0.5).astype(np.float32)
-        known = dataset.train.followed_by(dataset.valid)
+        known = dataset.train.merge_later(dataset.valid)
         measured = measure(
             self.held_out(dataset.test, known, recipe),
             lambda rows_B: np.zeros((len(rows_B), 1), np.float32),

@@ -126,7 +126,7 @@ def labelling_bias() -> list[Study]:
     """Compare sampler × weight with the full losses, by bucket [R21 §5.2]."""
     delicious = {
         **_COMMON, **_bag(64), "evaluation.ks": "[1, 3, 5, 10, 50]", "evaluation.metric": '"recall@10"',
-        "training.batch_size": "65", "evaluation.propensity": "{ a = 0.55, b = 1.5 }",
+        "training.batch_size": "65", "evaluation.propensity": "[0.55, 1.5]",
     }  # fmt: skip
     movielens = {
         **_COMMON, **_ids(32), **_DOT, "evaluation.ks": "[1, 10, 50]", "evaluation.metric": '"recall@10"',

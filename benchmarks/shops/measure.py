@@ -47,7 +47,7 @@ class Measurement:
         dial = Dial.of_manifest(manifest).default
         lists, _ = tower_lists(
             self.task,
-            lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
+            lambda rows_B: session.run(None, features.query_inputs(rows_B))[0],
             self.label_side,
             [dial.of_towers],
         )

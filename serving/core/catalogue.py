@@ -135,34 +135,36 @@ class Catalogue:
         if not ids:
             return NO_ROWS, 0
         rows_N = self.rows_in_order(ids)
-        known_rows = rows_N[rows_N >= 0]
-        return distinct(known_rows), len(rows_N) - len(known_rows)
+        known = rows_N[rows_N >= 0]
+        return distinct(known), len(rows_N) - len(known)
 
     def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
         """Look up ids, int64 [N]; −1 for an unknown id."""
         texts = set(map(type, ids)) == {str}
         rows = self._rows(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
-        known_rows = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
-        return np.fromiter(known_rows, np.int64, len(known_rows))
+        known = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
+        return np.fromiter(known, np.int64, len(known))
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Get the label embeddings of some rows, float32 [N, D]."""
-        return self._gather(self._embeddings_LD, lambda added, rows: added.embeddings[rows], np.array(rows, np.int64))
+        return self._gather(
+            self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
+        )
 
     def values(self, column: str, rows_N: Int64) -> list[list[Hashable]]:
         """Get the values of every row in a display column, [N]: all entries of a list, none for null."""
-        first, values_N = len(self._ids), list[Any]([None] * len(rows_N))
+        first, shown = len(self._ids), list[Any]([None] * len(rows_N))
         below = np.flatnonzero(rows_N < first)
         values = self._display[column].take(pa.array(rows_N[below])).to_pylist()
-        for i, value in zip(below.tolist(), values, strict=True):
-            values_N[i] = value
-        for i in np.flatnonzero(rows_N >= first).tolist():
-            values_N[i] = self._overlay.added.display[rows_N[i] - first][column]  # type: ignore[union-attr]
-        return [_distinct_entries(value) for value in values_N]
+        for place, value in zip(below.tolist(), values, strict=True):
+            shown[place] = value
+        for place in np.flatnonzero(rows_N >= first).tolist():
+            shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
+        return [_distinct_entries(value) for value in shown]
 
     def buckets(self, rows_N: Int64) -> Int8:
         """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""
-        return self._gather(self._labels.buckets, lambda added, rows: added.buckets[rows], rows_N)
+        return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
     def passes(self, filter_: Filter, rows_N: Int64) -> Bools:
         """Compute which rows are in the buckets and sets of a filter, bool [N]."""
@@ -177,7 +179,7 @@ class Catalogue:
 
     def priors(self, rows_N: Int64, priors: Priors) -> Float32:
         """Return the values of a release's priors of every row, float32 [N, P]."""
-        return self._gather(priors.values_LP, lambda added, rows: added.priors[rows], rows_N)
+        return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 for ids that this release lacks."""
@@ -235,9 +237,9 @@ class Catalogue:
         else:
             rows = [self._row(id_) for id_ in ids]
         if None in rows:
-            for i, id_ in enumerate(ids):
-                if rows[i] is None and (other := respelled(id_)) != id_:
-                    rows[i] = self._row(other)
+            for place, id_ in enumerate(ids):
+                if rows[place] is None and (other := respelled(id_)) != id_:
+                    rows[place] = self._row(other)
         return rows
 
     def _row(self, id_: str) -> int | None:
@@ -253,38 +255,38 @@ class Catalogue:
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return of_catalogue[rows_N]
         above_N = rows_N >= first
-        values_N = of_catalogue[np.where(above_N, 0, rows_N)]
-        values_N[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
-        return values_N
+        taken = of_catalogue[np.where(above_N, 0, rows_N)]
+        taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
+        return taken
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Create `LabelAnswer` of the HTTP API for rows, without release and request id."""
         first = len(self._ids)
         of_catalogue = np.array([row for row in rows if row < first], np.int64)
-        display_of_row = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
+        shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
         answers = []
         for row in rows:
             labels: Labels | AddedLabels = self._labels
-            i, log_pi = row, self._labels.log_pi
+            place, log_pi = row, self._labels.log_pi
             if row >= first:
                 labels = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-                i, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
+                place, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
             answer = {
                 "id": self.id_of(row),
-                "count": int(labels.counts[i]),
-                "log_pn": labels.log_pn[i],
-                "log_popularity": log_pi[i],
-                "bucket": BUCKET_NAMES[labels.buckets[i]],
-                "bias": None if labels.bias is None else labels.bias[i],
-                "display": display_of_row[row] if row < first else labels.display[i],
+                "count": int(labels.counts[place]),
+                "log_pn": labels.log_pn[place],
+                "log_popularity": log_pi[place],
+                "bucket": BUCKET_NAMES[labels.buckets[place]],
+                "bias": None if labels.bias is None else labels.bias[place],
+                "display": shown[row] if row < first else labels.display[place],
             }
             answers.append(answer)
         return answers
 
     def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
-        arrow_rows = pa.array(rows_N)
+        taken = pa.array(rows_N)
         names = list(self._display)
-        columns = [column.take(arrow_rows).to_pylist() for column in self._display.values()]
+        columns = [column.take(taken).to_pylist() for column in self._display.values()]
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

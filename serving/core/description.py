@@ -67,16 +67,16 @@ def _filterable(catalogue: Catalogue) -> list[dict[str, Any]]:
 
 def _weights(priors: Priors) -> dict[str, Any]:
     """Return what requests may weigh."""
-    weights_json: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
+    shown: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
     for prior in priors.settings:
         more = {"priors": "name", "bonus": "filter", "slope": "origin"}.get(prior.group)
         limits = prior.model_dump(include={"minimum", "default", "maximum", *([more] if more else [])})
         if prior.group == "priors":
             state = prior.exposure
             limits["exposure"] = state and state.model_dump() | {"half_life": f"{state.half_life / 3600:g}h"}
-            weights_json["priors"].append(limits)
+            shown["priors"].append(limits)
         elif more is None:
             limits = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
         if prior.group != "priors":
-            weights_json[prior.group][prior.key] = limits
-    return weights_json
+            shown[prior.group][prior.key] = limits
+    return shown

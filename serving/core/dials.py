@@ -111,7 +111,7 @@ class Dials:
         dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
-        defaults_P = np.array([_around_zero(_range(prior)).default for prior in priors.settings], np.float32)
+        defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
         weighed, table = bool(defaults_P.any()), len(priors.of_table)
@@ -215,11 +215,11 @@ class Dials:
         if options.decay is not None:
             groups["decay"] = {options.decay.column: options.decay.per_day(f"{prefix}decay.half_life")}
         for group, weights in groups.items():
-            index_of = {prior.key: i for i, prior in enumerate(self.priors) if prior.group == group}
+            places = {prior.key: place for place, prior in enumerate(self.priors) if prior.group == group}
             for name, weight in weights.items():
-                if name not in index_of:
-                    raise _unknown_prior(group, name, list(index_of), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
-                prior = self.priors[index_of[name]]
+                if name not in places:
+                    raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
+                prior = self.priors[places[name]]
                 fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
                 if group == "decay" and options.decay is not None:
                     if not fits:
@@ -233,18 +233,18 @@ class Dials:
                     shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
                 if not fits:
                     raise _range(prior).refusal(f"{group}.{name}", describe(weight), f"{prefix}{group}.{name}")
-                weights_P[index_of[name]] = weight
+                weights_P[places[name]] = weight
         return weights_P, shift
 
 
-def _unknown_prior(group: str, name: str, names: list[str], field: str) -> InvalidRequestError:
+def _unknown_prior(group: str, name: str, known: list[str], field: str) -> InvalidRequestError:
     """Create the error about a name that the release has no prior of."""
-    hint = did_you_mean(name, names) or f"; longtail-index build --{group} declares others"
+    hint = did_you_mean(name, known) or f"; longtail-index build --{group} declares others"
     if (group, name) == ("bonus", "head"):
         hint = ": the others are measured against it, so give each of them a bonus below 0"
     noun = {"priors": "priors", "bonus": "bonuses"}.get(group, "columns")
     return InvalidRequestError(
-        f"expected {noun} of this release, {names}, received {describe(name)}{hint}", field=field
+        f"expected {noun} of this release, {known}, received {describe(name)}{hint}", field=field
     )
 
 

@@ -74,7 +74,7 @@ class Experiment(RequestModel):
     _unavailable: frozenset[str] = PrivateAttr(frozenset())
 
     @model_validator(mode="after")
-    def _check_shares(self) -> Experiment:
+    def _whole(self) -> Experiment:
         total = math.fsum(arm.share for arm in self.arms.values())
         if abs(total - 1) > 1e-6:
             raise ValueError(f"shares of arms with the sum 1, not {total:.6g}")

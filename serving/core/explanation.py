@@ -53,24 +53,26 @@ def parts_of_scores(
     weighed_KP = np.zeros((len(rows_K), len(weights_P)), np.float32)
     if weights_P.any():
         weighed_KP = catalogue.priors(rows_K, priors) * weights_P
-    shown_priors = [(i, prior) for i, prior in enumerate(priors.settings) if prior.source == "table" or weights_P[i]]
-    explanations = []
-    for i, label in enumerate(catalogue.labels_json(rows_K.tolist())):
+    shown = [
+        (place, prior) for place, prior in enumerate(priors.settings) if prior.source == "table" or weights_P[place]
+    ]
+    found = []
+    for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
         bias *= np.float32(query.bias_B) if isinstance(query.bias_B, float) else query.bias_B[0]
         noise = query.bias_removal_B[0] * label["log_pn"]
         if tree:
-            noise = scores_K[i] - (taste_K[i] + bias + popularity + weighed_KP[i].sum() + boost_K[i])
-        parts = {"taste": taste_K[i], "bias": bias, "noise": noise, "popularity": popularity}
-        parts["cooccurrence"] = boost_K[i]
+            noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum() + boost_K[place])
+        parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
+        parts["cooccurrence"] = boost_K[place]
         part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # −0 + 0 is 0
-        for column, prior in shown_priors:
+        for column, prior in shown:
             if prior.source == "date":
-                part["decay"] = weighed_KP[i, column] + np.float32(shift)
+                part["decay"] = weighed_KP[place, column] + np.float32(shift)
             else:
-                part.setdefault(prior.group, {})[prior.key] = weighed_KP[i, column]
-        explanations.append(part)
-    return explanations
+                part.setdefault(prior.group, {})[prior.key] = weighed_KP[place, column]
+        found.append(part)
+    return found
 
 
 def _boosts(query: Batch, rows_K: Int64) -> Float32:
@@ -105,16 +107,16 @@ def intervals(
     Args:
         query: a batch of one query.
     """
-    query_dial, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
-    lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), query_dial)))
+    own, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
+    lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), own)))
     yield
     for step in (-1, 1):
-        yield from _bisect(lists, query_dial, step)
-    low_K = yield from _last(lists, query_dial, -1)
-    high_K = yield from _last(lists, query_dial, 1)
+        yield from _bisect(lists, own, step)
+    low_K = yield from _last(lists, own, -1)
+    high_K = yield from _last(lists, own, 1)
     return [
         (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
-        for inside, low, high in zip(lists.inside_of[query_dial], low_K, high_K, strict=True)
+        for inside, low, high in zip(lists.inside_of[own], low_K, high_K, strict=True)
     ]
 
 
@@ -200,8 +202,8 @@ def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
     while True:
         along_N = lists.along(query_dial, step)
         ahead_NK = np.array([lists.inside_of[at] for at in along_N])
-        first_outside_K = ahead_NK.argmin(axis=0)
-        inner_K, outer_K = along_N[np.maximum(first_outside_K - 1, 0)], along_N[first_outside_K]
+        places_K = ahead_NK.argmin(axis=0)
+        inner_K, outer_K = along_N[np.maximum(places_K - 1, 0)], along_N[places_K]
         wanted_K = ahead_NK[0] & ~ahead_NK.all(axis=0) & (np.abs(outer_K - inner_K) > widest)
         if not wanted_K.any():
             return

@@ -82,11 +82,11 @@ class Event(RequestModel):
     def _named(self) -> Self:
         if self.answer_id is None and self.features is None:
             raise PydanticCustomError("answer_or_features", "expected an answer_id or features, received neither")
-        organic_options = sorted(self.model_fields_set.intersection(_OF_ORGANIC))
-        if self.answer_id is not None and organic_options:
+        given = sorted(self.model_fields_set.intersection(_OF_ORGANIC))
+        if self.answer_id is not None and given:
             raise PydanticCustomError(
                 "answer_or_features", "expected {keys} in an event without answer_id, received one that has it",
-                {"keys": " and ".join(organic_options)},
+                {"keys": " and ".join(given)},
             )  # fmt: skip
         return self
 
@@ -130,12 +130,12 @@ def read_choices(
             the features.
     """
     choices = []
-    for i, event in events.items():
+    for place, event in events.items():
         try:
             answer = read_answer(str(event.answer_id))
         except AnswerIdError as error:
             raise InvalidRequestError(
-                f"expected the answer_id of a result of this service, {error}", field=f"events.{i}.answer_id"
+                f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
             ) from error
         retriever = retriever_of(answer.release)
         labels = retriever.catalogue.spelled(event.distinct)
@@ -144,7 +144,7 @@ def read_choices(
             try:
                 retriever.check_features(event.features, "events")
             except InvalidRequestError as error:
-                raise error.renumbered("events", [i]) from error
+                raise error.renumbered("events", [place]) from error
         chosen = ChosenLabels(
             source="feedback",
             release=answer.release,

@@ -62,7 +62,7 @@ class ReleaseFetcher:
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
         self._lock: TextIOWrapper | None = None
-        self._last_pointers = Pointers()
+        self._seen = Pointers()
         self._fetched: set[str] = set()
         """Names fetched since the store's pointers last changed; a reused name comes with changed pointers."""
         self._backoff = Backoff()
@@ -126,8 +126,8 @@ class ReleaseFetcher:
         # An error of the store, or wrong content, must not stop the service.
         try:
             remote = self._remote = self._remote or RemoteReleases(url)
-            remote_pointers = remote.pointers()
-            if remote_pointers.current is None and here.pointers().current is not None:
+            there = remote.pointers()
+            if there.current is None and here.pointers().current is not None:
                 # No command unpublishes a release without naming another, so this must be a wrong or an emptied store.
                 self._log("", f"{url} names none")
                 return f"at {url}, is not there, the one before is served", False
@@ -136,28 +136,28 @@ class ReleaseFetcher:
             self._log("", error)
             return f"at {url}, cannot be looked for", False
         self._logged.pop("", None)
-        if remote_pointers != self._last_pointers or again:
+        if there != self._seen or again:
             self._backoff.reset()
-        if remote_pointers != self._last_pointers:
-            self._last_pointers, self._fetched = remote_pointers, set()
-        names = {name for name in (remote_pointers.current, remote_pointers.staged) if name is not None}
+        if there != self._seen:
+            self._seen, self._fetched = there, set()
+        wanted = {name for name in (there.current, there.staged) if name is not None}
         self._fetched = {name for name in self._fetched if (self._directory / name).is_dir()}
         if not self._backoff.waits:
-            results = [self._try(remote, name) for name in sorted(names - self._fetched)]
+            results = [self._try(remote, name) for name in sorted(wanted - self._fetched)]
             if not all(results):
                 self._backoff.failed()
         remote.keep(EXPERIMENTS_FILE, experiments)
         # Pointers move only to releases that are here; the others keep their old value.
-        local_names = {None, *self._fetched}
+        known = {None, *self._fetched}
         with here.turn() as (now, move):
-            after = remote_pointers if remote_pointers.current in local_names else now
-            staged = remote_pointers.staged if remote_pointers.staged in local_names else now.staged
+            after = there if there.current in known else now
+            staged = there.staged if there.staged in known else now.staged
             after = after.model_copy(update={"staged": staged, "deleting": (), "by": now.by})
             if moved := after != now:
                 move(after)
-        if remote_pointers.current not in local_names:
-            return f"{remote_pointers.current}, cannot be fetched, the one before is served", moved
-        remote.drop_copies({*names, *remote_pointers.history[-2:]}, remote_pointers.history)
+        if there.current not in known:
+            return f"{there.current}, cannot be fetched, the one before is served", moved
+        remote.drop_copies({*wanted, *there.history[-2:]}, there.history)
         return None, moved
 
     def _try(self, remote: RemoteReleases, name: str) -> bool:

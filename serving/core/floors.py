@@ -107,10 +107,10 @@ class Candidates:
         """Release, up the scores, each reserved label without which a list of k labels meets as much."""
         is_reserved_C = np.zeros(len(self._rows_C), np.bool_)
         is_reserved_C[reserved] = True
-        free_slots = k - len(reserved)
-        free = np.flatnonzero(~is_reserved_C[: self._pool])[:free_slots]
+        wanted = k - len(reserved)
+        free = np.flatnonzero(~is_reserved_C[: self._pool])[:wanted]
         # The list holds the reserved labels, and all of the pool before `end`.
-        end = int(free[-1]) + 1 if 0 < free_slots == free.size else self._pool if free_slots else 0
+        end = int(free[-1]) + 1 if 0 < wanted == free.size else self._pool if wanted else 0
         met_F = self._meets_FC[:, [*reserved, *free]].sum(axis=1)
         for position in reversed(reserved):
             while end < self._pool and is_reserved_C[end]:

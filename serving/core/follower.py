@@ -74,7 +74,7 @@ class ReleaseFollower:
         self._clock = clock
         self._engine_problem: str | None = None
         self.experiments = ExperimentFollower(root, service)
-        self._waking, self._fetch_requested, self._looked = threading.Event(), threading.Event(), threading.Event()
+        self._waking, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
         self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
         self._directory: int | None = None
@@ -105,7 +105,7 @@ class ReleaseFollower:
         """Stop following; waits for a running load, and some seconds for a database."""
         self._stopping.set()
         self._waking.set()
-        self._fetch_requested.set()
+        self._asked.set()
         releases, labels, *stores = self._threads
         releases.join()
         labels.join(_PATIENCE_SECONDS)
@@ -131,7 +131,7 @@ class ReleaseFollower:
         before = self._served
         if self._fetcher is not None:
             self._looked.clear()
-            self._fetch_requested.set()
+            self._asked.set()
             self._looked.wait(_PATIENCE_SECONDS)
         with self._checking:
             self._failure = None
@@ -211,12 +211,12 @@ class ReleaseFollower:
         problem = None if engine is None else engine.problem
         if problem == self._engine_problem:
             return
-        sentence = f"The server that holds the index does not answer: {problem}."
-        self._service.monitoring.set_trouble("engine", problem and sentence)
+        told = f"The server that holds the index does not answer: {problem}."
+        self._service.monitoring.set_trouble("engine", problem and told)
         if problem is None:
             logger.info("the server that holds the index answers again")
         elif self._engine_problem is None:
-            logger.error("%s", sentence)
+            logger.error("%s", told)
         self._engine_problem = problem
 
     def _too_early(self, name: str | None) -> bool:
@@ -260,13 +260,13 @@ class ReleaseFollower:
 
     def _follow_store(self, fetcher: ReleaseFetcher) -> None:
         while not self._stopping.is_set():
-            again = self._fetch_requested.is_set()
-            self._fetch_requested.clear()
+            again = self._asked.is_set()
+            self._asked.clear()
             if fetcher.check(again=again):
                 self._waking.set()
             if again:
                 self._looked.set()
-            self._fetch_requested.wait(self._service.settings.poll_seconds)
+            self._asked.wait(self._service.settings.poll_seconds)
 
     def _follow_labels(self) -> None:
         use_one_openmp_thread()

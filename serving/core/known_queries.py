@@ -45,17 +45,17 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
         heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
         answers += [{**head, "bias_removal": bias_removal} for head in heads]
     rows_NE, dim = np.stack(rows), retriever.manifest.dim
-    retrieval = index.near(rows_NE[:, :dim], searches)
+    found = index.near(rows_NE[:, :dim], searches)
     lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
     # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
     zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), retriever.manifest.popularity.default
     weights_NE = bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, bundle.priors.defaults)
     terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(retriever.manifest.temperature)
-    for i, (result, answer, end) in enumerate(zip(retrieval.results, answers, retrieval.ends_B, strict=True)):
-        rows_K = retrieval.rows_N[end - len(result["labels"]) : end]
+    for place, (result, answer, end) in enumerate(zip(found.results, answers, found.ends_B, strict=True)):
+        rows_K = found.rows_N[end - len(result["labels"]) : end]
         log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
-        log_n_K = retrieval.bias_removal_B[i] * index.bundle.labels.log_pn[rows_K]
-        log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[i]
+        log_n_K = found.bias_removal_B[place] * index.bundle.labels.log_pn[rows_K]
+        log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
         choices_K = np.exp(log_p_K) * (index.bundle.labels.counts[rows_K] + 0.5)
         columns = result["labels"], log_p_K + log_z_K, log_p_K, choices_K.astype(np.float32)
         answer["queries"] = [
@@ -68,13 +68,13 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
 
 def _compared_at(retriever: Retriever, request: QueriesFor) -> float:
     """Return the λ of a request, at which the index of queries holds log Z; raises InvalidRequestError."""
-    bias_removal = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
+    wanted = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
     for value in map(float, retriever.queries.priors):
-        if abs(value - bias_removal) <= _ROUNDING:
+        if abs(value - wanted) <= _ROUNDING:
             return value
     raise InvalidRequestError(
         f"expected a bias_removal at which queries are compared, one of {[*map(float, retriever.queries.priors)]}, "
-        f"received {bias_removal}",
+        f"received {wanted}",
         field="bias_removal",
     )
 

@@ -60,16 +60,16 @@ class LabelFollower:
     """Reads and writes label changes. Not thread-safe: the service holds a lock.
 
     Args:
-        location: state directory or database with the changes of all workers and replicas.
+        place: state directory or database with the changes of all workers and replicas.
 
     Attributes:
         unreadable: whether the last read failed; the caller sets it.
     """
 
-    def __init__(self, location: StateLocation) -> None:
-        self._store = LabelStore(location)
+    def __init__(self, place: StateLocation) -> None:
+        self._store = LabelStore(place)
         self._position: LabelPosition | None = None
-        self._shared = isinstance(location, Postgres)
+        self._shared = isinstance(place, Postgres)
         self._reading_since: float | None = None
         self.unreadable = False
         self._so_far = LabelChanges()
@@ -124,10 +124,10 @@ class LabelFollower:
         """Close the connections."""
         self._store.close()
 
-    def _shorten(self, log: LabelRead) -> None:
+    def _shorten(self, found: LabelRead) -> None:
         """Compact the log if most of its changes were superseded by later ones."""
         try:
-            if len(log.records) > 2 * len(replay(log.records).records()):
+            if len(found.records) > 2 * len(replay(found.records).records()):
                 self._store.compact()
         except StoreError as error:
             logger.warning("%s", error)
@@ -165,8 +165,8 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Ups
 def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
     """Create the records of a PATCH; raises a ServingError that names the label."""
     at = datetime.now(UTC)
-    for i, label in enumerate(labels):
-        retriever.catalogue.row(label.id, field=f"labels.{i}.id")
+    for place, label in enumerate(labels):
+        retriever.catalogue.row(label.id, field=f"labels.{place}.id")
     records = [Patch(id=str(label.id), at=at, display=label.display) for label in labels]
     retriever.overlay.check_patches(records)
     return records
@@ -187,10 +187,10 @@ def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Res
 
 
 def _refuse_unknown(ids: Sequence[LabelId], knows: Callable[[str], bool]) -> None:
-    unknown = {str(id_): i for i, id_ in reversed(list(enumerate(ids))) if not knows(str(id_))}
+    unknown = {str(id_): place for place, id_ in reversed(list(enumerate(ids))) if not knows(str(id_))}
     if unknown:
-        first = sorted(unknown.items(), key=lambda item: item[1])[:_MOST_NAMED]
-        named = ", ".join(f"{describe(id_)} (ids.{i})" for id_, i in first)
+        first = sorted(unknown.items(), key=lambda found: found[1])[:_MOST_NAMED]
+        named = ", ".join(f"{describe(id_)} (ids.{place})" for id_, place in first)
         raise UnknownLabelError(
             f"expected ids of labels of this release, received {len(unknown)} that it does not have: {named}"
             + (", …" if len(unknown) > _MOST_NAMED else "")

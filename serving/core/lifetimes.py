@@ -59,14 +59,14 @@ class Lifetimes:
         last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
             return last
-        i = int(np.searchsorted(self._times_N, second, side="right"))
-        begin = float(self._times_N[i - 1]) if i else float(limits.min)
-        end = float(self._times_N[i]) if i < len(self._times_N) else float(limits.max)
+        place = int(np.searchsorted(self._times_N, second, side="right"))
+        begin = float(self._times_N[place - 1]) if place else float(limits.min)
+        end = float(self._times_N[place]) if place < len(self._times_N) else float(limits.max)
         if last is None:
             labels = Eligible.from_mask(available(self._lifetimes_L2, at))
         else:
             before = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
-            changed_R = distinct(self._rows_N[min(before, i) : max(before, i)])
+            changed_R = distinct(self._rows_N[min(before, place) : max(before, place)])
             labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
         span = self._last = Span(begin, end, labels)
         return span

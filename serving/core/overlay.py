@@ -236,7 +236,7 @@ class Overlay:
         release = self._release
         changes = self.changes.after(records) if changes is None else changes
         touched = dict.fromkeys(record.id for record in records)
-        upserts = [upsert for id_ in touched if (upsert := release.adder.change_of(changes, id_)) is not None]
+        upserts = [one for id_ in touched if (one := release.adder.change_of(changes, id_)) is not None]
         with serving_errors("labels"):
             more, refused = release.adder.add(upserts)
         if refused:
@@ -344,19 +344,19 @@ class OverlaySearcher:
         below = None if filters is None else [filter_ and self._of_base(filter_) for filter_ in filters]
         scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
         # Overlay rows below the index's k-th best cannot be in the answer.
-        least_B, candidates = kth_best(scores_BK, k), []
+        least_B, found = kth_best(scores_BK, k), []
         step = max(1, _SCORES_AT_ONCE // len(self._rows_ME))
         for start in range(0, len(queries_BE), step):
             scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
             for query, scores_M in enumerate(scores_bM, start=start):
-                rows_C = np.flatnonzero(scores_M >= least_B[query])
+                places_C = np.flatnonzero(scores_M >= least_B[query])
                 if self._in_use_M is not None:
-                    rows_C = rows_C[self._in_use_M[rows_C]]
+                    places_C = places_C[self._in_use_M[places_C]]
                 if filters is not None and (filter_ := filters[query]) is not None:
-                    rows_C = rows_C[self._of_added(filter_).mask(self._buckets_M)[rows_C]]
-                candidates.append((scores_M[rows_C], rows_C + self._first))
-        own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in candidates), default=0))
-        for query, (scores_C, rows_C) in enumerate(candidates):
+                    places_C = places_C[self._of_added(filter_).mask(self._buckets_M)[places_C]]
+                found.append((scores_M[places_C], places_C + self._first))
+        own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in found), default=0))
+        for query, (scores_C, rows_C) in enumerate(found):
             own_BC[query, : len(rows_C)], own_rows_BC[query, : len(rows_C)] = scores_C, rows_C
         return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
 
@@ -366,12 +366,12 @@ class OverlaySearcher:
         below_R = self._base.scores(query_E, rows_R[:split], filter_ and self._of_base(filter_))
         if split == len(rows_R):
             return below_R
-        rows_M = rows_R[split:] - self._first
-        above_R = self._rows_ME[rows_M] @ query_E
+        places_R = rows_R[split:] - self._first
+        above_R = self._rows_ME[places_R] @ query_E
         if self._in_use_M is not None:
-            above_R[~self._in_use_M[rows_M]] = -np.inf
+            above_R[~self._in_use_M[places_R]] = -np.inf
         if filter_ is not None:
-            above_R[~self._of_added(filter_).mask(self._buckets_M)[rows_M]] = -np.inf
+            above_R[~self._of_added(filter_).mask(self._buckets_M)[places_R]] = -np.inf
         return np.concatenate([below_R, above_R])
 
     def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:

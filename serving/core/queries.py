@@ -55,7 +55,7 @@ class _OneError:
         return self._schema
 
 
-def _to_integer(value: float) -> int:
+def _whole(value: float) -> int:
     """Convert a whole float to an integer, like training; raises ValueError."""
     if not value.is_integer():
         raise ValueError(value)
@@ -64,9 +64,7 @@ def _to_integer(value: float) -> int:
 
 _WHOLE = (
     core_schema.int_schema(strict=True),
-    core_schema.no_info_after_validator_function(
-        _to_integer, core_schema.float_schema(strict=True, allow_inf_nan=False)
-    ),
+    core_schema.no_info_after_validator_function(_whole, core_schema.float_schema(strict=True, allow_inf_nan=False)),
 )
 LabelId = Annotated[
     str | int,
@@ -365,10 +363,10 @@ class SimilarQuery(OfLabels, SearchOptions):
     def _one_of_id_and_ids(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise _either("id", "ids", self.id)
-        if self.by == "cooccurrence" and (names := [name for name in _ALONE if name in self.model_fields_set]):
+        if self.by == "cooccurrence" and (given := [name for name in _ALONE if name in self.model_fields_set]):
             raise PydanticCustomError(
                 "by_alone", "expected no {name} beside by: cooccurrence, which alone ranks, received one",
-                {"name": names[0]},
+                {"name": given[0]},
             )  # fmt: skip
         return self
 
@@ -407,10 +405,10 @@ class QueriesFor(OfLabels):
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
-        names = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
-        if len(names) == 1:
+        given = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
+        if len(given) == 1:
             return self
-        received = {"received": " and ".join(names) or "none"}
+        received = {"received": " and ".join(given) or "none"}
         raise PydanticCustomError("one_of_three", "expected one of id, ids and features, received {received}", received)
 
 
@@ -445,15 +443,15 @@ class ToEmbed(RequestModel):
         return self
 
 
-def _either(first: str, other: str, value: object) -> PydanticCustomError:
+def _either(one: str, other: str, given: object) -> PydanticCustomError:
     """Create the error of a request with both or neither of two fields."""
     return PydanticCustomError(
-        f"{first}_or_{other}",
-        f"expected either {first} or {other}, received {{received}}",
-        {"received": "neither" if value is None else "both"},
+        f"{one}_or_{other}",
+        f"expected either {one} or {other}, received {{received}}",
+        {"received": "neither" if given is None else "both"},
     )
 
 
-def first_pool(pool: int | None, k: int, labels: int) -> int:
+def first_pool(asked: int | None, k: int, labels: int) -> int:
     """Return the initial size of the pool: the request's, or 4·k and at least 100."""
-    return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if pool is None else pool, max(MOST_POOL, k), labels)
+    return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if asked is None else asked, max(MOST_POOL, k), labels)

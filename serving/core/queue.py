@@ -183,8 +183,8 @@ class SearchQueue(Generic[Work, Result]):
         if not self._unannounced:
             loop.call_soon(self._announce)
         self._unannounced += 1
-        seconds = self._timeout if begun is None else begun + self._timeout - perf_counter()
-        late = loop.call_later(seconds, self._time_out, job)
+        left = self._timeout if begun is None else begun + self._timeout - perf_counter()
+        late = loop.call_later(left, self._time_out, job)
         try:
             return await job.future
         finally:
@@ -271,10 +271,10 @@ class SearchQueue(Generic[Work, Result]):
                     continue
                 # While a batch runs, requests gather until the next batch is full or the window has passed. On an idle
                 # queue, gathering would cost more than it saves (benchmarks/RESULTS.md).
-                seconds = oldest + self._window - perf_counter()
-                if not self._running or self._waiting.queries >= self._max_batch or seconds <= 0:
+                left = oldest + self._window - perf_counter()
+                if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
                     break
-                self._changed.wait(seconds)
+                self._changed.wait(left)
             self._running += 1
             batch, queries, labels, key = list[_Piece[Work, Result]](), 0, 0, None
             in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]

@@ -171,25 +171,23 @@ class Retriever:
         overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
         assert self._loaded_with is not None
-        view._available = available = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
-        view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
-        hidden = overlay.hidden if self.bundle.proposal is None else available.labels.rows_to_drop
-        view._rank_by(
-            overlay.searcher_within(available.labels, available.of_overlay_M), with_members(hidden, overlay.hidden)
-        )
-        return available, view
+        view._available = shown = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
+        view._promise_holds = shown.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
+        hidden = overlay.hidden if self.bundle.proposal is None else shown.labels.rows_to_drop
+        view._rank_by(overlay.searcher_within(shown.labels, shown.of_overlay_M), with_members(hidden, overlay.hidden))
+        return shown, view
 
     def available(self, rows_N: Int64) -> Bools:
         """Compute whether each of some rows that are not hidden is available, bool [N]; of a release of `at`."""
-        available = self._available
-        return np.ones(len(rows_N), np.bool_) if available is None else available.contains(rows_N, self.overlay.base)
+        shown = self._available
+        return np.ones(len(rows_N), np.bool_) if shown is None else shown.contains(rows_N, self.overlay.base)
 
     @property
     def availability(self) -> dict[str, Any]:
         """Return `ReleaseAvailability` of the HTTP API."""
-        available, overlay = self.at()._available, self.overlay
-        if available is not None:
-            return {"labels": available.count(overlay.masked), "next_change": available.next_change}
+        shown, overlay = self.at()._available, self.overlay
+        if shown is not None:
+            return {"labels": shown.count(overlay.masked), "next_change": shown.next_change}
         labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
         return {"labels": labels, "next_change": None}
 
@@ -224,15 +222,15 @@ class Retriever:
 
     def check_compatible(self, before: Retriever) -> None:
         """Raise UnservableReleaseError if clients would lose features, priors or labels of `before`."""
-        skipped, row_of = self.overlay.skipped, self.catalogue.row_of
+        skipped, kept = self.overlay.skipped, self.catalogue.row_of
         dropped = {
             id_: why
             for id_, why in skipped.items()
-            if id_ not in row_of and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
+            if id_ not in kept and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
         refused += refused_queries(
-            *(0 if release.query_index is None else release.query_index.manifest.labels for release in (before, self))
+            *(0 if each.query_index is None else each.query_index.manifest.labels for each in (before, self))
         )
         lost = losses(refused, dropped)
         if lost:
@@ -389,7 +387,7 @@ class Retriever:
         with serving_errors(items):
             self.encoder.read([{name: value for name, value in features.items() if name in read}])
 
-    def _read_vector(self, query: Query, bias_removal: float, field: str) -> Float32:
+    def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
         """Read a query's vector, float32 [D], of length 1 if the release compares by cosine.
 
         Raises InvalidRequestError if this release cannot score it.
@@ -401,18 +399,18 @@ class Retriever:
             raise InvalidRequestError(
                 "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
                 f"features, which a vector has not; received {bias_removal}{default}",
-                field=f"{field}.bias_removal",
+                field=f"{where}.bias_removal",
             )
         if len(numbers) != dim:
             raise InvalidRequestError(
                 f"expected the {dim} numbers of a vector of this release, received {len(numbers)}",
-                field=f"{field}.vector",
+                field=f"{where}.vector",
             )
         if not norm <= _LARGEST_NORM:  # `norm > …` would accept NaN
             raise InvalidRequestError(
                 f"expected a vector of norm <= {_LARGEST_NORM:g}, whose scores float32 can hold, received one of "
                 f"{norm:g}",
-                field=f"{field}.vector",
+                field=f"{where}.vector",
             )
         scaled = self.manifest.similarity == "cosine" and norm > 0 and abs(norm - 1) > _ROUNDING
         return (np.array(numbers) / (norm if scaled else 1.0)).astype(np.float32)

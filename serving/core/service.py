@@ -174,16 +174,16 @@ class Service:
             self.monitoring.begin_release(
                 changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until
             )
-            if lacking := self.settings.groups.keys() - {feature.name for feature in changed.manifest.query_features}:
+            if lacking := self.settings.groups.keys() - {each.name for each in changed.manifest.query_features}:
                 logger.warning(
                     "LONGTAIL_GROUPS: release %s has no query feature %s: every query counts as missing there",
                     changed.name, ", ".join(map(repr, sorted(lacking))),
                 )  # fmt: skip
-            others = [loaded for loaded in self._loaded.values() if loaded.name != changed.name]
-            previous = others[max(0, len(others) - self.settings.keep_releases) :]
-            self._loaded, self.current = {retriever.name: retriever for retriever in (*previous, changed)}, changed
+            others = [kept for kept in self._loaded.values() if kept.name != changed.name]
+            kept = others[max(0, len(others) - self.settings.keep_releases) :]
+            self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed
             # Few requests name a replaced release, so its caches are dropped.
-            for other in previous:
+            for other in kept:
                 other.catalogue.forget()
             self.set_release_problem(None)
             self._count_labels()
@@ -207,13 +207,13 @@ class Service:
     def set_release_problem(self, problem: str | None) -> None:
         """Set why the release that CURRENT names is not served, beginning with its name; None: it is served."""
         self.release_problem = problem
-        sentence = f"The published release, {problem}. The log says why."
-        self.monitoring.set_trouble("refused_release", problem and sentence)
+        told = f"The published release, {problem}. The log says why."
+        self.monitoring.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
         """Set whether label changes of other processes cannot be read; such a replica is not ready."""
-        sentence = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
-        self.monitoring.set_trouble("label_log", sentence if unreadable else None)
+        told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
+        self.monitoring.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
         if self.current is not None:
             self.monitoring.slot.set_ready(not self._changes.behind and not self.draining)
@@ -279,8 +279,8 @@ class Service:
             InvalidRequestError: an answer id is wrong, or the release cannot read the query features.
         """
         current, now, settings = self.retriever(), self._now(), self.settings
-        organic = {i: event for i, event in enumerate(events) if event.answer_id is None}
-        named = {i: event for i, event in enumerate(events) if event.answer_id is not None}
+        organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
+        named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
         choices = await self._read_choices(named, now, client) if named else []
         if organic:
             choices += await self.write(
@@ -382,7 +382,7 @@ class Service:
     def _read_changes(self) -> None:
         staged = self.mirror.staged
         changed = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])], self.current)
-        self._loaded = {name: changed[retriever] for name, retriever in self._loaded.items() if retriever in changed}
+        self._loaded = {name: changed[each] for name, each in self._loaded.items() if each in changed}
         if self.current is not None:
             self.current = changed[self.current]
             self._count_labels()

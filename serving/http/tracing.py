@@ -60,7 +60,7 @@ class Tracing:
         ended, context = time.time_ns(), self._root
         if caller is not None:
             sent = {"traceparent": caller[0], "tracestate": headers.get(_STATE, b"")}
-            context = self._propagator.extract({name: value.decode("latin-1") for name, value in sent.items()}, context)
+            context = self._propagator.extract({name: each.decode("latin-1") for name, each in sent.items()}, context)
         method = method if method in _METHODS else "_OTHER"
         attributes: dict[str, str | int] = {
             "http.request.method": method,

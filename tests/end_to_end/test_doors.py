@@ -224,8 +224,7 @@ def test_missing_ids_are_missing_in_every_door(tmp_path: Path, kind: str) -> Non
         text = as_text(animal).replace("None", "").replace("nan", "") if kind == "csv" else as_lines(animal)
         path.write_text(text.replace("NaN", "null"))
     data = {
-        "train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time", "on_bad_row": "drop",
-        "max_bad_rows": 2,
+        "train": path, "query_id": "user_id", "label_id": "item_id", "timestamp": "time", "max_bad_rows": 2,
     }  # fmt: skip
     expected = {
         (str(user), str(item), float(second))

@@ -234,7 +234,7 @@ def test_http_scores_are_the_trained_models_row_by_row(shop: Shop, bias_removal:
     versions = requests.attributes[rows]
     assert len({int(each) % 3 for each in versions if each < 3 * USERS}) == 3, "attributes of every time"
     assert (versions == 3 * USERS).any(), "and missing ones"
-    queries_BD = np.asarray(shop.model.embed_queries(shop.encoding.query.of_queries(rows)), np.float64)
+    queries_BD = np.asarray(shop.model.embed_queries(shop.encoding.query.query_inputs(rows)), np.float64)
     expected_BL = queries_BD @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
     expected_BL += bias_removal * labels.log_pn + labels.bias
 
@@ -274,7 +274,7 @@ def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: Shop) -> 
     assert len(new[0]["features"]["buyers"]) > 3, "more than a training step draws"
     inputs["buyers"][1, 0], new[1]["features"]["buyers"][0] = 0, "nobody that training knew"
     labels_CD = np.asarray(shop.model.towers.label(inputs | {"item_id": np.zeros(3, np.int32)}))
-    query_D = np.asarray(shop.model.embed_queries(shop.encoding.query.of_queries(np.int32([7]))))[0]
+    query_D = np.asarray(shop.model.embed_queries(shop.encoding.query.query_inputs(np.int32([7]))))[0]
 
     shop.change("POST", "/v1/labels", json={"labels": new})
     (found,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])

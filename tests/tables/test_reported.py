@@ -113,7 +113,7 @@ def test_whole_floats_are_the_integers(tmp_path: Path, log: str, listed: str) ->
         "\n".join(line for line in path.read_text().splitlines() if ",0.0" not in line and ",0," not in line)
     )
 
-    dataset = load(path, labels=labels, on_bad_row="drop")
+    dataset = load(path, labels=labels, max_bad_rows=0.05)
 
     assert dataset.report.unlisted.get("labels", (0, 0))[0] <= 1
     assert len(dataset.label_ids) <= 41
@@ -237,7 +237,7 @@ def test_check_and_load_count_the_same_rows(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     drafted(clicks(tmp_path))
     path.write_text("\n".join([*lines, ""]))
-    settings = ['data.on_bad_row="drop"', "data.max_bad_rows=2", "evaluation.exclude_seen=false"]
+    settings = ["data.max_bad_rows=2", "evaluation.exclude_seen=false"]
 
     looked = check(recipe, overrides=settings)
     report = load_dataset(load_recipe(recipe, settings).data, seed=0).report

@@ -35,7 +35,7 @@ def test_lines_and_rows_are_where_a_message_says(tmp_path: Path, end: str, note:
     path.write_bytes(end.join(["user,item,time,note", *rows_of(note), ""]).replace("x\ny", f"x{end}y").encode())
     files = [good] * before + [path]
 
-    report = load(*files, on_bad_row="drop", max_bad_rows=2).report
+    report = load(*files, max_bad_rows=2).report
 
     assert [str(problem) for problem in report.problems] == [
         f"{path}: expected 4 columns, found 2 in line {line}",
@@ -43,7 +43,7 @@ def test_lines_and_rows_are_where_a_message_says(tmp_path: Path, end: str, note:
     ]
     assert (report.read, report.dropped) == (30 + 2 * before, 2)
     with pytest.raises(DataError, match=r"data.max_bad_rows: expected at most 1, found 2 bad rows"):
-        load(*files, on_bad_row="drop", max_bad_rows=1)
+        load(*files, max_bad_rows=1)
     with pytest.raises(DataError, match=f"expected 4 columns, found 2 in line {line}"):
         load(*files)
 
@@ -55,7 +55,7 @@ def test_a_broken_row_that_may_hold_others_is_refused(tmp_path: Path) -> None:
     path.write_text("\n".join(["user,item,time,note", *rows, ""]))
 
     with pytest.raises(DataError, match=r"log.csv: line \d+: expected quotations"):
-        load(path, on_bad_row="drop", max_bad_rows=30)
+        load(path, max_bad_rows=30)
 
 
 NO_TIMES = ["1e400", "5", "2026-02-30", "2026-01-01 24:00:00", "2026-01-01 23:59:60", "10000-01-01", "infinity",

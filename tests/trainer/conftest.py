@@ -94,7 +94,7 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    from longtail.trainer import job
+    from longtail.trainer import job, results
     from longtail.trainer.config import load_recipe
     from longtail.trainer.progress import Reporter
     from tests.trainer import tiny
@@ -104,7 +104,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     screen, models = io.StringIO(), []
     with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
-        to_bundle = job.to_bundle
-        patched.setattr(job, "to_bundle", lambda trained, *more: models.append(trained) or to_bundle(trained, *more))
+        export = results.to_bundle
+        patched.setattr(results, "to_bundle", lambda trained, *more: models.append(trained) or export(trained, *more))
         job.fit(load_recipe(recipe), folder / "bundle", Reporter(Console(file=screen, width=120)))
     return Finished(recipe, folder / "bundle", screen.getvalue(), models[0])

@@ -36,7 +36,7 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
     rows_N = np.arange(QUERIES, dtype=np.int32)
     likely = Positives.of(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
     settings = [Setting(0.0), Setting(0.5)]
-    seen = Past.of(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
+    seen = Past.fixed(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
     top_GNK, (_, log_p_N) = ranking.rank(
         rows_N, lambda rows_B: queries_ND[rows_B], side, seen, settings, k=4, log_proposal=log_proposal,
         likely=likely, likely_at=settings[1:],

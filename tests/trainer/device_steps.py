@@ -87,7 +87,7 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
                 break
     results[f"{name}: losses"] = np.array(losses)
     results[f"{name}: labels"] = model.embed_labels()
-    results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(QUERIES, dtype=np.int32)))
+    results[f"{name}: queries"] = model.embed_queries(query.query_inputs(np.arange(QUERIES, dtype=np.int32)))
     results[f"{name}: tables"] = np.concatenate([values_of(table.table).ravel() for table in model.tables.values()])
 
 

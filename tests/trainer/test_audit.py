@@ -165,11 +165,11 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
 
     trained, figures = finished.trained, json.loads((finished.out / "metrics.json").read_text())
     dataset, config = trained.dataset, trained.recipe.evaluation
-    held_out, past = dataset.with_past(dataset.test, dataset.before("test"))
+    held_out, past = dataset.with_past(dataset.test, dataset.pairs_before("test"))
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=0)
-    features, side = trained.encoding.query.with_history(past), trained.label_side(past.known)
+    features, side = trained.encoding.query.with_history(past), trained.label_side(past.known_pairs)
     (top_NK,), _ = rank(
-        task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), side, task.seen,
+        task.rows_N, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), side, task.seen,
         [Setting(figures["default"])], k=task.k,
     )  # fmt: skip
     query_ids, label_ids = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()

@@ -71,7 +71,7 @@ for name, sampler, weight, optimizer in [
         weights.assign(0.3 * rng.standard_normal(weights.shape).astype("float32"))
     for step in range(3):
         chosen = np.arange(4) + step
-        batch = query.of_pairs(chosen, rng, packed=name in encoders)
+        batch = query.pair_inputs(chosen, rng, packed=name in encoders)
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
         batch |= {"_retrieved": np.int32([[4], [5], [0], [1]])} if shown else {}
@@ -79,11 +79,11 @@ for name, sampler, weight, optimizer in [
         batch |= {"_request": data.train.queries[chosen]} if "top_k" in chosen_by else {}
         batch |= {"_known": np.int32([1, 0, 4, 5]), "_known_rows": np.int32([0, 1, 3, 3])} if name == "adam" else {}
         if recipe.loss.neighbours is not None:
-            nearest = Neighbours(recipe.loss.neighbours, data, query.of_queries)
+            nearest = Neighbours(recipe.loss.neighbours, data, query.query_inputs)
             batch |= nearest.columns(chosen, batch, rng)
         results[f"{name}: loss {step}"] = float(model.train_step(batch))
     results[f"{name}: labels"] = model.embed_labels()
-    results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))
+    results[f"{name}: queries"] = model.embed_queries(query.query_inputs(np.arange(4, dtype=np.int32)))
     results[f"{name}: biases"] = model.label_biases()
     results[f"{name}: temperature"] = model.temperature
 np.savez(sys.argv[1], **results)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from longtail.trainer import cli
-from longtail.trainer.check import Check, check, show
+from longtail.trainer.check import CheckReport, check, show
 from longtail.trainer.errors import DataError
 from longtail.trainer.job import fit
 from tests.trainer import tiny
@@ -72,7 +72,7 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "recipe.toml"
 
 
-def shown(found: Check, width: int = 80) -> str:
+def shown(found: CheckReport, width: int = 80) -> str:
     screen = io.StringIO()
     show(found, Console(file=screen, width=width))
     return screen.getvalue()
@@ -157,7 +157,7 @@ def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[
     code, found = run(capsys, small)
     assert (code, found["ok"], found["splits"]["test"]["to find"]) == (0, True, 3)
 
-    code, found = run(capsys, small, "--since", "2023-11-18")
+    code, found = run(capsys, small, "--set", "data.since=2023-11-18")
     assert (code, found["splits"]["train"]["pairs"]) == (0, 4)
     assert found["rows"][0] == "Left out, of 11 rows read: 3 by data.since"
 

@@ -47,7 +47,7 @@ ERRORS = {
     ),
     "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
     "split without a recipe": ("evaluate OUT --split valid", "expected a recipe with them (--recipe), received none"),
-    "no time": ("fit RECIPE --out OUT --since soon", "data.since: expected a span such as '30d' or a time such as"),
+    "no time": ("fit RECIPE --out OUT --set data.since=soon", "data.since: expected a span such as '30d'"),
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown split": ("evaluate OUT --split train", "split: expected valid or test, received 'train'"),
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
@@ -118,7 +118,7 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
 
 def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as in memory: the bundle knows how many training queries its counts come from."""
-    propensity = "evaluation.propensity={ a = 1, b = 1 }"
+    propensity = "evaluation.propensity=[1, 1]"
     code, out, errors = run(
         capsys, "evaluate", finished.out, "--recipe", finished.recipe, "--set", propensity, "--markdown"
     )
@@ -127,7 +127,7 @@ def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys:
     names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in out.strip().splitlines()]
     trained = finished.trained
     scored = replace(trained, recipe=load_recipe(finished.recipe, [propensity]))
-    known = trained.dataset.train.followed_by(trained.dataset.valid)
+    known = trained.dataset.train.merge_later(trained.dataset.valid)
     curve = scored.curve(
         *trained.dataset.with_past(trained.dataset.test, known), [Setting(at) for at in (0.0, 0.5, 1.0)]
     )

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import Bundle
-from longtail.trainer.config import load_recipe
+from longtail.trainer.config import TrainingConfig, load_recipe
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial, Setting
@@ -25,7 +25,7 @@ JOBS = {
     "all that draws or keeps": [
         "loss.frequencies=streaming", "loss.weight=relative", "data.reduction=sample", "training.batch_size=6",
         "query.dropout=0.5", "query.input_activation=relu", "label.dropout=0.25", "optimizer.average=0.9",
-        "loss.retrieved_negatives={negatives=2, depth=4, warm_up=1}",
+        "loss.retrieved_negatives={negatives=2, depth=4}",
     ],
     "mined": ["loss.family={name='hinge', pairwise=true}", "loss.mining={keep=2, power=0.5, draw=3}"],
 }  # fmt: skip
@@ -43,7 +43,8 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*settings, "training.checkpoint_steps=3", "training.epochs=2", "evaluation.baselines=[]"]
+    settings = [*settings, "training.epochs=2", "evaluation.baselines=[]"]
+    monkeypatch.setattr(TrainingConfig, "checkpoint_steps", 3)
     whole = run(tmp_path, settings, "whole")
     advance, steps = EpochProgress.advance, iter(range(12))
 

@@ -272,13 +272,6 @@ IMPOSSIBLE = {
         },
         r"evaluation\.bias_removal: expected λ >= 0 with sampler 'adversarial',",
     ),
-    "default λ < 0 for a tree": (
-        {
-            "evaluation": {"default_bias_removal": -0.25},
-            "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
-        },
-        r"evaluation\.default_bias_removal: expected λ >= 0 with sampler",
-    ),
     "split of everything": (
         {"data": {"split": {"strategy": "random", "valid": 0.5, "test": 0.5}}},
         r"split: expected valid \+ test < 1, received 0.5 \+ 0.5",

@@ -84,7 +84,7 @@ def test_a_pair_is_encoded_with_the_context_of_its_own_row(tmp_path: Path) -> No
     train = dataset.train
     assert train.times is not None
     order = train.times.astype(int) - 1
-    found = encoding.query.of_pairs(np.arange(6), np.random.default_rng(0))
+    found = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
 
     ids = encoding.vocabularies["device"].ids.to_pylist()
     assert ids == ["phone"], "two rows of the log have it; of web and of tv there is one row each"
@@ -126,7 +126,7 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, Past.of(known, queries=2, requests=request_queries), lambda rows: scores[rows], labels, config,
+        held_out, Past.fixed(known, queries=2, requests=request_queries), lambda rows: scores[rows], labels, config,
         seed=0, settings=[Setting(0.0)],
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_a_pair_is_encoded_with_the_attributes_of_its_time(tmp_path: Path) -> No
     recipe = load_recipe(write(tmp_path, data=AS_OF, features=TIER, log=LOG, users=USERS))
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset)
-    found = encoding.query.of_pairs(np.arange(6), np.random.default_rng(0))
+    found = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
 
     names = [None, *encoding.vocabularies["tier"].ids.to_pylist()]
     assert dataset.query_ids.to_pylist() == ["a", "b"]

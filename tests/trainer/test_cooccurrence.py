@@ -39,7 +39,7 @@ class World:
         rng = np.random.default_rng(seed)
         known = tiny.pairs(*zip(np.repeat(np.arange(queries), 7), rng.integers(0, labels, 7 * queries), strict=True))
         self.labels, self.config = labels, tiny.recipe(evaluation={"ks": [3, 8], "metric": "recall@3"}).evaluation
-        self.past = Past.of(known, queries=queries)
+        self.past = Past.fixed(known, queries=queries)
         held_out = tiny.pairs(*zip(range(queries), rng.integers(0, labels, queries), strict=True))
         self.task = Task.of(held_out, self.past, self.config, labels=labels, seed=0)
         self.vectors = rng.normal(size=(queries, 4)).astype(np.float32)
@@ -121,7 +121,7 @@ def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_
 
 def test_entries_are_the_last_of_their_types() -> None:
     pairs = Pairs(np.int32([0, 0, 0, 0, 1]), np.int32([5, -1, 6, 7, 8]), events=np.int32([0, 0, 1, 0, 1]))
-    past = Past.of(pairs, queries=3)
+    past = Past.fixed(pairs, queries=3)
     rows = np.int32([1, 0, 2])
     every = HistoryEntries(past)
     assert every.padded(rows, 2).tolist() == [[-1, 8], [6, 7], [-1, -1]]
@@ -154,7 +154,7 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
     lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
     unordered = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
     ordered = replace(unordered, ordered=True)
-    recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "powers": [0.3], "weights": [0, 5]})
+    recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "weights": [0, 5]})
     of_towers = {lists.top_GNK[place].tobytes() for place in range(3)}
     facts = world.side.facts(world.config)
 
@@ -264,7 +264,6 @@ def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:
     [
         ("kinds = []", "cooccurrence.kinds: expected at least 1"),
         ('kinds = ["lift"]', "cooccurrence.kinds.0: expected one of 'walk', 'cosine' or 'next'"),
-        ("decay = [0.0]", "cooccurrence.decay.0: expected a number > 0"),
         ("weights = [-1]", "cooccurrence.weights.0: expected a number >= 0"),
         ("betas = [1]", "cooccurrence.betas"),
     ],

@@ -139,7 +139,7 @@ def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
     one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
     assert [len(part) for part in (one.train, one.valid, one.test)] == [70, 20, 10]
-    assert sorted(named(one, one.train.followed_by(one.valid).followed_by(one.test))) == sorted(
+    assert sorted(named(one, one.train.merge_later(one.valid).merge_later(one.test))) == sorted(
         f"u{n % 10}-i{n}" for n in range(100)
     )
     assert named(one, one.test) == named(again, again.test)
@@ -160,8 +160,8 @@ def test_random_per_query_cuts_every_query_by_itself_and_by_seed(tmp_path: Path)
 
     assert by_query(one.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
     assert by_query(one.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
-    assert by_query(one.train.followed_by(one.valid).followed_by(one.test)) == sizes
-    assert len(set(named(one, one.train.followed_by(one.valid).followed_by(one.test)))) == len(users)
+    assert by_query(one.train.merge_later(one.valid).merge_later(one.test)) == sizes
+    assert len(set(named(one, one.train.merge_later(one.valid).merge_later(one.test)))) == len(users)
     assert named(one, one.test) == named(again, again.test)
     assert named(one, one.test) != named(other, other.test)
     given = load(path, test=path, split=split)
@@ -198,12 +198,12 @@ def test_a_given_test_file_is_left_whole(train: Path) -> None:
 def test_followed_by_puts_the_later_after_equals() -> None:
     early, late = tiny.pairs((0, 1), (1, 1)), tiny.pairs((0, 0), (1, 0), (0, 2))
 
-    assert early.followed_by(late).labels.tolist() == [1, 0, 2, 1, 0]
+    assert early.merge_later(late).labels.tolist() == [1, 0, 2, 1, 0]
 
     def timed(pairs: Pairs, *times: float) -> Pairs:
         return Pairs(pairs.queries, pairs.labels, None, np.array(times))
 
-    both = timed(early, 5, 5).followed_by(timed(late, 4, 5, 9))
+    both = timed(early, 5, 5).merge_later(timed(late, 4, 5, 9))
     assert both.labels.tolist() == [0, 1, 2, 1, 0]
     assert both.times.tolist() == [4, 5, 9, 5, 5]
 

@@ -138,11 +138,19 @@ OTHERS = (
 )
 
 
+FREQUENT_CHECKPOINTS = """
+from longtail.trainer.cli import main
+from longtail.trainer.config import TrainingConfig
+TrainingConfig.checkpoint_steps = 2
+main()
+"""
+
+
 def fit(folder: Path, out: str, where: str, number: int, *more: object) -> "subprocess.Popen[str]":
     """One of two processes of a job of `tiny.RECIPE`, two devices each."""
-    settings = ["training.epochs=8", "training.patience=0", "training.checkpoint_steps=2"]
+    settings = ["training.epochs=8", "training.patience=0", "training.processes=2", "training.devices=all"]
     return start(
-        "-m", "longtail.trainer", "fit", folder / "recipe.toml", "--out", folder / out, "--processes", 2,
+        "-c", FREQUENT_CHECKPOINTS, "fit", folder / "recipe.toml", "--out", folder / out,
         "--coordinator", where, "--process", number, *(part for each in settings for part in ("--set", each)), *more,
         on=2,
     )  # fmt: skip

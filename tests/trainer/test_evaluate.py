@@ -23,7 +23,7 @@ BIAS = rng.standard_normal(L).astype(np.float32)
 COUNTS = np.array([50, 30, 9, 9, 4, 2, 1, 1, 0])
 LOG_PN = np.log((COUNTS + 0.5) / (COUNTS.sum() + L / 2))
 KNOWN = tiny.pairs(*[(query, label) for query in range(QUERIES) for label in rng.permutation(L)[:3]]).sorted()
-PAST = Past.of(KNOWN, queries=QUERIES)
+PAST = Past.fixed(KNOWN, queries=QUERIES)
 HELD_OUT = tiny.pairs(*[(query, label) for query in range(1, QUERIES) for label in rng.permutation(L)[:3]])
 
 
@@ -83,7 +83,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
     (point,) = bias_removal_curve(
-        HELD_OUT, PAST, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]), seed=0,
+        HELD_OUT, PAST, embed, label_side(), config(propensity=[1, 1], bias_removal=[0.7]), seed=0,
     )  # fmt: skip
 
     reached, best = 0.0, 0.0
@@ -103,7 +103,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
 
 def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> None:
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
-    seen = Past.of(known, queries=2)
+    seen = Past.fixed(known, queries=2)
 
     top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen, [Setting(0.0), Setting(1.0)], k=L)
 
@@ -254,7 +254,7 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
     settings = [*first_line, *second_line, Setting(0, 2), Setting(-64, 32)]
     settings += [Setting(0.25, tail=at, new=at) for at in (0.5, 64)] + [Setting(1, -1, torso=0.75, tail=-0.25)]
     seen = few.random((QUERIES, labels)) < 0.1
-    past = Past.of(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
+    past = Past.fixed(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
 
     top, _ = rank(
         np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, past, settings, k=k,

@@ -26,7 +26,7 @@ from longtail.serving.core.queries import Query
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh
 from longtail.trainer.config import Recipe
-from longtail.trainer.cooccurrence import remembered
+from longtail.trainer.cooccurrence import remember_queries
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.prior import type_weights
@@ -83,7 +83,7 @@ def recipe(rows: list[Row], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     log = tmp_path_factory.mktemp("log") / "log.parquet"
     pq.write_table(pa.Table.from_pylist(rows), log)
     data = {
-        "train": log, "timestamp": "at", "weight": "w", "events": EVENTS, "on_bad_row": "drop", "max_bad_rows": ROWS,
+        "train": log, "timestamp": "at", "weight": "w", "events": EVENTS, "max_bad_rows": ROWS,
     }  # fmt: skip
     return tiny.recipe(data=data, cooccurrence={"kinds": ["walk"], "remember": 200})
 
@@ -172,7 +172,7 @@ def test_refreshes_weigh_as_training_does(name: str, releases: Releases, rows: l
 def test_what_a_query_said_no_to_is_remembered(name: str, recipe: Recipe, releases: Releases, rows: list[Row]) -> None:
     if name == "fit":
         dataset = read_dataset(recipe)
-        memory, names = remembered(recipe, dataset, dataset.train), dataset.label_ids.to_pylist()
+        memory, names = remember_queries(recipe, dataset, dataset.train), dataset.label_ids.to_pylist()
     else:
         bundle = releases.open(name if name in releases.names() else str(releases.current())).bundle
         memory, names = bundle.remembered, names_of(bundle)

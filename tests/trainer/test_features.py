@@ -36,7 +36,7 @@ def with_queries(**columns: Any) -> Dataset:
 
 def inputs(dataset: Dataset, feature: dict[str, Any]) -> dict[str, list[object]]:
     """Tower inputs of all four queries."""
-    encoded = encode(dataset, feature).query.of_queries(np.arange(4, dtype=np.int32))
+    encoded = encode(dataset, feature).query.query_inputs(np.arange(4, dtype=np.int32))
     return {name: column.tolist() for name, column in encoded.items()}
 
 
@@ -44,7 +44,7 @@ def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
     encoding = encode(with_queries(), tiny.USER)
 
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
-    assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
+    assert encoding.query.query_inputs(np.int32([0, 1, 2, 3]))["user_id"].tolist() == [1, 2, 0, 0]
     assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
     assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0], "a label without pairs reads row 0"
 
@@ -141,7 +141,7 @@ def test_text_is_hashed_as_the_service_hashes_it() -> None:
 def test_numbers_are_raw_with_the_training_mean_where_missing(values: list[float | None]) -> None:
     encoding = encode(with_queries(age=values), {"name": "age", "kind": "number"})
 
-    assert encoding.query.of_queries(np.int32([0, 1, 2, 3]))["age"].tolist() == [2, 6, 4, 100]
+    assert encoding.query.query_inputs(np.int32([0, 1, 2, 3]))["age"].tolist() == [2, 6, 4, 100]
     assert encoding.numbers == {"age": (4.0, 2.0)}, "mean and deviation of queries that occur in training"
     assert encoding.query_features[0].missing == 4.0
 
@@ -161,7 +161,7 @@ def test_features_of_one_table_share_its_vocabulary() -> None:
     encoding = encode(dataset, *features)
 
     assert encoding.vocabularies["words"].ids.to_pylist() == ["x", "y", "z"]
-    assert encoding.query.of_queries(np.int32([0, 1]))["second"].tolist() == [3, 1]
+    assert encoding.query.query_inputs(np.int32([0, 1]))["second"].tolist() == [3, 1]
 
 
 BAD_COLUMNS = {
@@ -208,7 +208,7 @@ def histories(dataset: Dataset, rows: np.ndarray, *, max_length: int = 50, seed:
     """The labels in the histories of training pairs."""
     label_of_row = [-1, *np.unique(dataset.train.labels).tolist()]
     query = encode(dataset, HISTORY | {"max_length": max_length}).query
-    found = query.of_pairs(rows, np.random.default_rng(seed))
+    found = query.pair_inputs(rows, np.random.default_rng(seed))
     return [
         [label_of_row[id_] for id_, weight in zip(ids, weights, strict=True) if weight]
         for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
@@ -256,7 +256,7 @@ def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
     )
     query = Encoding.fit(job, dataset).query
 
-    found = query.of_pairs(np.arange(7), np.random.default_rng(0))
+    found = query.pair_inputs(np.arange(7), np.random.default_rng(0))
     kept = [
         [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
         for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
@@ -264,7 +264,7 @@ def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
     before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
     assert kept == (before if ordered else beside)
     later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
-    asked = query.with_history(Past.of(train.followed_by(later), queries=3)).of_queries(np.int32([0, 1, 2]))
+    asked = query.with_history(Past.fixed(train.merge_later(later), queries=3)).query_inputs(np.int32([0, 1, 2]))
     assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
 
 
@@ -296,14 +296,14 @@ def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> No
 def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
     dataset = tiny.dataset(tiny.pairs((0, 1), (0, 2), (0, 0), (1, 2)), queries=3, labels=4, ordered=True)
     query = encode(dataset, HISTORY | {"max_length": 2}).query
-    found = query.of_queries(np.int32([0, 1, 2]))
+    found = query.query_inputs(np.int32([0, 1, 2]))
 
     assert found["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
     assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
-    later = query.with_history(Past.of(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))), queries=3))
-    assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
-    assert later.of_queries(np.int32([0, 1, 2]))["seen__weight"].tolist() == [[1, 1], [1, 0], [1, 0]]
+    later = query.with_history(Past.fixed(dataset.train.merge_later(tiny.pairs((0, 3), (2, 1))), queries=3))
+    assert later.query_inputs(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
+    assert later.query_inputs(np.int32([0, 1, 2]))["seen__weight"].tolist() == [[1, 1], [1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["id", "history"])
@@ -313,11 +313,11 @@ def test_unknown_rate_replaces_its_share_in_training_and_nothing_in_questions(ki
     feature = (tiny.USER if kind == "id" else HISTORY) | {"unknown_rate": 0.25}
     query = encode(dataset, feature).query
 
-    found = query.of_pairs(np.arange(2000), np.random.default_rng(0))
+    found = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
     ids = found[feature["name"]]
     real = found["seen__weight"] > 0 if kind == "history" else np.ones(2000, bool)
     assert (ids[real] == 0).mean() == pytest.approx(0.25, abs=0.04)
-    asked = query.of_queries(np.arange(100, dtype=np.int32))
+    asked = query.query_inputs(np.arange(100, dtype=np.int32))
     assert (asked[feature["name"]][:, :20] if kind == "history" else asked["user_id"]).all()
 
 
@@ -350,7 +350,7 @@ def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> No
     for column in (numbers, texts):
         dataset = with_queries(tags=column)
         encoding = encode(dataset, {"name": "tags", "kind": "bag", "unknown_rate": 0})
-        asked = encoding.query.of_queries(np.arange(4, dtype=np.int32))
+        asked = encoding.query.query_inputs(np.arange(4, dtype=np.int32))
         found.append(
             (encoding.vocabularies["tags"].ids.to_pylist(), asked["tags"].tolist(), asked["tags__weight"].tolist())
         )
@@ -367,6 +367,6 @@ def test_features_follow_the_vocabularies_of_an_exported_model() -> None:
 
     encoding = Encoding.fit(recipe, later, exported)
 
-    found = encoding.query.of_queries(np.int32([0, 1, 2]))
+    found = encoding.query.query_inputs(np.int32([0, 1, 2]))
     assert found["user_id"].tolist() == [1, 2, 0]
     assert found["seen"].tolist() == [[0], [0], [1]]

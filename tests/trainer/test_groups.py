@@ -25,7 +25,7 @@ TEST = tiny.pairs((0, 3), (0, 6), (1, 1), (2, 7), (3, 0), (3, 9), (4, 0), (5, 2)
 TOP = np.int32([[3, 4, 5], [2, 3, 4], [7, 8, 9], [0, 2, 9], [0, 1, 2], [0, 1, 3]])
 DATA = tiny.dataset(TRAIN, queries=6, labels=L, test=TEST, query_table=pa.table({"country": COUNTRIES}))
 CONFIG = tiny.recipe(evaluation={"ks": [K], "metric": f"recall@{K}"}).evaluation
-PAST = Past.of(TRAIN, queries=6)
+PAST = Past.fixed(TRAIN, queries=6)
 TASK = Task.of(TEST, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
 FACTS = LabelFacts(COUNTS, Buckets.by_quantile(COUNTS).assign(COUNTS))
@@ -67,7 +67,7 @@ def test_requests_are_in_the_group_of_their_own_context() -> None:
     held_out = Pairs(np.int32([0, 0]), np.int32([3, 6]), requests=np.int32([0, 1]))
     requests = Requests(np.int32([0, 0]), contexts=np.int32([1, 0]))
     data = tiny.dataset(TRAIN, queries=6, labels=L, requests=requests, contexts=pa.table({"device": ["tv", "phone"]}))
-    task = Task.of(held_out, Past.of(TRAIN, queries=6, requests=requests.queries), CONFIG, labels=L, seed=0)
+    task = Task.of(held_out, Past.fixed(TRAIN, queries=6, requests=requests.queries), CONFIG, labels=L, seed=0)
 
     groups = figures_by_group(["device"], data, task, np.int32([[3, 4, 5], [3, 4, 5]]), FACTS)
 
@@ -87,7 +87,7 @@ def test_rare_values_are_one_group() -> None:
             {"zip": [*map(str, range(30)), *map(str, range(24)), *["other"] * 6], "few": ["other", "a"] * 30}
         ),
     )
-    task = Task.of(test, Past.of(TRAIN.take(slice(0)), queries=queries), CONFIG, labels=L, seed=0)
+    task = Task.of(test, Past.fixed(TRAIN.take(slice(0)), queries=queries), CONFIG, labels=L, seed=0)
 
     groups = figures_by_group(["zip", "few"], data, task, np.zeros((queries, K), np.int32), FACTS)
 

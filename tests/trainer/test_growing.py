@@ -131,10 +131,10 @@ def test_the_tower_reads_the_history_of_each_event() -> None:
         query={"features": [{"name": "seen", "kind": "history", "dim": 4, "max_length": 2, "unknown_rate": 0}]},
         label={"features": [tiny.ITEM]},
     )
-    encoding = Encoding.fit(recipe, replace(DATA, train=TRAIN.followed_by(TEST)))  # all labels are in the vocabulary
+    encoding = Encoding.fit(recipe, replace(DATA, train=TRAIN.merge_later(TEST)))  # all labels are in the vocabulary
     row_of = encoding.vocabularies["seen"].encode(DATA.label_ids)
 
-    inputs = encoding.query.with_history(PAST).of_queries(np.int32([1, 2, 3, 4, 0, 5]))
+    inputs = encoding.query.with_history(PAST).query_inputs(np.int32([1, 2, 3, 4, 0, 5]))
 
     histories = [[1, 2], [], [3], [3, 3], [4, 1], [0]]  # of event 1 the last two of 4, 1, 2
     rows = [[*row_of[labels].tolist(), 0, 0][:2] for labels in histories]
@@ -159,7 +159,7 @@ def test_histories_of_some_event_types_and_contexts_are_those_of_each_event() ->
     encoding = Encoding.fit(recipe, data)
 
     _, past = data.with_past(test, train, "growing")
-    inputs = encoding.query.with_history(past).of_queries(np.arange(6, dtype=np.int32))
+    inputs = encoding.query.with_history(past).query_inputs(np.arange(6, dtype=np.int32))
 
     assert inputs["bought__weight"].sum(axis=1).tolist() == [2, 3, 0, 0, 1, 1]
     ids = encoding.vocabularies["device"].ids.to_pylist()

@@ -341,8 +341,8 @@ def test_and_of_parameters_reweighting_and_a_tree(
 
     beside_L, power = implied_noise(objective, np.log(PI), None, reweight=reweight), power_of_q(objective)
     tree = loss(name="adversarial", negatives=1)
-    assert (tree.uncalibrated() is None) == (np.ptp(beside_L) < 1e-6 and power in (0, 1))
-    if tree.uncalibrated() is None:
+    assert (tree.explain_uncalibrated() is None) == (np.ptp(beside_L) < 1e-6 and power in (0, 1))
+    if tree.explain_uncalibrated() is None:
         assert tree.calibrated_at == power
 
 
@@ -464,11 +464,12 @@ def losses_of(sampler: str) -> Iterator[LossConfig]:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ENUMERATED)
 def test_what_is_called_calibrated_is_exact_and_nothing_else_is(sampler: str) -> None:
-    """`f + λ·log ν = log p` at the λ of `calibrated_at`, to 1e-4 nats, of every cell that `uncalibrated` lets pass; and
+    """`f + λ·log ν = log p` at the λ of `calibrated_at`, to 1e-4 nats, of every cell that
+    `explain_uncalibrated` lets pass; and
     of the losses that are minimised here, no other."""
     passed, off = 0, list[str]()
     for loss in losses_of(sampler):
-        reason, (_, q_XL, m) = loss.uncalibrated(), ENUMERATED[sampler]
+        reason, (_, q_XL, m) = loss.explain_uncalibrated(), ENUMERATED[sampler]
         plain = loss.family.name in ("softmax", "logistic", "nce", "augment_and_reduce")
         if reason is not None and (not plain or loss.resolved_hits == "mask_known" or sampler == "model"):
             continue
@@ -491,7 +492,7 @@ def test_what_is_called_calibrated_is_exact_and_nothing_else_is(sampler: str) ->
 
 @pytest.mark.parametrize("loss", WRONG, ids=str)
 def test_what_was_called_calibrated_and_is_not(loss: dict[str, Any]) -> None:
-    assert LossConfig.model_validate(loss).uncalibrated() is not None
+    assert LossConfig.model_validate(loss).explain_uncalibrated() is not None
 
 
 def test_the_slope_where_negatives_are_drawn_by_the_model_itself() -> None:

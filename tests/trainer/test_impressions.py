@@ -136,7 +136,7 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
 def test_losses_that_take_no_impressions() -> None:
     with pytest.raises(ValueError, match="impressions: not allowed with family 'nce', whose noise must be exactly"):
         LossConfig.model_validate({"family": "nce", "impressions": 0.5})
-    assert LossConfig.model_validate({"weight": "importance"}).uncalibrated() is None
+    assert LossConfig.model_validate({"weight": "importance"}).explain_uncalibrated() is None
     shown = LossConfig.model_validate({"weight": "importance", "impressions": 0.5})
-    assert shown.uncalibrated() == "impressions are negatives that no q draws"
+    assert shown.explain_uncalibrated() == "impressions are negatives that no q draws"
     assert str(shown) == "softmax · in_batch · importance · impressions 0.5"

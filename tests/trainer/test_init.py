@@ -21,7 +21,7 @@ from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.ids import lookalikes
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.init.columns import look_at
+from longtail.trainer.init.columns import profile_column
 from longtail.trainer.init.events import rejects
 from longtail.trainer.init.recipe import draft_recipe
 from tests.trainer import tiny
@@ -186,7 +186,7 @@ def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
     ],
 )
 def test_what_a_column_holds(name: str, values: pa.ChunkedArray, holds: str) -> None:
-    assert look_at(name, values).holds == holds
+    assert profile_column(name, values).content == holds
 
 
 def test_ids_without_a_telling_name_are_guessed_by_their_numbers(tmp_path: Path) -> None:
@@ -573,8 +573,8 @@ def test_batches_are_of_one_period_where_popularity_passes(tmp_path: Path, passe
     ],
 )
 def test_codes_that_pandas_turned_into_floats_are_categories(values: list[float | None], holds: str) -> None:
-    assert look_at("brand_id", pa.chunked_array([pa.array(values, pa.float64())])).holds == holds
-    assert look_at("price", pa.chunked_array([pa.array([*values, 9.0, 8.0])])).holds == "number"
+    assert profile_column("brand_id", pa.chunked_array([pa.array(values, pa.float64())])).content == holds
+    assert profile_column("price", pa.chunked_array([pa.array([*values, 9.0, 8.0])])).content == "number"
 
 
 @pytest.mark.parametrize(
@@ -590,7 +590,7 @@ def test_codes_that_pandas_turned_into_floats_are_categories(values: list[float 
     ],
 )
 def test_numbers_and_days_of_one_country_are_left_out_with_what_to_write(values: list[str], what: str) -> None:
-    found = look_at("price", pa.chunked_array([[*values, None]])).holds
+    found = profile_column("price", pa.chunked_array([[*values, None]])).content
     assert found.startswith(what)
     assert found.endswith(f": found {values[0]!r}")
 
@@ -599,4 +599,4 @@ def test_numbers_and_days_of_one_country_are_left_out_with_what_to_write(values:
     "values", [["00123", "00456"], ["ABC123", "ABC124"], ["1|2", "2|3"], ["1,2,3", "2"], ["v1.2", "3"]]
 )
 def test_codes_are_no_numbers_of_a_country(values: list[str]) -> None:
-    assert "which no feature reads" not in look_at("sort", pa.chunked_array([values * 20])).holds
+    assert "which no feature reads" not in profile_column("sort", pa.chunked_array([values * 20])).content

@@ -39,7 +39,7 @@ def trained(recipe: Any, *, steps: int = 4) -> tuple[TwoTower, Encoding]:
     model.begin_epoch()
     for step in range(steps):
         chosen = np.arange(4) + step
-        inputs = encoding.query.of_pairs(chosen, np.random.default_rng(step))
+        inputs = encoding.query.pair_inputs(chosen, np.random.default_rng(step))
         labels = dataset.train.labels[chosen]
         model.train_step(inputs | {"_positive": labels, "_weight": np.ones(4, np.float32)})
     return model, encoding

@@ -55,7 +55,7 @@ def test_ranges_hold_as_many_training_values_each() -> None:
 
     assert encoding.query_features[0].boundaries == [2, 4, 6]
     expected = [1, 1, 2, 2, 3, 3, 4, 4, 4, 0, 1, 4, 2, 2]
-    assert encoding.query.of_queries(np.arange(14, dtype=np.int32))["age"].tolist() == expected
+    assert encoding.query.query_inputs(np.arange(14, dtype=np.int32))["age"].tolist() == expected
     assert read(encoding, *table["age"].to_pylist()) == {"age": expected}
 
 
@@ -94,7 +94,7 @@ def test_a_model_s_means_ranges_and_dates_are_kept_for_other_data() -> None:
     assert [feature.model_dump() for feature in encoding.query_features] == [
         feature.model_dump() for feature in first.query_features
     ]
-    found = encoding.query.of_queries(np.int32([0, 1]))
+    found = encoding.query.query_inputs(np.int32([0, 1]))
     assert (found["age"].tolist(), found["height"].tolist()) == ([2, 2], [8, 3])
     assert found["born"][:, 3].tolist() == [44, 44]
 
@@ -160,8 +160,8 @@ def test_unknown_rate_makes_values_missing_in_training(feature: dict[str, Any]) 
     query = encode(dataset, feature | {"unknown_rate": 0.25}).query
 
     name = feature["name"]
-    found = query.of_pairs(np.arange(2000), np.random.default_rng(0))
+    found = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
     missing = found[f"{name}__missing"] if f"{name}__missing" in found else found[name] == 0
     assert missing.mean() == pytest.approx(0.25, abs=0.04)
-    asked = query.of_queries(np.arange(2000, dtype=np.int32))
+    asked = query.query_inputs(np.arange(2000, dtype=np.int32))
     assert not asked[f"{name}__missing"].any() if f"{name}__missing" in asked else asked[name].all()

@@ -105,12 +105,12 @@ def batch_of(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
     """The pairs of `BATCH`, with weights of their own, and what is drawn of their neighbours."""
     encoding = Encoding.fit(recipe, data)
     query = encoding.query
-    batch = query.of_pairs(BATCH, np.random.default_rng(0))
+    batch = query.pair_inputs(BATCH, np.random.default_rng(0))
     batch |= {"_positive": data.train.labels[BATCH], "_weight": np.float32([1, 2, 0.5, 1, 3, 1])}
     if encoding.audience is not None:
-        batch["_own"] = encoding.audience.own[BATCH]
+        batch["_own"] = encoding.audience.entry_ranges[BATCH]
     if recipe.loss.neighbours is not None:
-        nearest = Neighbours(recipe.loss.neighbours, data, query.of_queries)
+        nearest = Neighbours(recipe.loss.neighbours, data, query.query_inputs)
         batch |= nearest.columns(BATCH, batch, np.random.default_rng(seed))
     return batch
 
@@ -159,7 +159,7 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
         query = Encoding.fit(recipe, DATA).query
         anchors = model.embed_queries({name: column for name, column in batch.items() if name[0] != "_"})
         drawn = batch.get("_neighbour user_id", np.int32([1] * B)) - 1
-        neighbours = model.embed_queries(query.of_queries(drawn))
+        neighbours = model.embed_queries(query.query_inputs(drawn))
         columns = batch | {"_group": np.int32([0, 1, 2, 3, 4, 1])}
         losses.append(float(model.train_step({name: ops.convert_to_tensor(each) for name, each in columns.items()})))
     pairs, expected = DATA.train.take(BATCH), np.zeros(B)
@@ -189,7 +189,7 @@ def test_gradients_reach_the_neighbours_and_no_one_else_outside_of_the_batch() -
             model = built(recipe)
             chosen = np.array([0, 10])
             query = Encoding.fit(recipe, DATA).query
-            nearest = Neighbours(recipe.loss.neighbours or NeighboursConfig(), DATA, query.of_queries)
+            nearest = Neighbours(recipe.loss.neighbours or NeighboursConfig(), DATA, query.query_inputs)
             batch = tiny.batch(DATA.train.take(chosen))
             batch |= nearest.columns(chosen, batch, np.random.default_rng(0)) if near else {}
             before = ops.convert_to_numpy(model.tables[table].table).copy()

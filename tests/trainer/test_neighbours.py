@@ -71,7 +71,7 @@ def test_with_symmetric_weights_they_are_one_layer_of_lightgcn(similarity: str, 
     queries = table_of(model, "user_id")
     expected_QD, expected_LD = (queries + a_QL @ labels) / 2, (labels + a_QL.T @ queries) / 2
     found_QD, found_LD = (
-        model.embed_queries(encoding.query.of_queries(np.arange(QUERIES))) / 2,
+        model.embed_queries(encoding.query.query_inputs(np.arange(QUERIES))) / 2,
         model.embed_labels() / 2,
     )
     if similarity == "cosine":
@@ -101,7 +101,7 @@ def test_what_is_drawn_stands_for_all_of_them() -> None:
     weights' sum is 11 in each. Without the query's own two it is 9, and 0 in the mean for these."""
     queries = np.int32([0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9])
     pairs = tiny.pairs(*((int(query), 0) for query in queries), (0, 1), (4, 1)).sorted()
-    audience = Audience.of(pairs, {"by": np.arange(10, dtype=np.int32) + 1}, labels=3)
+    audience = Audience.build(pairs, {"by": np.arange(10, dtype=np.int32) + 1}, labels=3)
     drawn, draws, seed = DrawnAudience(audience, {"by": 4}), 20_000, random.SeedGenerator(0)
 
     def mean_weights(own: list[int] | None) -> np.ndarray:
@@ -113,7 +113,7 @@ def test_what_is_drawn_stands_for_all_of_them() -> None:
         return np.bincount(inputs["by"].ravel(), inputs["by__weight"].ravel(), minlength=11) / draws
 
     of_3 = int(np.flatnonzero((pairs.queries == 3) & (pairs.labels == 0))[0])
-    assert audience.own[of_3].tolist() == [3, 2]
+    assert audience.entry_ranges[of_3].tolist() == [3, 2]
     np.testing.assert_allclose(mean_weights(None), [0, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1], atol=0.05)
     np.testing.assert_allclose(mean_weights([3, 2]), [0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1], atol=0.05)
     others = drawn.draw(ops.convert_to_tensor(np.int32([1, 2, 1])), seed, ops.convert_to_tensor(np.int32([[1, 1]])))
@@ -131,16 +131,16 @@ def test_a_sample_of_a_history_stands_for_all_of_it(ordered: bool) -> None:
     features, draws, rng = Encoding.fit(recipe, dataset).query, 20_000, np.random.default_rng(0)
 
     def mean_weights(row: int) -> list[float]:
-        inputs = features.of_pairs(np.full(draws, row), rng)
+        inputs = features.pair_inputs(np.full(draws, row), rng)
         assert inputs["seen"].shape == (draws, 2)
         assert row == 2 or set(inputs["seen__weight"].sum(axis=1)) == {3 if ordered else 5}
         return np.bincount(inputs["seen"].ravel(), inputs["seen__weight"].ravel(), minlength=7) / draws
 
     np.testing.assert_allclose(mean_weights(3), [0, 1, 1, 1, 0, 0, 0] if ordered else [0, 1, 1, 2, 0, 1, 0], atol=0.05)
     np.testing.assert_allclose(mean_weights(2), [0, 1, 1, 0, 0, 0, 0] if ordered else [0, 1, 1, 0, 1, 1, 0], atol=0.05)
-    alone = features.of_pairs(np.array([6, 7]), rng)
+    alone = features.pair_inputs(np.array([6, 7]), rng)
     assert (alone["seen"].tolist(), alone["seen__weight"].tolist()) == ([[0, 0]] * 2, [[0, 0]] * 2)
-    served = features.of_queries(np.array([0], np.int32))
+    served = features.query_inputs(np.array([0], np.int32))
     assert served["seen__weight"].sum() == 6, "evaluation and the service read all of it"
 
 
@@ -150,9 +150,9 @@ def moved_by(batch_rows: list[int], recipe: Recipe, dataset: Any, *, times: int 
     before = table_of(model, "user_id")
     features, chosen = encoding.query, np.array(batch_rows)
     for step in range(times):
-        batch = features.of_pairs(chosen, np.random.default_rng(step))
+        batch = features.pair_inputs(chosen, np.random.default_rng(step))
         batch |= {"_positive": dataset.train.labels[chosen], "_weight": np.ones(len(chosen), np.float32)}
-        batch |= {"_own": encoding.audience.own[chosen], "_pair": chosen.astype(np.int32)}
+        batch |= {"_own": encoding.audience.entry_ranges[chosen], "_pair": chosen.astype(np.int32)}
         model.train_step({name: ops.convert_to_tensor(column) for name, column in batch.items()})
     return (table_of(model, "user_id") != before).any(axis=1).tolist()
 
@@ -180,7 +180,7 @@ def test_batches_locate_the_rows_own_queries_in_audiences() -> None:
     _, encoding = built(job(), dataset)
     settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
     ((_, made), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
-    assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()
+    assert made["_own"].tolist() == encoding.audience.entry_ranges[made["_pair"]].tolist()
     starts = encoding.audience.offsets[made["_positive"]] + made["_own"][:, 0]
     assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[made["_pair"]] + 1).tolist()
 
@@ -194,7 +194,7 @@ def test_two_layers_nest_from_the_query_s_side() -> None:
     a_QL, queries = adjacency(ROWS), table_of(model, "user_id")
     labels = np.append(table_of(model, "item_id"), [model_row(model, "item_id", 0)], axis=0)
     expected_QD = queries + a_QL @ (labels + a_QL.T @ queries)
-    found_QD = model.embed_queries(encoding.query.of_queries(np.arange(QUERIES)))
+    found_QD = model.embed_queries(encoding.query.query_inputs(np.arange(QUERIES)))
     np.testing.assert_allclose(found_QD, expected_QD, atol=1e-5)
 
 

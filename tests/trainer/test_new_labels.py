@@ -37,14 +37,14 @@ def test_own_ids_in_fewer_pairs_than_the_recipe_says_read_row_0_here_and_in_hist
     assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
     assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0, 0]
     # u1 took i0, i1 and i2. Its positive is in no history; i2 is, as row 0 with its weight.
-    found = encoding.query.of_pairs(np.array([2, 3, 4]), np.random.default_rng(0))
+    found = encoding.query.pair_inputs(np.array([2, 3, 4]), np.random.default_rng(0))
     assert (found["seen"] * found["seen__weight"]).astype(int).tolist() == [[0, 2, 0, 0], [1, 0, 0, 0], [1, 2, 0, 0]]
     assert found["seen__weight"].tolist() == [[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]]
 
 
 def test_a_positive_that_reads_row_0_leaves_others_that_do_in_the_history() -> None:
     encoding = Encoding.fit(job({"min_count": 3}, query=[tiny.USER, HISTORY]), shop())
-    found = encoding.query.of_pairs(np.array([4]), np.random.default_rng(0))
+    found = encoding.query.pair_inputs(np.array([4]), np.random.default_rng(0))
     assert (found["seen"].tolist(), found["seen__weight"].tolist()) == ([[1, 0, 0, 0]], [[1, 1, 0, 0]])
 
 

@@ -68,7 +68,7 @@ KINDS: dict[str, tuple[dict[str, Any], list[tuple[int | None, ...]]]] = {
     "text": ({"dim": 2, "hash_rows": 2**30}, [(None, None, 2), (None, None)]),
     "number": ({}, [(None, 1)]),
     "vector": ({"dims": 5, "normalise": True}, [(None, 5)]),
-    "date": ({"dim": 3, "parts": ["hour", "month"]}, [(None, 3)]),
+    "date": ({"dim": 3}, [(None, 3)]),
 }
 
 

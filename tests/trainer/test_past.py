@@ -21,14 +21,14 @@ def histories(past: Past, rows: np.ndarray) -> list[list[int]]:
 
 
 def test_history_of_a_request_is_all_known_pairs_of_its_query() -> None:
-    past = Past.of(KNOWN, queries=4)
+    past = Past.fixed(KNOWN, queries=4)
     assert histories(past, np.int32([0, 1, 2])) == [[4, 1], [], [0]]
     assert past.lengths(np.int32([0, 1, 2])).tolist() == [2, 0, 1]
     assert past.queries(np.int32([2, 0])).tolist() == past.requests(np.int32([2, 0])).tolist() == [2, 0]
 
 
 def test_requests_of_a_query_have_the_same_history() -> None:
-    past = Past.of(KNOWN, queries=4, requests=np.int32([0, 0, 1, 2]))
+    past = Past.fixed(KNOWN, queries=4, requests=np.int32([0, 0, 1, 2]))
     assert histories(past, np.int32([0, 1, 2, 3])) == [[4, 1], [4, 1], [], [0]]
     assert past.queries(np.int32([1, 3])).tolist() == [0, 2]
     assert past.requests(np.int32([1, 3])).tolist() == [1, 3]
@@ -61,10 +61,10 @@ def test_pairs_without_times_are_in_the_order_of_the_files() -> None:
 def test_seen_labels_are_those_of_the_history() -> None:
     past = Past.growing(KNOWN, HELD_OUT, queries=4)
     # places of the block, then labels: the block's first row is event 4, whose history is 3, 3
-    assert past.seen(np.int32([4, 1, 2])).tolist() == [[0, 3], [0, 3], [1, 4], [1, 1], [1, 2]]
+    assert past.seen_labels(np.int32([4, 1, 2])).tolist() == [[0, 3], [0, 3], [1, 4], [1, 1], [1, 2]]
     assert past.holds(ROWS, HELD_OUT.labels).tolist() == [False, True, False, True, False, False]
-    fixed = Past.of(KNOWN, queries=4)
-    assert fixed.seen(np.int32([1, 0])).tolist() == [[1, 4], [1, 1]]
+    fixed = Past.fixed(KNOWN, queries=4)
+    assert fixed.seen_labels(np.int32([1, 0])).tolist() == [[1, 4], [1, 1]]
     assert fixed.holds(HELD_OUT.queries, HELD_OUT.labels).tolist() == [False, True, False, False, False, False]
 
 
@@ -78,12 +78,12 @@ def test_other_label_rows_leave_out_labels_of_no_catalogue() -> None:
     # labels 4, 2, 1, 0 are rows 0, 1, 2, 3 of another catalogue, which lacks 3 and 5
     past = Past.growing(KNOWN, HELD_OUT, queries=4).with_labels(np.int32([3, 2, 1, -1, 0, -1]))
     assert past.lengths(ROWS).tolist() == [2, 3, 0, 1, 2, 1]
-    assert past.seen(np.int32([1, 4, 5])).tolist() == [[0, 0], [0, 2], [0, 1], [2, 3]]
+    assert past.seen_labels(np.int32([1, 4, 5])).tolist() == [[0, 0], [0, 2], [0, 1], [2, 3]]
     assert past.holds(np.int32([1, 1, 4]), np.int32([1, 3, 0])).tolist() == [True, False, False]
 
 
 def test_nothing_held_out_has_no_rows() -> None:
     past = Past.growing(KNOWN, HELD_OUT.take(slice(0)), queries=4)
     assert len(past.pairs) == 0
-    assert past.seen(np.int32([])).tolist() == []
+    assert past.seen_labels(np.int32([])).tolist() == []
     assert past.holds(np.int32([]), np.int32([])).tolist() == []

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from longtail.tables.database import OpenedFile
 from longtail.trainer.cli import app
 from longtail.trainer.config import DataConfig, Recipe, load_recipe, recipe_toml
-from longtail.trainer.config.rows import shown
+from longtail.trainer.config.rows import name_sources
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import prepare
 from longtail.trainer.errors import DataError, RecipeError
@@ -167,7 +167,6 @@ SELECT user, item, order AS place FROM 'orders.csv' JOIN 'lines/*.parquet' USING
 query_id = "user"
 label_id = "item"
 labels = "SELECT item, count(*) AS sold FROM 'lines' GROUP BY item"
-on_bad_row = "drop"
 max_bad_rows = 0.5
 [query]
 features = [{ name = "user", kind = "id" }]
@@ -204,7 +203,7 @@ def test_a_query_is_written_as_it_is_read(shop: Path, tmp_path: Path) -> None:
 
 
 def test_bad_lines_below_a_query_are_refused_like_others(shop: Path) -> None:
-    recipe = load_recipe(shop, ["data.on_bad_row=error"])
+    recipe = load_recipe(shop, ["data.max_bad_rows=0"])
     with pytest.raises(DataError, match=r"orders\.csv: expected 3 columns, found .* in line 5"):
         load_dataset(recipe.data, seed=0)
 
@@ -240,8 +239,8 @@ def test_a_query_that_cannot_be_read_is_said_with_the_recipe(shop: Path) -> None
 
 def test_messages_show_a_query_in_a_line() -> None:
     query = "SELECT item,\n  a_column_with_a_long_name, another_column_with_a_long_name FROM 'a.csv'"
-    assert shown(["a.csv", query]) == "a.csv and 1 more"
-    assert shown(query) == "SELECT item, a_column_with_a_long_name, another_column_with_…"
+    assert name_sources(["a.csv", query]) == "a.csv and 1 more"
+    assert name_sources(query) == "SELECT item, a_column_with_a_long_name, another_column_with_…"
 
 
 def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:

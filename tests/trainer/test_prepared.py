@@ -30,7 +30,6 @@ label_id = "item"
 timestamp = "time"
 events = { column = "event", weights = { click = 1, buy = 3, glance = 0 } }
 impressions = "shown"
-on_bad_row = "drop"
 max_bad_rows = 5
 queries = "users.parquet"
 valid_from = "since"

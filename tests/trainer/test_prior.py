@@ -29,9 +29,9 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate_rolling
 from longtail.trainer.evaluation.dial import Dial, Noise
-from longtail.trainer.job import say_of_grids
 from longtail.trainer.prior import fit_forecast
 from longtail.trainer.progress import Reporter
+from longtail.trainer.results import report_grids
 from longtail.trainer.trained import Trained
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -94,23 +94,23 @@ FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "lis
 def test_a_forecast_is_likelier_than_decayed_counts_and_these_than_all_alike(folder: Path) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    found = fit_forecast(of, dataset, dataset.before("test"))
+    found = fit_forecast(of, dataset, dataset.pairs_before("test"))
 
     nats = found.settings.nats
     assert nats["forecast"] > nats["decayed"] + 0.02 > nats["count"] + 0.5
     # The period after it, which nothing was fitted to, says so too.
     wanted = np.bincount(dataset.test.labels, minlength=ITEMS)
-    counts = np.bincount(dataset.before("test").labels, minlength=ITEMS) + 0.5
+    counts = np.bincount(dataset.pairs_before("test").labels, minlength=ITEMS) + 0.5
     gain = wanted @ (found.log_popularity(include_future=True) - np.log(counts / counts.sum())) / wanted.sum()
     assert gain > 0.5
     assert found.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
-    assert fit_forecast(of, dataset, dataset.before("test")).model == found.model
+    assert fit_forecast(of, dataset, dataset.pairs_before("test")).model == found.model
 
 
 def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
-    known = dataset.before("test")
+    known = dataset.pairs_before("test")
     last = int(np.argmax(known.times))
     burst = known.take(np.r_[np.arange(len(known)), np.repeat(last, 1000)])
 
@@ -121,7 +121,7 @@ def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
 def test_visits_that_choose_many_labels_count_less_where_votes_are_likelier_so(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
-    known = dataset.before("test")
+    known = dataset.pairs_before("test")
     rng, days = np.random.default_rng(2), np.arange(1, DAYS - 8)
     # Every day a collector, a new query, takes half of the items in an hour, the same in every week.
     more = known.take(np.r_[np.arange(len(known)), np.zeros(len(days) * 60, int)])
@@ -141,7 +141,7 @@ def test_visits_that_choose_many_labels_count_less_where_votes_are_likelier_so(f
 def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, Any]) -> None:
     of = recipe(folder, prior)
     dataset = read_dataset(of)
-    known = dataset.before("test")
+    known = dataset.pairs_before("test")
     plain = fit_forecast(of, dataset, known)
     label = int(np.argsort(-plain.log_popularity())[ITEMS // 8])
 
@@ -167,7 +167,7 @@ def test_what_is_compared_on_the_last_period_was_fitted_before_it(
 ) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    known = dataset.before("test")
+    known = dataset.pairs_before("test")
     last = known.times.max() - np.ptp(dataset.valid.times)
     trained, train = list[tuple[int, bytes]](), xgboost.train
 
@@ -256,7 +256,7 @@ def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> N
         )
         trained = SimpleNamespace(recipe=SimpleNamespace(evaluation=config), noise=lambda: noise)
         console = Console(record=True, quiet=False, file=io.StringIO(), width=200)
-        say_of_grids(cast(Trained, trained), dial, Reporter(console))
+        report_grids(cast(Trained, trained), dial, Reporter(console))
         return console.export_text()
 
     words = "μ = 1, the best on valid, is an end of evaluation.popularity: try a wider grid\n"
@@ -279,7 +279,7 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     with pytest.raises(BundleInvariantError, match="has a row per label"):
         replace(read, forecast=read.forecast.take(np.arange(3))).validate()
     dataset = read_dataset(of)
-    assert read.forecast.settings.until == pytest.approx(dataset.before("test").times.max() / 1e6)
+    assert read.forecast.settings.until == pytest.approx(dataset.pairs_before("test").times.max() / 1e6)
     later_pairs = (
         "later than the bundle's forecast of popularity, which knows pairs up to 2026-0.*: their popularity would"
     )

@@ -227,7 +227,7 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
 
     def inputs_of(pairs: np.ndarray) -> dict[str, np.ndarray]:
         assert len(pairs) <= 50
-        return encoding.query.of_pairs(pairs, np.random.default_rng(0))
+        return encoding.query.pair_inputs(pairs, np.random.default_rng(0))
 
     tree, held_out = fit_proposal(
         job.query.features,
@@ -243,7 +243,7 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
     tree.validate(items)
     assert held_out == {}, "one λ_n, nothing to choose"
     assert {name: rows.shape for name, rows in tree.projection.items()} == {"age": (1, 4), "seen": (items + 1, 4)}
-    every = encoding.query.of_pairs(np.arange(len(data.train)), np.random.default_rng(0))
+    every = encoding.query.pair_inputs(np.arange(len(data.train)), np.random.default_rng(0))
     z = tree.project(every)
     assert z[:, 0].std() == pytest.approx(1, abs=0.2)
     probability = np.exp(tree.all_log_probabilities(z))

@@ -33,6 +33,8 @@ if point == "checkpoint":
 
 from longtail.trainer import backend
 from longtail.trainer.cli import main
+from longtail.trainer.config import TrainingConfig
+TrainingConfig.checkpoint_steps = 3
 backend.compile_loss = lambda function: function
 main()
 """
@@ -41,7 +43,7 @@ the n-th checkpoint of its refit is written but not yet named."""
 
 
 SETTINGS = (
-    "training.checkpoint_steps=3", "training.epochs=2", "training.refit=true",
+    "training.epochs=2", "training.refit=true",
     'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear",
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 
-L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0
+L, B, GAMMA = 7, 4, 0.25
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
 BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
 SHOWN = np.int32([[1, 0], [2, 2], [4, 5], [6, 1]])
@@ -41,9 +41,9 @@ FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("family", "sampler", "shown"), [("softmax", "in_batch", False), ("logistic", "full", True)])
 def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: bool) -> None:
-    """METHODS §3.1, label by label in NumPy: each retrieved label weighs what the recipe says, beside impressions."""
+    """METHODS §3.1, label by label in NumPy: retrieved labels weigh 1, beside impressions."""
     loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
-    loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2, "weight": WEIGHT}}
+    loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2}}
     job = tiny.recipe(
         data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
         loss=loss | ({"impressions": GAMMA} if shown else {}),
@@ -56,7 +56,7 @@ def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: b
     expected = 0.0
     for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
         drawn = BATCH.labels if sampler == "in_batch" else np.arange(L)
-        terms = [(other, 1.0) for other in drawn] + [(other, WEIGHT) for other in FOUND[row]]
+        terms = [(other, 1.0) for other in drawn] + [(other, 1.0) for other in FOUND[row]]
         terms = [(other, each) for other, each in terms + [(other, GAMMA) for other in SHOWN[row] if shown]
                  if other != label]  # fmt: skip
         own = logits_BL[row, label]
@@ -108,7 +108,7 @@ LISTS = {"negatives": 2, "depth": 4, "bias_removal": 1.0}
 
 def job(**retrieved: Any) -> Recipe:
     return tiny.recipe(
-        loss={"retrieved_negatives": LISTS | retrieved}, training={"batch_size": 10, "checkpoint_steps": 2},
+        loss={"retrieved_negatives": LISTS | retrieved}, training={"batch_size": 10},
         optimizer={"embedding_learning_rate": 0.1}, model={"label_bias": True},
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def best(model: Any, depth: int, bias_removal: float) -> list[list[int]]:
 def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
     negatives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two epochs of lists after one of none; a search every two epochs leaves the fourth with the third's."""
+    """The first epoch has no lists."""
     models: list[Any] = []
     lists: list[list[list[int]]] = []
     steps: list[int] = []
@@ -146,11 +146,11 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
     def watched(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
         epoch = len(lists)
         lists.append(best(models[0], 4, 1.0))
-        of_epoch = lists[2 if epoch == 3 else epoch]
+        of_epoch = lists[epoch]
         for step, batch in epoch_batches(*arguments, **more):
             for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_retrieved"], strict=True):
                 assert len(row) == negatives
-                if epoch < 2:
+                if epoch == 0:
                     assert set(row) == {positive}
                 else:
                     assert set(row) <= set(of_epoch[query])
@@ -160,9 +160,9 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
 
     monkeypatch.setattr("longtail.trainer.train.TrainStep", Watched)
     monkeypatch.setattr("longtail.trainer.train.epoch_batches", watched)
-    run(job(warm_up=2, every=2, negatives=negatives), tmp_path, epochs=4)
-    assert steps == 4 * [*range(5)]
-    assert lists[3] != lists[2] != lists[0], "the weights have moved on"
+    run(job(negatives=negatives), tmp_path, epochs=3)
+    assert steps == 3 * [*range(5)]
+    assert lists[2] != lists[1] != lists[0], "the weights have moved on"
 
 
 def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = False) -> Retrieved:
@@ -179,7 +179,7 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = Fals
     query = Encoding.fit(recipe, data).query
     assert recipe.loss.retrieved_negatives is not None
     found = Retrieved(recipe, recipe.loss.retrieved_negatives, data)
-    embed = lambda rows: model.embed_queries(query.of_queries(rows))  # noqa: E731
+    embed = lambda rows: model.embed_queries(query.query_inputs(rows))  # noqa: E731
     found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=within)
     return found
 
@@ -237,8 +237,8 @@ def test_jobs_that_take_none(tmp_path: Path) -> None:
         run(job(depth=13), tmp_path, epochs=1)
 
     some = loss(weight="importance")
-    assert some.uncalibrated() == "retrieved_negatives follow the model's own scores, and no q draws them"
-    assert str(some) == "softmax · in_batch · importance · 4 of 200 retrieved, each 1"
+    assert some.explain_uncalibrated() == "retrieved_negatives follow the model's own scores, and no q draws them"
+    assert str(some) == "softmax · in_batch · importance · 4 of 200 retrieved"
     assert some.noise_suffix == " of the draws, not of the retrieved negatives"
     assert loss(impressions=0.5).noise_suffix == " of the draws, not of the impressions and retrieved negatives"
     assert loss(retrieved=None).noise_suffix == ""

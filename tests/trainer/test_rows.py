@@ -69,7 +69,7 @@ def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
         load(path, test=other, valid=tmp_path / "gone.csv", placeholders=["undefined"], **SETTINGS)
 
     head, *lines = str(refused.value).split("\n")
-    assert head == 'data with 10 problems; data.on_bad_row = "drop" leaves such rows out:'
+    assert head == "data with 10 problems; data.max_bad_rows = 0.05 leaves out such rows, up to 5 % of those read:"
     assert [line.replace(f"{tmp_path}/", "").strip() for line in lines] == [
         "gone.csv: expected a csv file, found none",
         "other.csv: expected a column 'when', found user, item",
@@ -88,7 +88,7 @@ def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
 def test_bad_rows_are_dropped_counted_and_listed(tmp_path: Path) -> None:
     path = text(tmp_path, DIRTY)
 
-    dataset = load(path, on_bad_row="drop", max_bad_rows=9, **SETTINGS)
+    dataset = load(path, max_bad_rows=9, **SETTINGS)
 
     assert named(dataset) == sorted(["a-1", "undefined-3", *(f"{user}-{at}" for at, user in enumerate("klmnopqr", 10))])
     assert "4" not in dataset.label_ids.to_pylist()
@@ -109,8 +109,8 @@ def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str)
     path = text(tmp_path, DIRTY)
 
     with pytest.raises(DataError, match=f"data.max_bad_rows: expected {words}, found 8 bad rows:\n"):
-        load(path, on_bad_row="drop", max_bad_rows=limit, **SETTINGS)
-    assert len(load(path, on_bad_row="drop", max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
+        load(path, max_bad_rows=limit, **SETTINGS)
+    assert len(load(path, max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
 
 
 def test_times_that_cannot_be_true_are_bad_rows(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_times_that_cannot_be_true_are_bad_rows(tmp_path: Path) -> None:
         refused.value
     )
     assert "expected times since 1990 and not in the future, found 1970-01-01 00:00 in row 4" in str(refused.value)
-    dataset = load(path, timestamp="when", on_bad_row="drop", max_bad_rows=2)
+    dataset = load(path, timestamp="when", max_bad_rows=2)
     assert dataset.train.times.tolist() == times[:3]
 
 
@@ -206,7 +206,7 @@ def test_bad_rows_of_feature_tables(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="expected distinct ids, found 'x' a second time in row 4"):
         load(log, labels=items)
-    dataset = load(log, labels=items, on_bad_row="drop", max_bad_rows=3)
+    dataset = load(log, labels=items, max_bad_rows=3)
 
     assert dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["price"].to_pylist(), strict=True)) == {
         "x": 1,
@@ -253,7 +253,7 @@ def test_an_event_type_without_a_weight_is_a_bad_row(tmp_path: Path) -> None:
         load(path, events=EVENTS)
     expected = "expected one of view, cart, buy, hover (weight 0 leaves a type out)"
     assert f"{expected}, found 'wish' (2), 'share' (1), null in 4 rows (1, 2, 3, 4)" in str(refused.value)
-    assert named(load(path, events=EVENTS, on_bad_row="drop", max_bad_rows=4)) == ["a-1", "f-1"]
+    assert named(load(path, events=EVENTS, max_bad_rows=4)) == ["a-1", "f-1"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> N
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
 
     def of(rows: np.ndarray, *, packed: bool) -> np.ndarray:
-        return embedded(model, encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed))
+        return embedded(model, encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=packed))
 
     for rows in (np.arange(16), np.array([9, 3, 15, 10, 0]), np.array([0, 1])):
         one_by_one = np.concatenate([of(row[None], packed=False) for row in rows])
@@ -80,9 +80,9 @@ def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> N
 def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
     recipe, dataset = job(history(name)), data()
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
-    batch = encoding.query.of_pairs(np.arange(16), np.random.default_rng(0), packed=True)
+    batch = encoding.query.pair_inputs(np.arange(16), np.random.default_rng(0), packed=True)
     before = embedded(model, batch)
-    place = int(batch["_history__place"][8])  # the third entry of query 2, pairs 5 to 10
+    place = int(batch["_history__last"][8])  # the third entry of query 2, pairs 5 to 10
     changed = batch["history"].copy()
     changed.flat[place] = 1 + changed.flat[place] % LABELS
     moved = np.abs(embedded(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
@@ -114,7 +114,7 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
     rows = np.array([5, 6, 7, 8, 12, 13, 14, 1])
     for packed in (True, False):
         model = shaken(tiny.model(recipe, dataset, batch_size=len(rows)))
-        batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=packed)
+        batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=packed)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(len(rows), np.float32)}
         loss = float(model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)})))
         after.append(
@@ -133,7 +133,7 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
         training = {"accumulate": parts, "batch_size": 8}
         recipe = job(history(name), training=training, optimizer={"embeddings": "sgd", "dense": "sgd", "l2": 0.01})
         encoding, model = Encoding.fit(recipe, dataset), shaken(tiny.model(recipe, dataset, batch_size=8))
-        batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=parts == 1)
+        batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=parts == 1)
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(8, np.float32)}
         model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)}))
         after.append([np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables]])
@@ -147,7 +147,7 @@ def test_dropout_is_of_entries_and_of_training_alone() -> None:
     recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
     models = {rate: shaken(tiny.model(recipe, dataset, batch_size=8)) for rate, recipe in recipes.items()}
     encoding, rows = Encoding.fit(recipes[0.0], dataset), np.arange(5, 13)
-    batch = encoding.query.of_pairs(rows, np.random.default_rng(0), packed=True)
+    batch = encoding.query.pair_inputs(rows, np.random.default_rng(0), packed=True)
     np.testing.assert_array_equal(embedded(models[0.5], batch), embedded(models[0.0], batch))
     labels = {
         "_positive": dataset.train.labels[rows],
@@ -183,7 +183,7 @@ def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
     lengths = tuple(int(n) for n in np.random.default_rng(3).integers(0, 8, 600))
     recipe, dataset = job(history("sasrec"), tiny.USER), data(lengths=lengths)
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
-    inputs = encoding.query.of_queries(np.arange(600, dtype=np.int32))
+    inputs = encoding.query.query_inputs(np.arange(600, dtype=np.int32))
     whole = np.asarray(model.towers.query(inputs))
     np.testing.assert_allclose(model.embed_queries(inputs), whole, atol=2e-5)
     assert sum(n == 0 for n in lengths) > 10
@@ -264,7 +264,6 @@ def test_what_a_sequence_cannot_be_is_refused() -> None:
         "expected a dim that encoder.heads = 3 divides, received 4",
         feature={"encoder": {"name": "hstu", "heads": 3}},
     )
-    refused(r"expected hidden with 'sasrec' only, received 'hstu'", feature={"encoder": {"name": "hstu", "hidden": 8}})
     refused(
         r"expected smoothing with 'sasrec' only, received 'hstu'",
         feature={"encoder": {"name": "hstu", "smoothing": [0.5]}},

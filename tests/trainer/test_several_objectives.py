@@ -23,7 +23,7 @@ from longtail.trainer import Reporter, fit, load_recipe
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs, once_each
+from longtail.trainer.data.pairs import Pairs, keep_latest
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.loss_terms import KnownPositives
 from longtail.trainer.loss_terms.queries import ByObjective
@@ -148,8 +148,8 @@ def test_a_step_without_objectives_is_refused() -> None:
 def test_repeats_are_of_a_pair_and_its_objective() -> None:
     """A label that was clicked twice and bought once is two pairs."""
     log = tiny.pairs((0, 1), (0, 1), (0, 1), weights=[1, 2, 3])
-    assert once_each(log).weights.tolist() == [3]
-    kept = once_each(replace(log, objectives=np.int32([0, 1, 0])))
+    assert keep_latest(log).weights.tolist() == [3]
+    kept = keep_latest(replace(log, objectives=np.int32([0, 1, 0])))
     assert (kept.objectives.tolist(), kept.weights.tolist()) == ([1, 0], [2, 3])
 
 
@@ -226,7 +226,7 @@ def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
     assert carried.left == {}
     assert carried.dense == ["query/0.ObjectiveMaps.click", "query/0.ObjectiveMaps.purchase"]
     places = [np.argsort(np.array(ids.to_pylist(), int)) for ids in (data.query_ids, data.label_ids)]
-    queries_BD = model.embed_queries(encoding.query.of_queries(places[0].astype(np.int32)))
+    queries_BD = model.embed_queries(encoding.query.query_inputs(places[0].astype(np.int32)))
     return queries_BD @ model.embed_labels()[places[1]].T
 
 
@@ -287,7 +287,7 @@ def test_pairs_keep_their_objective_wherever_they_go() -> None:
     assert dict(zip(zip(shuffled.queries, shuffled.labels, strict=True), shuffled.objectives, strict=True)) == dict(
         zip(zip(TRAIN.queries, TRAIN.labels, strict=True), TRAIN.objectives, strict=True)
     )
-    both = TRAIN.take(slice(0, 4)).followed_by(TRAIN.take(slice(4, 8)))
+    both = TRAIN.take(slice(0, 4)).merge_later(TRAIN.take(slice(4, 8)))
     np.testing.assert_array_equal(both.objectives, TRAIN.objectives)
     plain = Pairs(TRAIN.queries, TRAIN.labels)
     np.testing.assert_array_equal(plain.owner_keys, TRAIN.queries)
@@ -302,22 +302,22 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
     [
         ({"objectives": {"click": CLICK}}, r"expected at least two, or no \[objectives\] at all, received \['click'\]"),
         ({"objectives": {"a b": CLICK, "c": PURCHASE}}, r"expected names of letters, digits and _, received \['a b'\]"),
-        ({"data": {}}, r"objectives: expected each type that data\.events\.weights weighs once, \[\],"),
+        ({"data": {}}, r"objectives: expected each type of data\.events\.weights once, \[\],"),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}},
-            r"objectives: expected each type that data\.events\.weights weighs once,",
+            r"objectives: expected each type of data\.events\.weights once,",
         ),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}},
-            r"objectives: expected each type that data\.events\.weights weighs once,",
+            r"objectives: expected each type of data\.events\.weights once,",
         ),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "view"]}}},
-            r"objectives: expected each type that data\.events\.weights weighs once,",
+            r"objectives: expected each type of data\.events\.weights once,",
         ),
         (
             {"objectives": {"click": {"events": ["click"]}, "purchase": PURCHASE}},
-            r"objectives: expected each type that data\.events\.weights weighs once,",
+            r"objectives: expected each type of data\.events\.weights once,",
         ),
         (
             {"objectives": {"click": CLICK | {"export": 0}, "purchase": PURCHASE | {"export": 0}}},

@@ -80,7 +80,7 @@ def test_whatever_reads_a_table_finds_its_rows(tmp_path: Path, features: list[di
     tensors = onnx.load_from_string(bundle.query_tower).graph.initializer
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     assert {entry.value for entry in entries} == {f"tables/{name}.npy" for name in read.split()}
-    inputs = trained.encoding.query.of_queries(np.arange(4, dtype=np.int32))
+    inputs = trained.encoding.query.query_inputs(np.arange(4, dtype=np.int32))
     found = onnx_session(bundle.query_model, "query_tower.onnx").run(None, inputs)[0]
     np.testing.assert_allclose(found, trained.model.embed_queries(inputs), atol=1e-5)
 

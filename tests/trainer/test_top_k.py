@@ -117,17 +117,15 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
 
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.ranks])
-@pytest.mark.parametrize("published", [False, True], ids=["", "published gradient"])
-def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str, published: bool) -> None:
-    """The gradient goes through the weight in the published form alone, by central differences; mining and the
-    regularizer stay as they are."""
+def test_losses_are_weighted_by_the_margin_over_beta(family: str) -> None:
+    """The gradient does not go through the weight, by central differences; the regularizer stays as it is."""
     positive_B, beta_B = np.float32([1.0, -0.5]), np.float32([0.4, 0.25])
     logits = SampledLogits(
         positive_B, np.float32([[0.5, -1.0], [0.0, 0.75]]), np.zeros((2, 2), bool),
         *[np.float32([-1.0, -2.0])] * 4,
     )  # fmt: skip
     plain = Objective(family, "importance", regularizer=0.1)
-    config = TopKConfig(k=1, temperature=0.5, published_gradient=published)
+    config = TopKConfig(k=1, temperature=0.5)
     held = replace(plain, terms=(WeighByTopK(tiny.recipe(), config, DATA),))
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
@@ -139,7 +137,7 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str, pu
     def by_hand(positive_B: np.ndarray) -> np.ndarray:
         of = logits._replace(positive_B=positive_B)
         penalty_B = losses(plain, of) - losses(replace(plain, regularizer=0.0), of)
-        weight_B = 1 / (1 + np.exp(-((positive_B if published else logits.positive_B) - beta_B) / 0.5))
+        weight_B = 1 / (1 + np.exp(-(logits.positive_B - beta_B) / 0.5))
         return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
 
     np.testing.assert_allclose(losses(held, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
@@ -302,14 +300,6 @@ def test_a_k_beyond_the_catalogue_is_refused(k: Any, message: str) -> None:
         check_sizes(tiny.recipe(loss={"top_k": {"k": k}}), DATA)
 
 
-def test_the_published_gradient_is_refused_where_it_lowers_every_positive_of_a_fresh_model() -> None:
-    """Up to τ = ½·log 6 = .896: there σ = ½, and the loss is log L."""
-    published = {"k": 2, "published_gradient": True}
-    with pytest.raises(DataError, match=r"temperature: expected more than ½·log L = 0\.896 with published_gradient"):
-        check_sizes(tiny.recipe(loss={"top_k": published | {"temperature": 0.89}}), DATA)
-    check_sizes(tiny.recipe(loss={"top_k": published | {"temperature": 0.9}}), DATA)
-
-
 CHOSEN = np.random.default_rng(3)
 PREFER = (np.arange(300) + 3) ** -1.0 * np.exp(CHOSEN.normal(0, 0.7, (40, 6)) @ CHOSEN.normal(0, 1, (6, 300)))
 PREFER /= PREFER.sum(axis=1, keepdims=True)
@@ -341,7 +331,7 @@ def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
     [pytest.param(FULL, 0, id="full", marks=pytest.mark.nightly), pytest.param({}, 1, id="in_batch")],
 )
 def test_rankings_are_no_worse_than_without_it(loss: dict[str, Any], bias_removal: float) -> None:
-    """At the defaults: among all labels, and among a bucket's own. The published gradient turns the order round."""
+    """At the defaults: among all labels, and among a bucket's own."""
     counts_L = np.bincount(PICKED, minlength=300)
     tail_L = counts_L <= np.quantile(counts_L[counts_L > 0], 0.33)
 

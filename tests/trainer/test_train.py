@@ -10,10 +10,10 @@ from rich.console import Console
 
 from longtail.bundle import CurvePoint, Interval
 from longtail.trainer import fit, load_recipe
-from longtail.trainer.data.batches import made_ahead
+from longtail.trainer.checkpoint import lock_folder
+from longtail.trainer.data.batches import prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError, DataError, RecipeError
-from longtail.trainer.job import alone_in
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import train
@@ -160,7 +160,7 @@ def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
             yield step, {}
         raise ValueError("no more pairs")
 
-    ahead = made_ahead(batches())
+    ahead = prefetch(batches())
     assert next(ahead)[0] == 0
     until(lambda: made == [0, 1], "the next to be made while the first is used")
     assert [step for step, _ in islice(ahead, 3)] == [1, 2, 3]
@@ -171,12 +171,12 @@ def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
 def test_a_second_job_on_a_folder_is_refused_before_it_trains(tmp_path: Path) -> None:
     recipe, out = tiny.write_job(tmp_path), tmp_path / "out"
     with (
-        alone_in(out.with_name("out.work")),
+        lock_folder(out.with_name("out.work")),
         pytest.raises(CheckpointError, match="expected no other job here, found one"),
     ):
         fit(recipe, out)
     assert not out.exists()
-    with alone_in(out.with_name("out.work")):  # the lock went with the job
+    with lock_folder(out.with_name("out.work")):  # the lock went with the job
         pass
 
 

@@ -18,8 +18,8 @@ from longtail.tables import DataError, find_files
 from longtail.tables.database import Database, OpenedFile, open_database
 from longtail.tables.table import Table, id_expression, read_table
 from longtail.tables.values import as_type, is_list_of_ids, to_number, type_name
-from longtail.trainer.config.rows import shown
-from longtail.trainer.data.ids import example_of
+from longtail.trainer.config.rows import name_sources
+from longtail.trainer.data.ids import describe_example
 
 _WHOLE_LISTS = "labels"
 """Column of lists that `longtail-serve batch` writes."""
@@ -69,7 +69,7 @@ def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
     Raises:
         DataError: a column is not there or of another type, a cell is empty, or a query has two rows of lists.
     """
-    where = shown(place)
+    where = name_sources(place)
     with open_database() as duck:
         table, order, falling = _table(duck, place, columns, where)
         table.refuse_rejected()
@@ -177,6 +177,6 @@ def rows_of(found: pa.Array, known: pa.Array, what: str, where: str) -> Int32:
     rows: Int32 = pc.fill_null(find_rows(found, known), -1).to_numpy().astype(np.int32)
     if (rows < 0).all():
         raise DataError(
-            f"{where}: expected {what} of the interactions, found none{example_of(found, known, nothing=True)}"
+            f"{where}: expected {what} of the interactions, found none{describe_example(found, known, nothing=True)}"
         )
     return rows

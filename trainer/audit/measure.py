@@ -19,7 +19,7 @@ from longtail.tables.times import format_time
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import format_errors
-from longtail.trainer.config.rows import shown
+from longtail.trainer.config.rows import name_sources
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError, RecipeError
@@ -159,7 +159,7 @@ def audit(audited: Audited) -> Audit:
     k = max(config.ks)
     lists = read_lists(audited.lists, Columns(audited.query_id, audited.label_id, audited.rank, audited.score), k)
     dataset = load_dataset(data, seed=_SEED, columns={"query": audited.groups, "label": ()})
-    where = shown(audited.lists)
+    where = name_sources(audited.lists)
     query_rows = rows_of(lists.queries, dataset.query_ids, "queries", where)
     label_rows = rows_of(lists.labels, dataset.label_ids, "labels", where)
     named = len(dataset.label_ids)
@@ -167,8 +167,8 @@ def audit(audited: Audited) -> Audit:
     labels = max(named, int(label_rows.max()) + 1)
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
-    known, queries = dataset.before("test"), len(dataset.query_ids)
-    past = Past.of(known, queries=queries)
+    known, queries = dataset.pairs_before("test"), len(dataset.query_ids)
+    past = Past.fixed(known, queries=queries)
     to_find = HeldOut.of(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
     if to_find.seen and not to_find.measured and not audited.include_seen:
         raise DataError(
@@ -183,7 +183,7 @@ def audit(audited: Audited) -> Audit:
     learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED, ordered=dataset.ordered)
     tuning = None
     if len(dataset.valid):
-        past_of_valid = Past.of(dataset.train, queries=queries)
+        past_of_valid = Past.fixed(dataset.train, queries=queries)
         valid = Task.of(
             dataset.valid, past_of_valid, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES
         )  # fmt: skip
@@ -239,9 +239,9 @@ class _Placed:
 def _findings(
     placed: _Placed, dataset: Dataset, task: Task, to_find: HeldOut, audited: Audited, named: int
 ) -> list[Finding]:  # fmt: skip
-    train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
+    train, test, labels = dataset.pairs_before("test"), dataset.test, task.positives.labels
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
-    row_n, label_n = task.past.seen(task.rows_N).T
+    row_n, label_n = task.past.seen_labels(task.rows_N).T
     keys_NK = np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK
     known_NK = is_in(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
     allowed = " (allowed by --include-seen)" if audited.include_seen else ""

@@ -9,22 +9,20 @@ from longtail.trainer.config.reading import load_recipe, recipe_toml
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.rows import EventsConfig, ObjectiveConfig
 from longtail.trainer.config.sections import (
-    PLACES,
+    SOURCE_KEYS,
     CooccurrenceConfig,
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
     PriorConfig,
-    PropensityConfig,
     SplitConfig,
     TrainingConfig,
 )
 from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConfig
-from longtail.trainer.config.tune import BoundConfig, RangeConfig, TuneConfig
+from longtail.trainer.config.tune import RangeConfig, TuneConfig
 
 __all__ = [
-    "PLACES",
-    "BoundConfig",
+    "SOURCE_KEYS",
     "CooccurrenceConfig",
     "DataConfig",
     "EvaluationConfig",
@@ -35,7 +33,6 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PriorConfig",
-    "PropensityConfig",
     "RangeConfig",
     "Recipe",
     "SplitConfig",

@@ -109,8 +109,8 @@ class MiningConfig(Section):
         return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
 
     def __str__(self) -> str:
-        given = self.model_dump(mode="json", exclude_defaults=True)
-        return ", ".join(f"{name} = {value}" for name, value in given.items())
+        keys = self.model_dump(mode="json", exclude_defaults=True)
+        return ", ".join(f"{name} = {value}" for name, value in keys.items())
 
 
 class TopKConfig(Section):
@@ -124,11 +124,6 @@ class TopKConfig(Section):
     of its bucket; positives of buckets that are not in the table keep weight 1."""
     temperature: float = Field(default=1.0, gt=0)
     """τ, in logits. A τ published for cosines is this τ times the model's temperature."""
-    published_gradient: bool = False
-    """Propagates the gradient through the weight as well, as the authors' code does. The score of a positive with a
-    loss above temperature/(1 − σ) then falls; use a temperature above ½·log L, or rankings reverse [METHODS §2.5]."""
-    memory: Count = 100
-    """Number of visits over which a query's β is averaged. More visits reduce noise; fewer follow the model faster."""
 
     def _problems(self) -> Iterator[str]:
         named = list(self.k) if isinstance(self.k, dict) else ["head"]
@@ -138,26 +133,26 @@ class TopKConfig(Section):
     @property
     def by_bucket(self) -> dict[str, int]:
         """Return K by bucket; empty where one K holds for all labels."""
-        given = self.k.items() if isinstance(self.k, dict) else ()
-        return dict(sorted(given, key=lambda it: BUCKET_NAMES.index(it[0])))
+        items = self.k.items() if isinstance(self.k, dict) else ()
+        return dict(sorted(items, key=lambda it: BUCKET_NAMES.index(it[0])))
 
     @property
-    def whole(self) -> int:
+    def k_overall(self) -> int:
         """Return K among all labels; 0 where each bucket has its own K."""
         return 0 if isinstance(self.k, dict) else self.k
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} {k}" for name, k in self.by_bucket.items()) or str(self.k)
-        published = ", published gradient" if self.published_gradient else ""
-        return f"top {named} within {self.temperature:g}{published}"
+        return f"top {named} within {self.temperature:g}"
 
 
 class RetrievedConfig(Section):
     """Add negatives that the model itself ranks high (ANCE) [METHODS §3.1].
 
-    Before an epoch, a search finds the `depth` highest-scored labels of every training query, without the query's
-    training positives. Each row of a batch draws negatives from the list of its query. A search costs as much as an
-    evaluation of all training queries, and its lists take depth × 4 bytes per query.
+    The first epoch trains on the sampler's negatives alone. Before every later epoch, a search finds the `depth`
+    highest-scored labels of every training query, without the query's training positives. Each row of a batch draws
+    negatives of weight 1 from the list of its query. A search costs as much as an evaluation of all training queries,
+    and its lists take depth × 4 bytes per query.
     """
 
     negatives: Count = 4
@@ -165,12 +160,6 @@ class RetrievedConfig(Section):
     gives one label at random."""
     depth: Count = 200
     """Length of the lists. True positives that the data lack come first in a list, so long lists are safer."""
-    weight: float = Field(default=1.0, gt=0)
-    """Weight of each of these negatives. No sampling correction applies, as no sampler drew them."""
-    warm_up: int = Field(default=1, ge=0)
-    """Epochs before the first search. They train on the sampler's negatives only."""
-    every: Count = 1
-    """Epochs between searches."""
     bias_removal: float = Field(default=0.0, ge=-1, le=2)
     """λ of the search. 0 ranks by the score in the loss. To mine the lists that will be served, set the λ to be
     served, usually 1."""
@@ -179,17 +168,8 @@ class RetrievedConfig(Section):
         if self.depth < self.negatives:
             yield f"depth: expected at least negatives = {self.negatives}, received {self.depth}"
 
-    def searched_before(self, epoch: int) -> int | None:
-        """Return the epoch before which an epoch's lists were searched; None during warm-up. Epochs count from 0.
-
-        Example:
-            >>> [RetrievedConfig(warm_up=1, every=2).searched_before(epoch) for epoch in range(5)]
-            [None, 1, 1, 3, 3]
-        """
-        return None if epoch < self.warm_up else epoch - (epoch - self.warm_up) % self.every
-
     def __str__(self) -> str:
-        return f"{self.negatives} of {self.depth} retrieved, each {self.weight:g}"
+        return f"{self.negatives} of {self.depth} retrieved"
 
 
 class NeighboursConfig(Section):
@@ -247,7 +227,7 @@ class LossConfig(Section):
     f², with f before −log L is added."""
     reweight: float = Field(default=0.0, ge=0)
     """Multiplies the loss of a pair by π_y^−reweight, scaled to mean 1 over the training pairs. π is always counted."""
-    smoothing: float = Field(default=0.5, gt=0)
+    smoothing: ClassVar[float] = 0.5
     """Pseudo-pairs added to every label's count, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
     """Source of the frequencies in weights. `counted`: counts before training. `streaming`: estimates from the gaps
@@ -267,8 +247,8 @@ class LossConfig(Section):
                 "impressions": self.impressions,
                 "retrieved_negatives": retrieved,
             }
-            if given := [name for name, value in refused.items() if value]:
-                yield f"{', '.join(given)}: not allowed {of_family}, whose noise must be exactly what q draws"
+            if names := [name for name, value in refused.items() if value]:
+                yield f"{', '.join(names)}: not allowed {of_family}, whose noise must be exactly what q draws"
         elif self.negatives_per == "query" and (family.ranks or self.family.pairwise):
             yield f"negatives_per: expected 'pair' with {self.family}, which compares negatives with each positive"
         if self.hits == "keep" and sampler.never_the_positive:
@@ -300,7 +280,7 @@ class LossConfig(Section):
             return self.hits
         return "mask" if self.family.pairwise or self.sampler.never_the_positive else LOSSES[self.family.name].hits
 
-    def uncalibrated(self) -> str | None:
+    def explain_uncalibrated(self) -> str | None:
         """Explain why scores are log-probabilities at no λ; None if they are at `calibrated_at`.
 
         Scores may differ from log-probabilities by a constant per query. The claim holds at the optimum of the loss
@@ -374,9 +354,9 @@ class LossConfig(Section):
     def noise_suffix(self) -> str:
         """Return what a manifest appends to the name of ν, such as negatives that no sampler drew."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
-        there = " and ".join(name for name, setting in named.items() if setting)
+        sources = " and ".join(name for name, setting in named.items() if setting)
         pooled = ", but for pooled positives" if self.pools else ""
-        return (f" of the draws, not of the {there}" if there else "") + pooled
+        return (f" of the draws, not of the {sources}" if sources else "") + pooled
 
     def objective(self) -> Objective:
         """Build the loss function that this section describes."""
@@ -390,13 +370,13 @@ class LossConfig(Section):
         )
 
     def __str__(self) -> str:
-        mined = "" if self.mining is None else f" · mined({self.mining})"
+        mining = "" if self.mining is None else f" · mined({self.mining})"
         hits = "" if self.hits is None else f" · hits {self.hits}"
         reweighted = f" · reweight {self.reweight}" if self.reweight else ""
-        shown = f" · impressions {self.impressions}" if self.impressions else ""
-        held = "" if self.top_k is None else f" · {self.top_k}"
-        beside = "" if self.retrieved_negatives is None else f" · {self.retrieved_negatives}"
-        near = "" if self.neighbours is None else f" · {self.neighbours}"
+        impressions = f" · impressions {self.impressions}" if self.impressions else ""
+        top_k = "" if self.top_k is None else f" · {self.top_k}"
+        retrieved = "" if self.retrieved_negatives is None else f" · {self.retrieved_negatives}"
+        neighbours = "" if self.neighbours is None else f" · {self.neighbours}"
         per = "" if self.negatives_per == "pair" else f" · negatives per {self.negatives_per}"
         choices = f"{self.family} · {self.sampler} · {self.weight}"
-        return f"{choices}{hits}{per}{mined}{held}{reweighted}{shown}{beside}{near}"
+        return f"{choices}{hits}{per}{mining}{top_k}{reweighted}{impressions}{retrieved}{neighbours}"

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from longtail.bundle.validation import describe_problems, did_you_mean
 from longtail.tables import DataError, is_query
 from longtail.trainer.config.recipe import Recipe
-from longtail.trainer.config.sections import PLACES, DataConfig
+from longtail.trainer.config.sections import SOURCE_KEYS, DataConfig
 from longtail.trainer.errors import RecipeError
 
 _PARQUET = b"PAR1"
@@ -56,7 +56,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     except ValidationError as error:
         raise RecipeError(f"{path}: {_absent_ids(tree, path.parent) or format_errors(error.errors())}") from error
     try:
-        return _with_places(recipe, lambda place: path.parent / place)
+        return _change_sources(recipe, lambda source: path.parent / source)
     except DataError as error:
         raise RecipeError(f"{path}: {error}") from error
 
@@ -69,11 +69,11 @@ def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
 
     try:
         data = DataConfig.model_validate(tree.get("data"))
-        places = data.train if isinstance(data.train, list) else [data.train]
+        sources = data.train if isinstance(data.train, list) else [data.train]
         with open_database() as reader:
             files = [
                 open_file(reader, file)
-                for file in find_files([folder / place if isinstance(place, Path) else place for place in places])
+                for file in find_files([folder / source if isinstance(source, Path) else source for source in sources])
             ]
     except (ValidationError, DataError, OSError):
         return None
@@ -87,22 +87,22 @@ def _absent_ids(tree: dict[str, Any], folder: Path) -> str | None:
     return None
 
 
-def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
+def _change_sources(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
     """Return a recipe with changed file paths, also inside SQL queries."""
 
-    def changed(place: Path | str) -> Path | str:
-        if isinstance(place, Path):
-            return change(place)
-        if not is_query(place):
-            return place
+    def changed(source: Path | str) -> Path | str:
+        if isinstance(source, Path):
+            return change(source)
+        if not is_query(source):
+            return source
         from longtail.tables.queries import rename_files  # needs DuckDB
 
-        return rename_files(place, change)
+        return rename_files(source, change)
 
     data = {}
-    for key in PLACES:
-        if (places := getattr(recipe.data, key)) is not None:
-            data[key] = [*map(changed, places)] if isinstance(places, list) else changed(places)
+    for key in SOURCE_KEYS:
+        if (sources := getattr(recipe.data, key)) is not None:
+            data[key] = [*map(changed, sources)] if isinstance(sources, list) else changed(sources)
     evaluation = recipe.evaluation
     if isinstance(evaluation.target_prior, Path):
         evaluation = evaluation.model_copy(update={"target_prior": change(evaluation.target_prior)})
@@ -111,9 +111,7 @@ def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
 
 def format_errors(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) -> str:
     """Return validation errors in one line: where, what was expected, what was received."""
-    return "; ".join(
-        str(each if each.path else replace(each, path="recipe")) for each in describe_problems(problems, model)
-    )
+    return "; ".join(str(it if it.path else replace(it, path="recipe")) for it in describe_problems(problems, model))
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -161,6 +159,6 @@ def recipe_toml(recipe: Recipe, folder: Path) -> str:
     """Write a recipe as TOML for `load_recipe`, with paths relative to the folder of the file."""
     import tomlkit  # imported here because the extra `longtail[tfrs]` does not install it
 
-    moved = _with_places(recipe, lambda place: Path(os.path.relpath(place.resolve(), folder.resolve())))
+    moved = _change_sources(recipe, lambda source: Path(os.path.relpath(source.resolve(), folder.resolve())))
     tree = moved.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})
     return tomlkit.dumps(tree)

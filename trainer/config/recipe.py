@@ -69,11 +69,11 @@ class Recipe(Section):
         for feature in self.query.features:
             yield from self._problems_of_query_feature(feature, f"query feature {feature.name!r}")
         for feature in self.label.features:
-            where = f"label feature {feature.name!r}"
+            subject = f"label feature {feature.name!r}"
             if feature.kind == "history":
-                yield f"{where}: expected kinds other than history, which belongs to queries"
+                yield f"{subject}: expected kinds other than history, which belongs to queries"
             if feature.origin == "row":
-                yield f"{where}: expected from = 'table', received 'row'"
+                yield f"{subject}: expected from = 'table', received 'row'"
         yield from self._problems_of_tables()
         yield from self._problems_of_neighbours()
         yield from self._problems_of_data()
@@ -87,24 +87,24 @@ class Recipe(Section):
         if self.tune is not None:
             yield from self.tune.problems(self.evaluation)
 
-    def _problems_of_query_feature(self, feature: FeatureConfig, where: str) -> Iterator[str]:
+    def _problems_of_query_feature(self, feature: FeatureConfig, subject: str) -> Iterator[str]:
         if feature.kind == "audience":
-            yield f"{where}: expected kinds other than audience, which belongs to labels"
+            yield f"{subject}: expected kinds other than audience, which belongs to labels"
         if feature.origin == "row" and (feature.kind == "history" or feature.name == self.data.query_id):
-            yield f"{where}: expected from = 'row' of neither a history nor the query's own id"
+            yield f"{subject}: expected from = 'row' of neither a history nor the query's own id"
         if feature.reads_label_tower and feature.dim != self.model.dim:
-            yield f"{where}: expected dim = model.dim = {self.model.dim} with entries = {feature.entries!r}"
+            yield f"{subject}: expected dim = model.dim = {self.model.dim} with entries = {feature.entries!r}"
         weights = self.data.events.weights if self.data.events else {}
         types = [name for name, weight in weights.items() if weight]
         if unknown := [name for name in feature.events if name not in types]:
-            yield f"{where}: expected events of data.events.weights, {types or 'none'}, received {unknown}"
+            yield f"{subject}: expected events of data.events.weights, {types or 'none'}, received {unknown}"
         if feature.encoder is not None and not self.data.ordered:
-            yield f"{where}: expected data.timestamp, or a data.split by time per query, with an encoder"
+            yield f"{subject}: expected data.timestamp, or a data.split by time per query, with an encoder"
 
     def _problems_of_tables(self) -> Iterator[str]:
         """Yield features that name the same table but cannot share it."""
         of_query, of_label = (
-            {each.name for each in tower.features if each.kind == "number" and not each.has_table}
+            {feature.name for feature in tower.features if feature.kind == "number" and not feature.has_table}
             for tower in (self.query, self.label)
         )
         if both := sorted(of_query & of_label):
@@ -117,28 +117,30 @@ class Recipe(Section):
             other = first.setdefault(name, feature)
             pair = (other, feature)
             received = " and ".join(f"{it.name!r} ({it.kind}, {it.dim}, {it.table_rows or 'own'} rows)" for it in pair)
-            fixed = [each.kind if each.table_rows else None for each in pair]
+            fixed = [feature.kind if feature.table_rows else None for feature in pair]
             if other.dim != feature.dim or fixed[0] != fixed[1] or other.table_rows != feature.table_rows:
                 yield f"table {name!r}: expected one dim, and either ids or one kind and size, received {received}"
-            of_labels = {each.kind == "history" or each.name == self.data.label_id for each in pair}
+            of_labels = {feature.kind == "history" or feature.name == self.data.label_id for feature in pair}
             if len(of_labels) == 2 and "audience" in (other.kind, feature.kind):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 
     def _problems_of_neighbours(self) -> Iterator[str]:
         """Yield histories whose `table` is not one of label ids, and audiences whose `table` holds other ids."""
         every = (*self.query.features, *self.label.features)
-        for kind, own in (("history", self.data.label_id), ("audience", self.data.query_id)):
-            tables = [each.entry_table or each.table_name for each in every if each.kind == kind]
-            own_tables = {own, *(each.table_name for each in every if each.name == own)}
-            others = {each.table_name for each in every if each.kind in ("id", "bag") and each.name != own}
-            for each in every:
-                if each.kind != kind or each.table is None or each.table in {each.name, *own_tables}:
+        for kind, id_name in (("history", self.data.label_id), ("audience", self.data.query_id)):
+            tables = [feature.entry_table or feature.table_name for feature in every if feature.kind == kind]
+            id_tables = {id_name, *(feature.table_name for feature in every if feature.name == id_name)}
+            others = {
+                feature.table_name for feature in every if feature.kind in ("id", "bag") and feature.name != id_name
+            }
+            for feature in every:
+                if feature.kind != kind or feature.table is None or feature.table in {feature.name, *id_tables}:
                     continue
-                alone = kind == "history" and each.entries == "table" and tables.count(each.table) == 1
-                if alone or each.table in others - own_tables:
+                alone = kind == "history" and feature.entries == "table" and tables.count(feature.table) == 1
+                if alone or feature.table in others - id_tables:
                     yield (
-                        f"feature {each.name!r}: table = {each.table!r} is not allowed because it holds other ids than "
-                        f"a {kind}; use table = {own!r}, the table of another {kind}, or none"
+                        f"feature {feature.name!r}: table = {feature.table!r} is not allowed because it holds other "
+                        f"ids than a {kind}; use table = {id_name!r}, the table of another {kind}, or none"
                     )
 
     def _problems_of_data(self) -> Iterator[str]:
@@ -166,14 +168,14 @@ class Recipe(Section):
         if wrong := [name for name in names if not name.isidentifier()]:
             yield f"objectives: expected names of letters, digits and _, received {wrong}"
         types = sorted(event for event, weight in (events.weights if events else {}).items() if weight)
-        owned = sorted(event for each in objectives.values() for event in each.events)
-        if owned != types:
-            yield f"objectives: expected each type that data.events.weights weighs once, {types}, received {owned}"
+        objective_events = sorted(event for it in objectives.values() for event in it.events)
+        if objective_events != types:
+            yield f"objectives: expected each type of data.events.weights once, {types}, received {objective_events}"
         if not any(self.export_shares.values()):
             yield "objectives: expected some export > 0, received only zeros"
 
     def _problems_of_prior(self) -> Iterator[str]:
-        prior, kinds = self.prior, {each.name: each.kind for each in self.label.features}
+        prior, kinds = self.prior, {feature.name: feature.kind for feature in self.label.features}
         if prior.kind == "count":
             return
         if self.data.timestamp is None:
@@ -199,7 +201,11 @@ class Recipe(Section):
                 f"{sequences[0]!r}: a batch holds all pairs of a query, which would be negatives of each other"
             )
         if loss.neighbours is not None and "query" in loss.neighbours.sides:
-            changing = [each.name for each in self.query.features if each.origin == "row" or each.encoder is not None]
+            changing = [
+                feature.name
+                for feature in self.query.features
+                if feature.origin == "row" or feature.encoder is not None
+            ]
             if changing or self.data.valid_from:
                 yield (
                     "loss.neighbours: sides includes 'query', but a neighbour has no row from which to read "
@@ -222,16 +228,14 @@ class Recipe(Section):
                 "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
                 f"{loss.family.argument('power'):g}, received {model}"
             )
-        if loss.sampler.name == "adversarial":  # its search cannot find labels with almost no probability p_n(y|x)
-            default = evaluation.default_bias_removal or 0.0
-            for key, value in (("bias_removal", min(evaluation.bias_removal)), ("default_bias_removal", default)):
-                if value < 0:
-                    yield f"evaluation.{key}: expected λ >= 0 with sampler 'adversarial', received {value:g}"
+        # The search of a tree cannot find labels with almost no probability p_n(y|x).
+        if loss.sampler.name == "adversarial" and (least := min(evaluation.bias_removal)) < 0:
+            yield f"evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', received {least:g}"
         if not evaluation.log_likelihood:
             return
         if self.objectives:
             yield "evaluation.log_likelihood: expected false with objectives, whose served score is a weighted sum"
-        if reason := loss.uncalibrated():
+        if reason := loss.explain_uncalibrated():
             yield f"evaluation.log_likelihood: expected false, as scores are log-probabilities at no λ: {reason}"
         if loss.calibrated_at not in evaluation.bias_removal:
             yield (
@@ -242,9 +246,9 @@ class Recipe(Section):
     @property
     def export_shares(self) -> dict[str, float]:
         """Return the share of every objective in the served score, by name; empty without objectives."""
-        given = {name: each.weight if each.export is None else each.export for name, each in self.objectives.items()}
-        total = sum(given.values()) or 1.0
-        return {name: share / total for name, share in given.items()}
+        shares = {name: it.weight if it.export is None else it.export for name, it in self.objectives.items()}
+        total = sum(shares.values()) or 1.0
+        return {name: share / total for name, share in shares.items()}
 
     @property
     def served_similarity(self) -> Literal["cosine", "dot"]:
@@ -261,7 +265,7 @@ class Recipe(Section):
         events = self.data.events
         if not self.objectives or events is None:
             return self.data
-        factor = {event: each.weight for each in self.objectives.values() for event in each.events}
+        factor = {event: it.weight for it in self.objectives.values() for event in it.events}
         weights = {event: weight * factor.get(event, 1.0) for event, weight in events.weights.items()}
         return self.data.model_copy(update={"events": events.model_copy(update={"weights": weights})})
 
@@ -284,8 +288,8 @@ class Recipe(Section):
         """Return the objective's index for each type of `data.events.weights`, −1 for none; None without objectives."""
         if not self.objectives or self.data.events is None:
             return None
-        places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
-        return [places.get(event, -1) for event in self.data.events.by_type]
+        indices = {event: i for i, it in enumerate(self.objectives.values()) for event in it.events}
+        return [indices.get(event, -1) for event in self.data.events.by_type]
 
     @property
     def history_events(self) -> list[int] | None:
@@ -320,12 +324,15 @@ class Recipe(Section):
     def table_columns(self) -> dict[str, list[str]]:
         """List the columns to read from each feature table, `query` and `label`, without the id columns."""
         columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
-        for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
+        for side, tower, id_name in (
+            ("query", self.query, self.data.query_id),
+            ("label", self.label, self.data.label_id),
+        ):
             columns[side] += [self.prior.since] if side == "label" and self.prior.since else []
             columns[side] += [
-                each.source
-                for each in tower.features
-                if each.kind not in NEIGHBOURS and each.name != own and each.origin == "table"
+                feature.source
+                for feature in tower.features
+                if feature.kind not in NEIGHBOURS and feature.name != id_name and feature.origin == "table"
             ]
         columns["query"] += [name for name in self.evaluation.groups if name not in self.context_columns]
         return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
@@ -333,10 +340,10 @@ class Recipe(Section):
     @property
     def resolved_patience(self) -> int | None:
         """Return the evaluations without a rise after which training stops; None if it never stops early."""
-        given = self.training.patience
-        if given is None:
+        patience = self.training.patience
+        if patience is None:
             return 5 if self.optimizer.schedule == "constant" else None
-        return given or None
+        return patience or None
 
     @property
     def own_rows(self) -> dict[str, str]:
@@ -350,6 +357,6 @@ class Recipe(Section):
     def own_layers(self) -> list[tuple[str, str]]:
         """List kind and name of every custom tower and custom feature kind."""
         sides = (self.query, self.label)
-        kinds = [feature.own for side in sides for feature in side.features]
+        kinds = [feature.custom_kind for side in sides for feature in side.features]
         towers = [("tower", side.tower.name) for side in sides if side.tower is not None]
         return [*towers, *(("feature", kind.name) for kind in kinds if kind is not None)]

@@ -1,4 +1,4 @@
-"""Types of recipe values that select files and rows: places, spans of time, event types."""
+"""Types of recipe values that select files and rows: sources, spans of time, event types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longtail.tables.files import shorten_query
 from longtail.trainer.config.base import Section
 
 
-def _place(value: Any) -> Path | str:
+def _parse_source(value: Any) -> Path | str:
     if isinstance(value, str) and (is_query(value) or "://" in value):
         return value
     if isinstance(value, str | Path) and str(value):
@@ -25,21 +25,21 @@ def _place(value: Any) -> Path | str:
     raise ValueError(f"expected a path or a URL, or a list of them, received {value!r}")
 
 
-def _places(value: Any) -> Any:
+def _parse_sources(value: Any) -> Any:
     if not isinstance(value, list | tuple):
-        return _place(value)
+        return _parse_source(value)
     if not value:
         raise ValueError("expected at least one path or URL, received []")
-    return [_place(part) for part in value]
+    return [_parse_source(part) for part in value]
 
 
-Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
+Sources = Annotated[Path | str | list[Path | str], PlainValidator(_parse_sources)]
 """A file, a directory, a glob, a URL of an fsspec file system, an SQL query over these, or a list."""
 
 
-def shown(places: Places) -> str:
-    """Return the first place and the number of further places, for a message."""
-    first, *more = places if isinstance(places, list) else [places]
+def name_sources(sources: Sources) -> str:
+    """Name the first source and the number of further ones, for a message."""
+    first, *more = sources if isinstance(sources, list) else [sources]
     name = shorten_query(str(first)) if is_query(first) else str(first)
     return f"{name} and {len(more)} more" if more else name
 
@@ -54,14 +54,14 @@ def _since(value: Any) -> datetime | str:
         span_seconds(value)
         return value
     try:
-        found = datetime.fromisoformat(value) if isinstance(value, str) else value
+        time_ = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
-        found = None
-    if isinstance(found, date) and not isinstance(found, datetime):
-        found = datetime.combine(found, time())
-    if not isinstance(found, datetime):
+        time_ = None
+    if isinstance(time_, date) and not isinstance(time_, datetime):
+        time_ = datetime.combine(time_, time())
+    if not isinstance(time_, datetime):
         raise ValueError(f"expected a span such as '30d' or a time such as '2026-01-31', received {value!r}")
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time_ if time_.tzinfo else time_.replace(tzinfo=UTC)
 
 
 Since = Annotated[datetime | str, PlainValidator(_since)]
@@ -75,7 +75,7 @@ class EventsConfig(Section):
     """Column with the type of the event."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
     """Weight by type, such as `{ view = 1, cart = 3, purchase = 10 }`. Weight 0 removes the rows of a type from every
-    split. A row of a type that is not listed is a bad row (`data.on_bad_row`); a refresh leaves such rows out."""
+    split. A row of a type that is not listed is a bad row (`data.max_bad_rows`); a refresh leaves such rows out."""
     negative: list[str] = Field(default_factory=list)
     """Types that say no, such as `["returned", "disliked"]`. They weigh 0, and their labels are left out of later
     answers to the query, as far as the release remembers it."""

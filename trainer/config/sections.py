@@ -10,11 +10,11 @@ from pydantic import ByteSize, Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import RowChoice, Section
-from longtail.trainer.config.rows import EventsConfig, Places, Since, Span
+from longtail.trainer.config.rows import EventsConfig, Since, Sources, Span
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
-PLACES = ("train", "valid", "test", "queries", "labels", "prepared")
+SOURCE_KEYS = ("train", "valid", "test", "queries", "labels", "prepared")
 """Keys of `data` that name files or folders."""
 _RATIOS = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
 _FLOORS = ("recall", "coverage", "exposure")
@@ -44,14 +44,14 @@ class SplitConfig(Section):
 class DataConfig(Section):
     """Name the files of interactions and feature tables, and the rows that count.
 
-    A place is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
+    A source is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
     `s3://bucket/logs/` (the extra `remote`), or a list of these, relative to the recipe. Files are read in the order of
     the list, then by name. Folders named `key=value` give every file below them a column `key`.
     """
 
-    train: Places
-    valid: Places | None = None
-    test: Places | None = None
+    train: Sources
+    valid: Sources | None = None
+    test: Sources | None = None
     query_id: str = "query_id"
     label_id: str = "label_id"
     timestamp: str | None = None
@@ -67,25 +67,24 @@ class DataConfig(Section):
     """Weights by event type. They multiply `weight` if both are set."""
     since: Since | None = None
     """Reads only interactions from a time on, such as `2026-01-31`, or from a span before the newest, such as `30d`."""
-    on_bad_row: Literal["error", "drop"] = "error"
-    """Treatment of bad rows: a null or empty id, a time or weight that is no finite number, a weight < 0, an event type
-    without a weight, a placeholder, an id that occurs twice in a feature table, or a time that cannot be true: before
-    1990, in the future, or in another unit than most of its file. `error` refuses the data and reports all bad rows at
-    once. `drop` skips bad rows, counts them and lists them."""
-    max_bad_rows: int | float = Field(default=0.05, ge=0)
-    """Largest number of rows that `drop` may skip: an integer is a count, any other number a share of the rows read."""
+    max_bad_rows: int | float = Field(default=0, ge=0)
+    """Largest number of bad rows that are skipped, counted and listed: an integer is a count, any other number a share
+    of the rows read. With more bad rows the data are refused, and all bad rows are reported at once. A row is bad with
+    a null or empty id, a time or weight that is no finite number, a weight < 0, an event type without a weight, a
+    placeholder, an id that occurs twice in a feature table, or a time that cannot be true: before 1990, in the future,
+    or in another unit than most of its file."""
     placeholders: list[str] = Field(default_factory=list)
     """Ids that stand for a missing id, such as `undefined`; rows with one are bad. Suspicious ids that are not listed
     here are reported."""
     repeats: Literal["keep", "drop"] = "keep"
     """Treatment of repeated pairs. `drop` keeps the latest of each pair within a split, with the largest weight."""
-    queries: Places | None = None
+    queries: Sources | None = None
     """Feature table of queries, keyed by `query_id`."""
     valid_from: str | None = None
     """Column of the query table with the time from which a row's attributes hold, of the same type as `timestamp`. A
     query then has one row per change. An interaction reads the query's latest row that is not later than the
     interaction; before the first row all attributes are missing."""
-    labels: Places | None = None
+    labels: Sources | None = None
     """Feature table of labels, keyed by `label_id`. Labels of this table join the catalogue even without a pair."""
     display: list[str] = Field(default_factory=list)
     """Columns of the label table that answers of the service include, such as a title."""
@@ -121,8 +120,6 @@ class PriorConfig(Section):
     log."""
     horizon: Span | None = None
     """Time until the next model or refreshed prior, such as `7d`; by default the length of the held-out period."""
-    origins: int = Field(default=12, ge=6)
-    """Number of times within the log at which the regression learns to forecast."""
     features: list[str] = Field(default_factory=list)
     """Label features that the regression reads: single ids, such as a category, and numbers."""
     since: str | None = None
@@ -138,32 +135,18 @@ class PriorConfig(Section):
 class CooccurrenceConfig(Section):
     """Add what was chosen together with a query's last labels to the score [METHODS §11].
 
-    Every list holds the values among which valid chooses; one value fixes a setting. Where the gain on
-    valid is within chance, ω is 0 but for requests that set it. `[cooccurrence]` alone takes all defaults.
+    Valid chooses kind, powers, the reading of a history and ω. Where the gain on valid is within chance, ω is 0 but for
+    requests that set it. `[cooccurrence]` alone takes all defaults.
     """
 
     kinds: list[Literal["walk", "cosine", "next", "mixed"]] = Field(default=["walk", "next", "mixed"], min_length=1)
     """`walk` goes from a label over its queries to another label (RP3beta), `cosine` compares the queries of two
-    labels, `next` counts what follows a label within some `steps`, `mixed` adds `walk` and `next`. Another kind than
+    labels, `next` counts what follows a label within five steps, `mixed` adds `walk` and `next`. Another kind than
     `mixed` must be 1 % better. Data without an order have neither of the last two."""
-    powers: list[Annotated[float, Field(ge=0, le=2)]] = Field(default=[0.0, 0.2, 0.4, 0.6, 0.8], min_length=1)
-    """Powers β of a neighbour's degree, which divides `walk` and `next`: larger ones favour rare labels."""
-    last: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[3, 5, 10, 20, 50], min_length=1)
-    """Numbers R of last entries of a history that count. Data without an order use the largest alone."""
-    decay: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[0.5, 0.7, 0.8, 0.9, 1.0], min_length=1)
-    """Factors γ of every older entry; 1 for data without an order."""
     weights: list[Annotated[float, Field(ge=0)]] = Field(
         default=[0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0], min_length=1
     )
     """The grid of ω. At ω = 1 the term's standard deviation over labels is ½, in the mean over queries."""
-    neighbours: int = Field(default=20, ge=1, le=1000)
-    """Neighbours N of a label, 8 bytes each."""
-    steps: int = Field(default=5, ge=1, le=100)
-    """Steps within which `next` counts."""
-    step_decay: float = Field(default=0.6, gt=0, le=1)
-    """Factor of every further step of `next`."""
-    most: int = Field(default=500, ge=2)
-    """Last pairs of a query that count in W, so that one query costs and weighs no more than others."""
     remember: int | None = Field(default=None, ge=0, le=1000)
     """Last labels of every query that the bundle keeps, for requests that give a query's id alone. By default 50 if the
     query tower reads no history, otherwise 0."""
@@ -233,7 +216,7 @@ class TrainingConfig(Section):
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
     """`mixed_bfloat16` computes MLPs and logits in bfloat16 during training. Tables, losses and the finished model stay
     float32."""
-    checkpoint_steps: int = Field(default=1000, ge=1)
+    checkpoint_steps: ClassVar[int] = 1000
     """Steps between checkpoints. One more checkpoint is written after every epoch."""
     devices: Literal["one", "all"] = "one"
     """`all` uses every device that JAX finds: each device takes an equal part of a batch and of every table's rows.
@@ -252,18 +235,6 @@ class TrainingConfig(Section):
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
 """A λ or μ within the limits of a bundle."""
-
-
-class PropensityConfig(Section):
-    """Model the chance p_y that a relevant label was observed, by frequency [Jain et al. 2016].
-
-    1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, where N_y of N training queries have label y.
-    """
-
-    a: float = Field(default=0.55, ge=0)
-    """0.6 for Amazon, 0.5 for Wikipedia data."""
-    b: float = Field(default=1.5, gt=0)
-    """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
 BaselineName = Literal[
@@ -300,14 +271,13 @@ class EvaluationConfig(Section):
     metrics: list[MetricConfig] = Field(default_factory=list)
     """Custom metrics to measure in addition, by their registered names."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
-    """The grid of λ, the strength of log ν. If training implies the same noise ν for every label, λ has no effect and
-    only 0 is measured."""
+    """The grid of λ, the strength of log ν; a single value fixes λ. Without a valid split to choose λ, the default is
+    the λ that removes the training bias in theory: 1 for most losses, ½ for `exponential`, 0 if the loss leaves no bias
+    that λ could remove [METHODS §9]. If training implies the same noise ν for every label, λ has no effect and only 0
+    is measured."""
     popularity: list[DialValue] | None = Field(default=None, min_length=1)
     """The grid of μ, the strength of log π; by default the values of `bias_removal`. If ν equals π, μ repeats λ and
     `fit` reports that."""
-    default_bias_removal: DialValue | None = None
-    """λ served by default if no valid split can choose one. By default the λ that removes the training bias in theory:
-    1 for most losses, ½ for `exponential`, 0 if the loss leaves no bias that λ could remove [METHODS §9]."""
     floor: dict[str, Annotated[float, Field(ge=0, le=1)] | RelativeFloor] = Field(default_factory=dict)
     """Least values on valid. `{ tail = 0.02 }` bounds the recall of a bucket at the k of `metric`. Any metric for which
     higher is better may have a floor: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. A table makes a floor relative
@@ -340,10 +310,6 @@ class EvaluationConfig(Section):
     order, `item-kNN`, `RP3beta`, `EASE` and `Turbo-CF` read the `last` pairs of a history, weighed by `decay`^age, age
     0 being the newest; valid chooses both. Without an order or without valid, all pairs of a history count alike.
     A baseline that would take minutes is skipped, and the report says so: `EASE` beyond 20,000 labels, for example."""
-    tune_baselines: bool = False
-    """Tunes more of the baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
-    regularisation of `EASE`, powers of `Turbo-CF`, confidence and regularisation of `iALS`. Readings of histories are
-    then chosen before and after."""
     groups: list[str] = Field(default_factory=list)
     """Columns whose values make groups of queries, such as `country`: from `data.queries`, or from a feature with
     `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also
@@ -367,12 +333,15 @@ class EvaluationConfig(Section):
     scores are log-probabilities. A loss without such a λ is refused [METHODS §2.1]."""
     bootstrap: int = Field(default=200, ge=10)
     """Bootstrap resamples for each interval."""
-    propensity: PropensityConfig | None = None
-    """Adds `psp@k` and `psndcg@k`: precision and nDCG that weigh a label by its inverse propensity."""
+    propensity: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = None
+    """Constants A and B of the chance p_y that a relevant label was observed [Jain et al. 2016]: `[0.55, 1.5]`, or
+    `[0.6, 2.6]` for Amazon and `[0.5, 0.4]` for Wikipedia data. Adds `psp@k` and `psndcg@k`: precision and nDCG that
+    weigh a label by 1 / p_y = 1 + C (N_y + B)^−A, with C = (ln N − 1)(B + 1)^A, where N_y of N training queries have
+    label y."""
 
     def _problems(self) -> Iterator[str]:
-        own = [metric.name for metric in self.metrics]
-        for key, names in (("baselines", self.baselines), ("metrics", own), ("groups", self.groups)):
+        custom = [metric.name for metric in self.metrics]
+        for key, names in (("baselines", self.baselines), ("metrics", custom), ("groups", self.groups)):
             if len(set(names)) < len(names):
                 yield f"{key}: expected distinct names, received {names}"
         if any(k < 1 for k in self.ks):
@@ -389,8 +358,8 @@ class EvaluationConfig(Section):
             if at is not None and at not in self.bias_removal:
                 yield f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {at}"
         if not self._is_metric(self.metric, ("recall",)):
-            known = "|".join((*_RATIOS, *own))
-            yield f"metric: expected {known} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
+            metrics = "|".join((*_RATIOS, *custom))
+            yield f"metric: expected {metrics} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
         for name in (self.metric, *self.floor):
             if name.partition("@")[0] in ("psp", "psndcg") and self.propensity is None:
                 yield f"metric: expected evaluation.propensity with {name!r}, received none"
@@ -403,7 +372,9 @@ class EvaluationConfig(Section):
             return False
         if bucketed:
             return name in of_buckets and bucket in BUCKET_NAMES
-        return name in (*_RATIOS, *(own.name for own in self.metrics)) or (name == "coverage" and name in of_buckets)
+        return name in (*_RATIOS, *(metric.name for metric in self.metrics)) or (
+            name == "coverage" and name in of_buckets
+        )
 
     @property
     def k(self) -> str:

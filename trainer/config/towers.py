@@ -36,8 +36,6 @@ class EncoderConfig(Section):
     layers: int = Field(default=2, ge=1, le=32)
     heads: int = Field(default=2, ge=1)
     """Number of attention heads, among which `dim` of the feature is divided."""
-    hidden: int | None = Field(default=None, ge=1)
-    """Width of the feed-forward layers of `sasrec`; by default 4·`dim`."""
     smoothing: list[Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=list)
     """Factors γ of moving averages that each block of `sasrec` adds to its attention: the mean of all entries so far,
     weighed by γ^age, for every γ, with learned weights for each dimension. 1 is the plain mean. `[0.5, 0.8, 1.0]` helps
@@ -51,8 +49,6 @@ class EncoderConfig(Section):
         return {"name": value} if isinstance(value, str) else value
 
     def _problems(self) -> Iterator[str]:
-        if self.hidden is not None and self.name != "sasrec":
-            yield f"encoder: expected hidden with 'sasrec' only, received {self.name!r}"
         if self.smoothing and self.name != "sasrec":
             yield f"encoder: expected smoothing with 'sasrec' only, received {self.name!r}"
 
@@ -88,8 +84,9 @@ class FeatureConfig(Section):
     """`id`: one id or category. `history`: ids of the labels that the query interacted with before, without the row's
     positive. `audience`: ids of the queries that chose the label, without the row's query. `bag`: ids, with or without
     weights. `text`: hashed words. `number`: one number, scaled as `transform` says.
-    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, split into `parts`.
-    A recipe may name a custom kind. `kind` then holds the kind of its input, and `own` holds the custom kind."""
+    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, split into hour,
+    weekday, month and age.
+    A recipe may name a custom kind; `kind` then holds the kind of its input, and `custom_kind` the custom kind."""
     column: str | None = None
     """Column of the feature table, or of the interactions; by default the feature's name."""
     origin: Literal["table", "row"] = Field(default="table", alias="from")
@@ -158,16 +155,16 @@ class FeatureConfig(Section):
     """Width of a linear layer after a `vector`. Without it the tower reads the vector as it is."""
     normalise: bool = False
     """Divides a `vector` by its norm before the projection. A vector of zeros stays zero."""
-    parts: list[DatePart] = Field(default=["hour", "weekday", "month", "age"], min_length=1)
+    parts: ClassVar[list[DatePart]] = ["hour", "weekday", "month", "age"]
     """Parts of a `date`, in UTC; the mean of the parts' embeddings represents the date. `age` counts days before the
     latest date in training, in ranges by powers of two."""
 
-    _own: KindChoice | None = PrivateAttr(default=None)
+    _custom_kind: KindChoice | None = PrivateAttr(default=None)
 
     @property
-    def own(self) -> KindChoice | None:
+    def custom_kind(self) -> KindChoice | None:
         """Return the custom kind that the recipe names; None for a built-in kind."""
-        return self._own
+        return self._custom_kind
 
     @property
     def source(self) -> str:
@@ -244,32 +241,34 @@ class FeatureConfig(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _of_any_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _read_custom_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Read a custom kind from the recipe, and refuse keys of the steps that it replaces."""
-        name = given.get("kind") if isinstance(given, dict) else None
+        name = values.get("kind") if isinstance(values, dict) else None
         if not isinstance(name, str) or name in get_args(Kind):
-            return handler(given)
+            return handler(values)
         function = register.find("feature", name)
         keys = {field.alias or key for key, field in cls.model_fields.items()}
         parameters = inspect.signature(function).parameters.values()
-        if taken := sorted(keys & {it.name for it in parameters if it.kind is it.KEYWORD_ONLY}):
-            raise ValueError(f"feature {name!r}: expected parameters that are no keys of a feature, received {taken}")
-        own = KindChoice(name=name, **{key: value for key, value in given.items() if key not in keys})
-        feature = handler({key: given[key] for key in keys & given.keys()} | {"kind": own.row.reads})
-        if left := sorted(_LAST_STEPS & feature._changed):
+        if reserved := sorted(keys & {it.name for it in parameters if it.kind is it.KEYWORD_ONLY}):
             raise ValueError(
-                f"feature {feature.name!r}: expected no {', '.join(left)} with kind {own.name!r}, which replaces "
-                f"these steps of kind {own.row.reads!r}"
+                f"feature {name!r}: expected parameters that are no keys of a feature, received {reserved}"
             )
-        feature._own = own
+        custom_kind = KindChoice(name=name, **{key: value for key, value in values.items() if key not in keys})
+        feature = handler({key: values[key] for key in keys & values.keys()} | {"kind": custom_kind.row.reads})
+        if replaced_steps := sorted(_LAST_STEPS & feature._changed):
+            raise ValueError(
+                f"feature {feature.name!r}: expected no {', '.join(replaced_steps)} with kind {custom_kind.name!r}, "
+                f"which replaces these steps of kind {custom_kind.row.reads!r}"
+            )
+        feature._custom_kind = custom_kind
         return feature
 
     @model_serializer(mode="wrap")
     def _as_in_the_recipe(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        made: dict[str, Any] = handler(self)
-        if self._own is not None:
-            made |= {"kind": self._own.name, **self._own.model_dump(mode=info.mode, exclude={"name"})}
-        return made
+        dumped: dict[str, Any] = handler(self)
+        if self._custom_kind is not None:
+            dumped |= {"kind": self._custom_kind.name, **self._custom_kind.model_dump(mode=info.mode, exclude={"name"})}
+        return dumped
 
     @property
     def _changed(self) -> set[str]:
@@ -285,16 +284,14 @@ class FeatureConfig(Section):
             (self.entries == "label_tower", {"table", "min_count"}, "entries = 'label_tower' are in no table"),
             (self.encoder is not None, _POOLING, "an encoder reads entries in their order"),
         ):
-            if holds and (given := sorted(keys & changed)):
-                yield f"{feature} of kind {self.kind!r}: expected no {', '.join(given)}: {why}"
+            if holds and (values := sorted(keys & changed)):
+                yield f"{feature} of kind {self.kind!r}: expected no {', '.join(values)}: {why}"
         if (self.kind == "audience" or self.sample is not None) and self.combiner == "sqrtn":
             yield f"{feature}: expected another combiner than 'sqrtn' where training draws some of the entries"
         if self.kind == "vector" and self.dims is None:
             yield f"{feature}: expected dims, the numbers in a vector, received none"
         if self.encoder is not None and self.dim % self.encoder.heads:
             yield f"{feature}: expected a dim that encoder.heads = {self.encoder.heads} divides, received {self.dim}"
-        if len(set(self.parts)) < len(self.parts):
-            yield f"{feature}: expected distinct parts, received {self.parts}"
 
 
 LABEL_ROWS = "label-rows"
@@ -308,7 +305,6 @@ _ONLY_OF = {
     ("history",): {"encoder", "entries", "events", "half_life", "sample"},
     ("number",): {"transform", "buckets", "missing"},
     ("vector",): {"dims", "projection", "normalise"},
-    ("date",): {"parts"},
 }
 """Keys that belong to some kinds alone."""
 
@@ -348,7 +344,7 @@ class TowerConfig(Section):
             yield f"tower {self.tower.name!r}: expected no hidden with it, as a custom tower replaces hidden layers"
         if any(width < 1 for width in self.hidden):
             yield f"hidden: expected widths >= 1, received {self.hidden}"
-        widths = {feature.width for feature in self.features if feature.own is None}
+        widths = {feature.width for feature in self.features if feature.custom_kind is None}
         if self.combine == "sum" and len(widths) > 1:
             yield f"combine = 'sum': expected features of equal width, received {sorted(widths)}"
 

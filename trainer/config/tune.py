@@ -17,20 +17,19 @@ _BY_BUCKET = ("recall", "exposure", "coverage", "balanced_error")
 class RangeConfig(Section):
     """List the values of one key: `{ low = 0.05, high = 0.5, log = true }` or `{ choices = ["unit", "importance"] }`.
 
-    If `low` and `high` are whole, only whole numbers are tried; write `low = 0.0` for a share.
+    If `low` and `high` are whole, only whole numbers are tried; write `low = 0.0` for a share. Values in steps are
+    choices: `{ choices = [32, 64, 96] }`.
     """
 
     low: int | float | None = None
     high: int | float | None = None
-    step: int | float | None = Field(default=None, gt=0)
-    """Tries only `low`, `low + step`, … up to `high`."""
     log: bool = False
     """Samples uniformly in the logarithm, which suits rates and temperatures; by default uniformly in the value."""
     choices: list[Any] | None = Field(default=None, min_length=1)
     """A list of values of the key. A value may be a table: `{ name = "uniform", negatives = 512 }`."""
 
     def _problems(self) -> Iterator[str]:
-        low, high, step = self.low, self.high, self.step
+        low, high = self.low, self.high
         if self.choices is not None:
             if self.model_fields_set != {"choices"}:
                 yield "expected choices alone, or low and high, received choices and others"
@@ -38,10 +37,8 @@ class RangeConfig(Section):
             yield f"expected choices, or low and high, received {', '.join(self.model_fields_set) or 'none'}"
         elif low >= high:
             yield f"expected low < high, received {low} and {high}"
-        elif self.log and (step is not None or low <= 0):
-            yield f"log: expected low > 0 and no step, received {low} and {step}"
-        elif self.integers and isinstance(step, float):
-            yield f"step: expected a whole number between whole low and high, received {step}"
+        elif self.log and low <= 0:
+            yield f"log: expected low > 0, received {low}"
 
     @property
     def integers(self) -> bool:
@@ -49,32 +46,10 @@ class RangeConfig(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def contains(self, value: object) -> bool:
-        """Return whether a number is between `low` and `high`, on a step."""
+        """Return whether a value is a number between `low` and `high`."""
         if self.low is None or self.high is None or not isinstance(value, int | float):
             return False
-        steps = (value - self.low) / self.step if self.step else 0
-        return self.low <= value <= self.high and abs(steps - round(steps)) < 1e-9
-
-
-class BoundConfig(Section):
-    """Limit a metric on valid: `{ at_least = 0.02 }`, `{ at_most = 0.9 }`, or both."""
-
-    at_least: float | None = None
-    at_most: float | None = None
-
-    def _problems(self) -> Iterator[str]:
-        if self.at_least is None and self.at_most is None:
-            yield "expected at_least or at_most, received neither"
-
-    def missed(self, value: float) -> float:
-        """Compute the distance of a value from the limits; 0 within."""
-        below = 0.0 if self.at_least is None else self.at_least - value
-        above = 0.0 if self.at_most is None else value - self.at_most
-        return max(below, above, 0.0)
-
-    def __str__(self) -> str:
-        limits = (("≥", self.at_least), ("≤", self.at_most))
-        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits if limit is not None)
+        return self.low <= value <= self.high
 
 
 class TuneConfig(Section):
@@ -90,9 +65,9 @@ class TuneConfig(Section):
     """Metrics on valid such as `recall@20/tail`, with k from `evaluation.ks`; by default `evaluation.metric`.
     `balanced_error`, `gini` and `popularity` are minimised. `best.toml` is the trial with the best first objective;
     Optuna's `study.best_trials` is the Pareto front."""
-    constraints: dict[str, BoundConfig] = Field(default_factory=dict)
-    """Limits of metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best within all limits. If no
-    trial is, the nearest is chosen, with a warning."""
+    constraints: dict[str, float] = Field(default_factory=dict)
+    """Limits of metrics: `"recall@20/tail" = 0.02` is a least value; `balanced_error`, `gini` and `popularity` have a
+    largest one. The best trial is the best within all limits. If no trial is, the nearest is chosen, with a warning."""
 
     def problems(self, evaluation: EvaluationConfig) -> Iterator[str]:
         """Yield objectives and constraints whose metrics are not measured."""

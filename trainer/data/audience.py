@@ -27,16 +27,16 @@ class Audience:
     Attributes:
         offsets: int64 [L + 1].
         ids: vocabulary rows of the entries' queries by feature name, int32 [N] each.
-        own: for each training pair, the first entry of its query among its label's entries, and the number of entries
-            of this query, int32 [N, 2].
+        entry_ranges: for each training pair, the first entry of its query among its label's entries, and the number of
+            entries of this query, int32 [N, 2].
     """
 
     offsets: Int64
     ids: dict[str, Int32]
-    own: Int32
+    entry_ranges: Int32
 
     @classmethod
-    def of(cls, pairs: Pairs, rows: Mapping[str, Int32], *, labels: int) -> Audience:
+    def build(cls, pairs: Pairs, rows: Mapping[str, Int32], *, labels: int) -> Audience:
         """Group the training pairs by label.
 
         Args:
@@ -51,15 +51,15 @@ class Audience:
         begins_N[1:] = (np.diff(labels_N) != 0) | (np.diff(queries_N) != 0)
         begins = np.flatnonzero(begins_N)
         of_run_N = np.cumsum(begins_N) - 1
-        own = np.empty((len(order), 2), np.int32)
-        own[order, 0] = begins[of_run_N] - offsets[labels_N]
-        own[order, 1] = np.diff(np.append(begins, len(order)))[of_run_N]
-        return cls(offsets, {name: rows_Q[queries_N] for name, rows_Q in rows.items()}, own)
+        entry_ranges = np.empty((len(order), 2), np.int32)
+        entry_ranges[order, 0] = begins[of_run_N] - offsets[labels_N]
+        entry_ranges[order, 1] = np.diff(np.append(begins, len(order)))[of_run_N]
+        return cls(offsets, {name: rows_Q[queries_N] for name, rows_Q in rows.items()}, entry_ranges)
 
     @property
     def nbytes(self) -> int:
         """Return the size of all arrays, bytes."""
-        return self.offsets.nbytes + self.own.nbytes + sum(ids.nbytes for ids in self.ids.values())
+        return self.offsets.nbytes + self.entry_ranges.nbytes + sum(ids.nbytes for ids in self.ids.values())
 
     @property
     def longest(self) -> int:
@@ -73,9 +73,9 @@ class Audience:
         rounded up to a power of two, because a tower is compiled again for every new shape.
         """
         starts_B, sizes_B = self.offsets[rows_B], np.diff(self.offsets)[rows_B]
-        places_P = np.arange(_width(sizes_B))
-        inside_BP = places_P < sizes_B[:, None]
-        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        slots_P = np.arange(_width(sizes_B))
+        inside_BP = slots_P < sizes_B[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + slots_P, 0)
         inputs: Inputs = {}
         for name, ids_N in self.ids.items():
             inputs[name] = np.where(inside_BP, ids_N[at_BP], np.int32(0))

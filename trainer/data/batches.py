@@ -21,7 +21,7 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
-from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, pack
+from longtail.trainer.data.histories import LAST_SLOTS, POSITIONS, SEGMENTS, HistoryBags, pack
 from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.past import Past, Rows
 
@@ -32,7 +32,7 @@ _UNKNOWN_RATE = 0.01
 """Default `unknown_rate` of query features."""
 
 
-class QueryFeatures:
+class QueryInputs:
     """Encode requests: attributes by query row or version, contexts by row, histories by place of the pair.
 
     Args:
@@ -49,7 +49,7 @@ class QueryFeatures:
         features: list[FeatureConfig],
         encoded: dict[str, Encoded],
         history_ids: dict[str, Int32],
-        known: Pairs,
+        known_pairs: Pairs,
         *,
         queries: int,
         ordered: bool,
@@ -61,25 +61,25 @@ class QueryFeatures:
         self._ordered, self._events = ordered, events
         self._requests, self._query_id = requests, query_id
         self.has_sequences = any(feature.encoder is not None for feature in features)
-        self._read(Past.of(known, queries=queries, requests=None if requests is None else requests.queries))
+        self._read(Past.fixed(known_pairs, queries=queries, requests=None if requests is None else requests.queries))
 
     def _read(self, past: Past) -> None:
         self._past, pairs = past, past.pairs
         self._histories = {
-            name: Histories.of(pairs, past.offsets, self._events.get(name)) for name in self._history_ids
+            name: HistoryBags.build(pairs, past.offsets, self._events.get(name)) for name in self._history_ids
         }
 
-    def with_history(self, past: Past) -> QueryFeatures:
+    def with_history(self, past: Past) -> QueryInputs:
         """Return a copy of these features with histories from other pairs."""
-        made = copy(self)
-        made._read(past)
-        return made
+        copied_features = copy(self)
+        copied_features._read(past)
+        return copied_features
 
     def chosen(self, feature: str) -> Int32:
         """Return the label rows of all entries of a history feature, int32 [n]."""
         return self._histories[feature].bags.ids
 
-    def of_pairs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
+    def pair_inputs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
         """Return inputs of training pairs, [B] or [B, P] by name; histories exclude the row's positive.
 
         Some values become unknown, each feature at its `unknown_rate`.
@@ -100,7 +100,7 @@ class QueryFeatures:
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
-    def of_queries(self, rows_B: Int32) -> Inputs:
+    def query_inputs(self, rows_B: Int32) -> Inputs:
         """Return inputs of queries after the pairs of their histories, as a service would receive them.
 
         Args:
@@ -110,7 +110,7 @@ class QueryFeatures:
         slices = self._past.slices(rows_B)
         for feature in self._features:
             if feature.kind == "history":
-                starts_B, ends_B = map(self._histories[feature.name].before, slices)
+                starts_B, ends_B = map(self._histories[feature.name].count_earlier, slices)
                 inputs |= self._history(feature, np.maximum(starts_B, ends_B - feature.max_length), ends_B, None)
         return inputs
 
@@ -154,9 +154,9 @@ class QueryFeatures:
         history, queries_B = self._histories[feature.name], self._past.pairs.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         if feature.encoder is not None and packed:
-            return self._packed_history(feature, starts_B, history.before(pairs_B))
+            return self._packed_history(feature, starts_B, history.count_earlier(pairs_B))
         if self._ordered:
-            ends_B = history.before(pairs_B)
+            ends_B = history.count_earlier(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
         else:
             # Without an order in time no part of a long history is better than another, so read a random window.
@@ -179,7 +179,7 @@ class QueryFeatures:
             f"{feature.name}__weight": there_SP.astype(np.float32),
             f"_{feature.name}{SEGMENTS}": packing.segments_SP,
             f"_{feature.name}{POSITIONS}": packing.positions_SP,
-            f"_{feature.name}{PLACES}": packing.places_B,
+            f"_{feature.name}{LAST_SLOTS}": packing.last_slots_B,
         }
 
     def _drawn(
@@ -195,13 +195,13 @@ class QueryFeatures:
             self._past.pairs.labels[pairs_B],
         )
         # The pair's own place in the history, if its event type is in the history and the place is in the range.
-        own_B, labels = history.before(pairs_B), history.bags.ids
+        own_B, labels = history.count_earlier(pairs_B), history.bags.ids
         there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
         there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
         each_B1, more_B1 = (part[:, None] for part in np.divmod(ends_B - starts_B - there_B, width))
-        places_P = np.arange(width)
-        sizes_BP = each_B1 + (places_P < more_B1)
-        at_BP = starts_B[:, None] + places_P * each_B1 + np.minimum(places_P, more_B1)
+        slots_P = np.arange(width)
+        sizes_BP = each_B1 + (slots_P < more_B1)
+        at_BP = starts_B[:, None] + slots_P * each_B1 + np.minimum(slots_P, more_B1)
         at_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
         at_BP += there_B[:, None] & (at_BP >= own_B[:, None])  # skip the pair itself, which the parts do not count
         labels_BP = labels[np.where(sizes_BP > 0, at_BP, 0)] if len(labels) else np.zeros(at_BP.shape, np.int32)
@@ -235,7 +235,7 @@ def take_rows(
 
 def epoch_batches(
     pairs: Pairs,
-    features: QueryFeatures,
+    features: QueryInputs,
     terms: Sequence[LossTerm] = (),
     *,
     batch_size: int,
@@ -270,7 +270,7 @@ def epoch_batches(
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         # A generator per step, and per term: a resumed run gets the same batches without the steps before.
-        batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
+        batch = features.pair_inputs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
@@ -284,7 +284,7 @@ def pair_numbers(rows_B: Int64, pairs: int) -> Int32 | Int64:
     return rows_B.astype(np.int32) if pairs <= 1 << 31 else rows_B
 
 
-def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
+def prefetch(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
     """Yield the same batches; a thread prepares the next batch while one is in use."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)

@@ -51,8 +51,8 @@ class Bags:
         """
         lengths_B = np.minimum(ends_B - starts_B, limit)
         width = min(limit, 1 << int(max(int(lengths_B.max(initial=1)), 1) - 1).bit_length())
-        places_P = np.arange(width)
-        inside_BP, at_BP = places_P < lengths_B[:, None], starts_B[:, None] + places_P
+        slots_P = np.arange(width)
+        inside_BP, at_BP = slots_P < lengths_B[:, None], starts_B[:, None] + slots_P
         if len(self.ids) == 0:
             return np.zeros(at_BP.shape, np.int32), np.zeros(at_BP.shape, np.float32)
         ids_BP, weights_BP = (column.take(at_BP, mode="clip") for column in (self.ids, self.weights))
@@ -69,9 +69,9 @@ class Bags:
         P is the length of the longest of all rows, and so the same for every batch.
         """
         starts_B = self.offsets[rows_B]
-        places_P = np.arange(self.longest)
-        inside_BP = places_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
-        at_BP = np.where(inside_BP, starts_B[:, None] + places_P, 0)
+        slots_P = np.arange(self.longest)
+        inside_BP = slots_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
+        at_BP = np.where(inside_BP, starts_B[:, None] + slots_P, 0)
         ids_BP = self.ids[at_BP] if len(self.ids) else at_BP
         return np.where(inside_BP, ids_BP, filler_B[:, None]).astype(np.int32)
 
@@ -103,7 +103,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class BucketedNumbers:
     """Hold numbers by their range: rows of a table, [R], and the boundaries between ranges."""
 
     rows: Int32
@@ -151,7 +151,7 @@ class Dates:
         return {"parts": self.parts, "reference": self.reference}
 
 
-Measured = Numbers | Ranges | Vectors | Dates
+Measured = Numbers | BucketedNumbers | Vectors | Dates
 
 Encoded = Int32 | Bags | Measured
 
@@ -180,24 +180,24 @@ class FeatureTable:
         if feature.name == self.id_name:
             return self.ids
         name = feature.source
-        found = [] if self.table is None else self.table.column_names
-        if self.table is None or name not in found:
-            where = self.path or "the recipe (no feature table)"
+        names = [] if self.table is None else self.table.column_names
+        if self.table is None or name not in names:
+            path = self.path or "the recipe (no feature table)"
             raise DataError(
-                f"{where}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(found) or 'none'}"
-                f"{did_you_mean(name, found)}"
+                f"{path}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(names) or 'none'}"
+                f"{did_you_mean(name, names)}"
             )
         return self.table[name].combine_chunks()
 
-    def wrong(self, feature: FeatureConfig, expected: str, found: object, row: int | None = None) -> DataError:
+    def wrong(self, feature: FeatureConfig, expected: str, content: object, row: int | None = None) -> DataError:
         """Return an error about one feature's column, or its value in one row."""
         if row is not None and self.by_id:
-            found = f"{found} of {self.ids[row].as_py()!r}"
-        where = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
-        return DataError(f"{where}: expected {expected}, found {found}")
+            content = f"{content} of {self.ids[row].as_py()!r}"
+        subject = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
+        return DataError(f"{subject}: expected {expected}, found {content}")
 
 
-def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
+def read_strings(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
     """Return a column of ids as strings, one per row; DataError if it holds none."""
     column = source.column(feature)
     try:
@@ -206,16 +206,16 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
         raise source.wrong(feature, "strings, numbers or booleans", column.type) from None
 
 
-def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
+def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
     """Read a bag or text column: offsets int64 [R + 1], ids (strings or integers), weights float32."""
     column = source.column(feature)
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if feature.kind == "text":
-        texts = column if is_text else strings_of(feature, source)
+        texts = column if is_text else read_strings(feature, source)
         words = [tokenize(text) if text else [] for text in texts.to_pylist()]
         column = pa.array(words, pa.list_(pa.string()))
     elif is_text or feature.separator is not None:
-        column = _split(feature, source, column if is_text else strings_of(feature, source))
+        column = _split(feature, source, column if is_text else read_strings(feature, source))
     if isinstance(column, pa.MapArray):
         kind = column.type.item_type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -263,26 +263,26 @@ def encode_column(
         exported: the feature's description in a bundle, if the encoding must equal that of the bundle.
     """
     if feature.kind == "id":
-        return vocabularies[feature.table_name].encode(strings_of(feature, source))
+        return vocabularies[feature.table_name].encode(read_strings(feature, source))
     if feature.kind in ("number", "vector", "date"):
         return encode_measured(feature, source, exported)
-    offsets, keys, weights = bags_of(feature, source)
+    offsets, keys, weights = read_bags(feature, source)
     if feature.kind == "bag":
-        return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)
+        return Bags(offsets, _encode_keys(vocabularies[feature.table_name], keys), weights)
     tokens = keys.cast(pa.string()).dictionary_encode()  # each distinct word is hashed once
     hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
     return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
 
 
-def _rows_of(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
+def _encode_keys(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
     """Return the vocabulary rows of a bag's ids."""
     rows = np.empty(len(keys), np.int32)
     # Encode distinct ids only, in blocks: a string per entry would need much more memory than a number per entry.
     for start in range(0, len(keys), _IDS_AT_ONCE):
         part = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
         # The appended 0, the out-of-vocabulary row, is where null entries point.
-        found = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
-        rows[start : start + _IDS_AT_ONCE] = found[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
+        encoded = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
+        rows[start : start + _IDS_AT_ONCE] = encoded[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
     return rows
 
 
@@ -295,23 +295,26 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
         return _vectors(feature, source)
     if feature.kind == "date":
         return _dates(feature, source, exported)
-    values = numbers_in(feature, source)
-    known = values[source.training_rows]
-    known = known[~np.isnan(known)].astype(np.float64)
+    values = read_numbers(feature, source)
+    training_values = values[source.training_rows]
+    training_values = training_values[~np.isnan(training_values)].astype(np.float64)
     if feature.in_buckets:
-        found = boundaries_of(known, feature.buckets) if exported is None else exported.boundaries or []
-        return Ranges(bucket_rows(values, found), found)
+        if exported is None:
+            boundaries = find_boundaries(training_values, feature.buckets)
+        else:
+            boundaries = exported.boundaries or []
+        return BucketedNumbers(bucket_rows(values, boundaries), boundaries)
     logarithmic = feature.transform == "log"
-    measured = np.sign(known) * np.log1p(np.abs(known)) if logarithmic else known
-    mean, std = (float(measured.mean()), float(measured.std())) if len(known) else (0.0, 0.0)
-    if len(known) and known.min() == known.max():
+    measured = np.sign(training_values) * np.log1p(np.abs(training_values)) if logarithmic else training_values
+    mean, std = (float(measured.mean()), float(measured.std())) if len(training_values) else (0.0, 0.0)
+    if len(training_values) and training_values.min() == training_values.max():
         std = 0.0  # rounding can leave equal numbers a tiny deviation
     if exported is None and std and not _standardisable(measured, mean, std):
         raise source.wrong(
             feature,
             f"numbers that float32 can standardise, of standard deviations from {_LEAST_STD:.2g} to {_MOST_STD:.2g} "
             '(use other units, or transform = "quantile")',
-            f"numbers of {known.min():.4g} to {known.max():.4g}, standard deviation {std:.4g}",
+            f"numbers of {training_values.min():.4g} to {training_values.max():.4g}, standard deviation {std:.4g}",
         )
     # With `log`, the fill is the number whose logarithm is the mean, so that it is standardised to 0.
     fill = float(np.sign(mean) * np.expm1(abs(mean))) if logarithmic else mean
@@ -329,15 +332,15 @@ def _standardisable(values: Float64, mean: float, std: float) -> bool:
     return _LEAST_STD <= std <= _MOST_STD and max(abs(mean), float(np.abs(values).max())) / std <= _LARGEST_FLOAT32
 
 
-def boundaries_of(known: Float64, buckets: int) -> list[float]:
+def find_boundaries(training_values: Float64, buckets: int) -> list[float]:
     """Return ascending boundaries of ranges with equal numbers of known values [n], at most `buckets` − 1."""
-    if len(known) == 0:
+    if len(training_values) == 0:
         return []
     shares = np.arange(1, buckets) / buckets
-    return [float(at) for at in np.unique(np.quantile(known, shares).astype(np.float32))]
+    return [float(boundary) for boundary in np.unique(np.quantile(training_values, shares).astype(np.float32))]
 
 
-def numbers_in(feature: FeatureConfig, source: FeatureTable) -> Float32:
+def read_numbers(feature: FeatureConfig, source: FeatureTable) -> Float32:
     """Return a column of numbers, booleans or text of numbers, [R]; NaN for a missing number."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -360,14 +363,14 @@ def _distinct_values(
     """Apply `read` to each distinct text of a column; DataError names the first text that `read` refuses."""
     column = source.column(feature)
     texts = column.dictionary_encode()
-    found = []
+    values = []
     for text in texts.dictionary.to_pylist():
         try:
-            found.append(read(text) if text else None)
+            values.append(read(text) if text else None)
         except (ValueError, OverflowError):
             row = pc.index(column, text).as_py()
             raise source.wrong(feature, expected, f"{column.type}, such as {text!r}", row) from None
-    return pa.array(found, kind).take(texts.indices)
+    return pa.array(values, kind).take(texts.indices)
 
 
 def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
@@ -376,13 +379,13 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not lists or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         raise source.wrong(feature, f"lists of {dims} numbers", kind)
-    given: Bools = np.asarray(column.is_valid())
-    rows = np.flatnonzero(given)
-    lengths = np.asarray(pc.list_value_length(column.filter(pa.array(given))))
+    is_present: Bools = np.asarray(column.is_valid())
+    rows = np.flatnonzero(is_present)
+    lengths = np.asarray(pc.list_value_length(column.filter(pa.array(is_present))))
     if (lengths != dims).any():
         worst = int((lengths != dims).argmax())
         raise source.wrong(feature, f"lists of {dims} numbers", f"one of {lengths[worst]}", int(rows[worst]))
-    flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
+    flat = pc.list_flatten(column.filter(pa.array(is_present))).cast(pa.float32(), safe=False)
     vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
     # Norms are computed in float32, and NaN fails this comparison too.
     usual = np.abs(vectors) <= _LARGEST_SQUARED
@@ -391,37 +394,37 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
         expected = f"finite numbers up to {_LARGEST_SQUARED:.2g}, whose squares float32 holds"
         raise source.wrong(feature, expected, vectors[worst][~usual[worst]][0], int(rows[worst]))
     values = np.zeros((len(column), dims), np.float32)
-    values[given] = vectors
-    return Vectors(values, 1 - given.astype(np.float32))
+    values[is_present] = vectors
+    return Vectors(values, 1 - is_present.astype(np.float32))
 
 
 def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Dates:
-    seconds = seconds_in(feature, source)
-    known = seconds[source.training_rows]
-    latest = int(known.max(initial=MISSING_DATE))
+    seconds = read_seconds(feature, source)
+    training_values = seconds[source.training_rows]
+    latest = int(training_values.max(initial=MISSING_DATE))
     reference = datetime.fromtimestamp(0 if latest == MISSING_DATE else latest, UTC)
     if exported is not None and exported.reference is not None:
         reference = exported.reference
     return Dates(date_rows(seconds, feature.parts, reference), feature.parts, reference)
 
 
-def seconds_in(feature: FeatureConfig, source: FeatureTable) -> Int64:
+def read_seconds(feature: FeatureConfig, source: FeatureTable) -> Int64:
     """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` for a missing time."""
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        found = _distinct_values(feature, source, parse_seconds, pa.int64(), expected)
-        seconds: Int64 = pc.fill_null(found, MISSING_DATE).to_numpy()
+        values = _distinct_values(feature, source, parse_seconds, pa.int64(), expected)
+        seconds: Int64 = pc.fill_null(values, MISSING_DATE).to_numpy()
         return seconds
     if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
         raise source.wrong(feature, expected, column.type)
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("us"))
     ticks = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
-    given = np.asarray(ticks.is_valid())
+    is_present = np.asarray(ticks.is_valid())
     since_1970 = pc.fill_null(ticks, 0).to_numpy() // _MICRO
     outside = (since_1970 < _YEAR_1) | (since_1970 >= _YEAR_10_000)
     if outside.any():
         row = int(outside.argmax())
         raise source.wrong(feature, "times of the years 1 to 9999", f"{since_1970[row]} seconds since 1970", row)
-    return np.where(given, since_1970, MISSING_DATE)
+    return np.where(is_present, since_1970, MISSING_DATE)

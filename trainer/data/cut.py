@@ -25,7 +25,7 @@ _SAID = 0.05
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
-def cut(engine: Database, pairs: str, split: SplitConfig, *, separate: set[str], seed: int) -> tuple[str, list[str]]:
+def cut(database: Database, pairs: str, split: SplitConfig, *, separate: set[str], seed: int) -> tuple[str, list[str]]:
     """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table, and remarks.
 
     Args:
@@ -34,84 +34,86 @@ def cut(engine: Database, pairs: str, split: SplitConfig, *, separate: set[str],
     shares = [0.0 if name in separate else share for name, share in (("test", split.test), ("valid", split.valid))]
     train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
     if split.strategy.startswith("random"):
-        train = _shuffled(engine, pairs, seed)
+        train = _shuffled(database, pairs, seed)
     remarks: list[str] = []
     if split.strategy == "temporal":
-        number, remarks = _latest(engine, pairs, shares)
+        number, remarks = _latest(database, pairs, shares)
     elif split.strategy == "random":
-        tests, held = _counts(engine, pairs, shares)
-        number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held} THEN 1 ELSE 0 END"
+        tests, held_out_pairs = _counts(database, pairs, shares)
+        number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held_out_pairs} THEN 1 ELSE 0 END"
     else:
-        number = _last_of_each(engine, pairs, split.strategy, shares, separate)
-    made = engine.name("cut")
-    rest = f"SELECT *, place AS tie FROM {pairs} WHERE split > 0"
+        number = _last_of_each(database, pairs, split.strategy, shares, separate)
+    table = database.name("cut")
+    held_out_files = f"SELECT *, place AS tie FROM {pairs} WHERE split > 0"
     stored = split.strategy != "temporal"
     kind = "TABLE" if stored else "VIEW"
-    engine.run(
-        f"CREATE {kind} {made} AS SELECT * REPLACE (({number})::INTEGER AS split) "
-        f"FROM ({train}) UNION ALL BY NAME {rest}"
+    database.run(
+        f"CREATE {kind} {table} AS SELECT * REPLACE (({number})::INTEGER AS split) "
+        f"FROM ({train}) UNION ALL BY NAME {held_out_files}"
     )
-    (held_out,) = engine.row(f"SELECT count(*) FILTER (split > 0) FROM {made}")
+    (held_out,) = database.row(f"SELECT count(*) FILTER (split > 0) FROM {table}")
     if any(shares) and not held_out and split.strategy in _OF_EACH:
         why = "no query has three pairs" if split.strategy == "leave_last_out" else "queries have too few pairs"
         raise DataError(f"data.split: expected pairs to hold out by strategy {split.strategy!r}, found none: {why}")
-    if split.strategy in ("temporal_per_query", "leave_last_out") and "time" in columns_of(engine, pairs):
-        same_time = f"SELECT split > min(split) OVER (PARTITION BY query, time) AS parted FROM {made}"
-        (parted,) = engine.row(f"SELECT count(*) FILTER (parted) FROM ({same_time})")
+    if split.strategy in ("temporal_per_query", "leave_last_out") and "time" in column_names(database, pairs):
+        same_time = f"SELECT split > min(split) OVER (PARTITION BY query, time) AS parted FROM {table}"
+        (parted,) = database.row(f"SELECT count(*) FILTER (parted) FROM ({same_time})")
         if parted:
             remarks.append(
                 f"data.split: {parted:,} of {held_out:,} held-out pairs have the time of an earlier pair of their "
                 "query: the order in the file decides"
             )
     if stored:
-        engine.drop(pairs)
-    return made, remarks
+        database.drop(pairs)
+    return table, remarks
 
 
-def columns_of(engine: Database, table: str) -> list[str]:
+def column_names(database: Database, table: str) -> list[str]:
     """Return the names of the columns of a DuckDB table."""
-    return [row[0] for row in engine.rows(f"DESCRIBE {table}")]
+    return [row[0] for row in database.rows(f"DESCRIBE {table}")]
 
 
-def _counts(engine: Database, pairs: str, shares: list[float]) -> tuple[int, int]:
+def _counts(database: Database, pairs: str, shares: list[float]) -> tuple[int, int]:
     """Count the training pairs that become test, and the pairs that become test or valid."""
-    (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+    (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
     tests, valids = (int(count * share) for share in shares)
     return tests, tests + valids
 
 
-def _shuffled(engine: Database, pairs: str, seed: int) -> str:
+def _shuffled(database: Database, pairs: str, seed: int) -> str:
     """Return an SQL query of the training pairs with `tie`, their places in a random permutation."""
-    (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+    (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
 
     # Arrays of the length of the pairs lie in files, because the pairs may not fit in memory.
     order, tie = (
-        np.memmap(engine.folder / engine.name(name), np.int64, "w+", shape=(max(count, 1),))[:count].view(np.ndarray)
+        np.memmap(database.folder / database.name(name), np.int64, "w+", shape=(max(count, 1),))[:count].view(
+            np.ndarray
+        )
         for name in ("order", "tie")
     )
     order[:] = np.arange(count)
     np.random.default_rng(seed).shuffle(order)
     tie[order] = np.arange(count)
-    places = engine.register(pa.table({"tie": tie, "position": np.arange(count)}))
+    ties = database.register(pa.table({"tie": tie, "position": np.arange(count)}))
     numbered = f"SELECT *, row_number() OVER (ORDER BY place) - 1 AS position FROM {pairs} WHERE split = 0"
-    return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {places} USING (position)"
+    return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {ties} USING (position)"
 
 
-def _latest(engine: Database, pairs: str, shares: list[float]) -> tuple[str, list[str]]:
+def _latest(database: Database, pairs: str, shares: list[float]) -> tuple[str, list[str]]:
     """Return an SQL expression of the split by time, and remarks: the latest pairs are test, the next valid.
 
     Pairs of one time are not parted: the cut moves to the nearest time that leaves pairs on both sides.
     """
-    if "time" not in columns_of(engine, pairs):
+    if "time" not in column_names(database, pairs):
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
-    (total,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+    (total,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
     until, cases, remarks = float("inf"), [], []
     sizes = [(number, name, int(total * share)) for number, name, share in zip((2, 1), _HELD_OUT, shares, strict=True)]
     sizes = [(number, name, size) for number, name, size in sizes if size]
     for i, (number, name, size) in enumerate(sizes):
         rows = f"FROM {pairs} WHERE split = 0 AND time < {double(until)}"
-        until = _boundary(engine, rows, size, splits_before=len(sizes) - i)
-        (held_out,) = engine.row(f"SELECT count(*) {rows} AND time >= {double(until)}")
+        until = _boundary(database, rows, size, splits_before=len(sizes) - i)
+        (held_out,) = database.row(f"SELECT count(*) {rows} AND time >= {double(until)}")
         cases.append(f"WHEN time >= {double(until)} THEN {number}")
         if abs(held_out - size) > _SAID * size:
             remarks.append(
@@ -121,17 +123,17 @@ def _latest(engine: Database, pairs: str, shares: list[float]) -> tuple[str, lis
     return (f"CASE {' '.join(cases)} ELSE 0 END" if cases else "0"), remarks
 
 
-def _boundary(engine: Database, rows: str, size: int, *, splits_before: int) -> float:
+def _boundary(database: Database, rows: str, size: int, *, splits_before: int) -> float:
     """Find the time from which on about `size` rows are, and before which every other split has a time.
 
     Args:
         rows: SQL from `FROM` on.
         splits_before: number of splits that are cut from the rows before.
     """
-    first, last, count = engine.row(f"SELECT min(time), max(time), count(*) {rows}")
+    first, last, count = database.row(f"SELECT min(time), max(time), count(*) {rows}")
     earliest, size = first, min(size, count)
     for _ in range(splits_before):
-        (earliest,) = engine.row(f"SELECT min(time) {rows} AND time > {double(earliest)}")
+        (earliest,) = database.row(f"SELECT min(time) {rows} AND time > {double(earliest)}")
         if earliest is None:
             raise DataError(
                 "data.split: expected a time of its own for each split by strategy 'temporal', found fewer times: "
@@ -141,24 +143,24 @@ def _boundary(engine: Database, rows: str, size: int, *, splits_before: int) -> 
     # Counts by time range avoid a sort of all pairs: only the times of one range are sorted.
     by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {rows} GROUP BY 1"
     upto = f"SELECT bucket, here, sum(here) OVER (ORDER BY bucket DESC) AS upto FROM ({by_bucket})"
-    at, later = engine.row(
+    at, later = database.row(
         f"SELECT bucket, upto - here FROM ({upto}) WHERE upto >= {size} ORDER BY bucket DESC LIMIT 1"
     )
     by_time = f"SELECT time, count(*) AS here {rows} AND {bucket} = {double(at)} GROUP BY 1"
     upto = f"SELECT time, here, {later} + sum(here) OVER (ORDER BY time DESC) AS upto FROM ({by_time})"
-    time, here, held_out = engine.row(f"SELECT * FROM ({upto}) WHERE upto >= {size} ORDER BY time DESC LIMIT 1")
+    time, here, held_out = database.row(f"SELECT * FROM ({upto}) WHERE upto >= {size} ORDER BY time DESC LIMIT 1")
     if held_out > here and held_out - size > size - (held_out - here):
-        (time,) = engine.row(f"SELECT min(time) {rows} AND time > {double(time)}")
+        (time,) = database.row(f"SELECT min(time) {rows} AND time > {double(time)}")
     return float(max(time, earliest))
 
 
-def _last_of_each(engine: Database, pairs: str, strategy: str, shares: list[float], separate: set[str]) -> str:
+def _last_of_each(database: Database, pairs: str, strategy: str, shares: list[float], separate: set[str]) -> str:
     """Return an SQL expression of the split per query: the last pairs are test, the ones before valid."""
     if strategy == "leave_last_out":
         counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in separate)}" for name in ("test", "valid")]
     else:
         counts = [f"round_even(count(*) OVER q::DOUBLE * {double(share)}, 0)" for share in shares]
-    timed = strategy != "random_per_query" and "time" in columns_of(engine, pairs)
+    timed = strategy != "random_per_query" and "time" in column_names(database, pairs)
     order = "time DESC, tie DESC" if timed else "tie DESC"
     from_end = f"row_number() OVER (PARTITION BY query ORDER BY {order})"
     # `OVER q` above stands for this window.
@@ -167,7 +169,7 @@ def _last_of_each(engine: Database, pairs: str, strategy: str, shares: list[floa
 
 
 def keep_smallest_label(
-    engine: Database, pairs: str, label_ids: pa.Array, listed: pa.Array | None
+    database: Database, pairs: str, label_ids: pa.Array, listed: pa.Array | None
 ) -> tuple[str, pa.Array]:
     """Keep only the smallest label of every query in every file, and the remaining catalogue [BM20 A.2].
 
@@ -180,37 +182,38 @@ def keep_smallest_label(
     order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
     rank_L = np.empty(len(ids), np.int64)
     rank_L[order] = np.arange(len(ids))
-    ranks = engine.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "rank": rank_L}))
-    made, kept = engine.name("smallest"), np.zeros(len(ids), bool)
+    ranks = database.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "rank": rank_L}))
+    smallest_pairs, stays = database.name("smallest"), np.zeros(len(ids), bool)
     smallest = "row_number() OVER (PARTITION BY split, query ORDER BY rank, place) = 1"
-    engine.run(
-        f"CREATE TABLE {made} AS SELECT * EXCLUDE (rank) FROM {pairs} JOIN {ranks} USING (label) QUALIFY {smallest}"
+    database.run(
+        f"CREATE TABLE {smallest_pairs} AS SELECT * EXCLUDE (rank) FROM {pairs} JOIN {ranks} USING (label) "
+        f"QUALIFY {smallest}"
     )
-    kept[engine.arrow(f"SELECT DISTINCT label FROM {made}")["label"].to_numpy()] = True
+    stays[database.arrow(f"SELECT DISTINCT label FROM {smallest_pairs}")["label"].to_numpy()] = True
     if listed is not None:
-        kept |= np.asarray(pc.is_in(label_ids, value_set=listed))
-    rows = np.cumsum(kept, dtype=np.int32) - np.int32(1)
-    renamed = engine.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "row": rows}))
-    final = engine.name("smallest")
-    engine.run(
+        stays |= np.asarray(pc.is_in(label_ids, value_set=listed))
+    rows = np.cumsum(stays, dtype=np.int32) - np.int32(1)
+    row_map = database.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "row": rows}))
+    final = database.name("smallest")
+    database.run(
         f"CREATE TABLE {final} AS SELECT pairs.* EXCLUDE (row) REPLACE (row AS label) "
-        f"FROM (SELECT * FROM {made} JOIN {renamed} USING (label)) AS pairs"
+        f"FROM (SELECT * FROM {smallest_pairs} JOIN {row_map} USING (label)) AS pairs"
     )
-    for table in (pairs, made):
-        engine.drop(table)
-    return final, label_ids.filter(pa.array(kept))
+    for table in (pairs, smallest_pairs):
+        database.drop(table)
+    return final, label_ids.filter(pa.array(stays))
 
 
-def without_repeats(engine: Database, pairs: str) -> tuple[str, int]:
+def without_repeats(database: Database, pairs: str) -> tuple[str, int]:
     """Keep every pair once per split and objective: the latest, with the largest weight; count the others."""
-    table, columns = engine.name("once"), columns_of(engine, pairs)
+    table, columns = database.name("once"), column_names(database, pairs)
     key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])
     time = "time DESC, " if "time" in columns else ""
     weight = f"REPLACE (max(weight) OVER (PARTITION BY {key}) AS weight)" if "weight" in columns else ""
-    engine.run(
+    database.run(
         f"CREATE TABLE {table} AS SELECT * {weight} FROM {pairs} "
         f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {time}tie DESC) = 1"
     )
-    before, after = (engine.row(f"SELECT count(*) FROM {table}")[0] for table in (pairs, table))
-    engine.drop(pairs)
-    return table, before - after
+    all_pairs, distinct_pairs = (database.row(f"SELECT count(*) FROM {name}")[0] for name in (pairs, table))
+    database.drop(pairs)
+    return table, all_pairs - distinct_pairs

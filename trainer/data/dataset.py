@@ -28,14 +28,14 @@ from longtail.tables.database import Database, open_database
 from longtail.tables.times import UNITS, Clock
 from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
-from longtail.trainer.config.rows import shown
+from longtail.trainer.config.rows import name_sources
 from longtail.trainer.data.columns import Bags, FeatureTable
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
-from longtail.trainer.data.ids import IdTexts, example_of
-from longtail.trainer.data.interactions import Log, check_log, read_log
-from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
+from longtail.trainer.data.ids import IdTexts, describe_example
+from longtail.trainer.data.interactions import InteractionLog, check_log, read_log
+from longtail.trainer.data.pairs import Pairs, Requests, keep_latest, occurrences
 from longtail.trainer.data.past import Past
-from longtail.trainer.data.problems import RowReport, settle
+from longtail.trainer.data.problems import RowReport, refuse_problems
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
 from longtail.trainer.errors import DataError
 
@@ -118,11 +118,11 @@ class Dataset:
         """Return the query row of every request, int32 [A]; None if every query has exactly one request."""
         return None if self.requests is None else self.requests.queries
 
-    def before(self, split: str) -> Pairs:
+    def pairs_before(self, split: str) -> Pairs:
         """Return the pairs that are known before `valid` or `test`."""
-        return self.train.followed_by(self.valid) if split == "test" and len(self.valid) else self.train
+        return self.train.merge_later(self.valid) if split == "test" and len(self.valid) else self.train
 
-    def with_past(self, held_out: Pairs, known: Pairs, history: str = "fixed") -> tuple[Pairs, Past]:
+    def with_past(self, held_out: Pairs, known_pairs: Pairs, history: str = "fixed") -> tuple[Pairs, Past]:
         """Return held-out pairs whose `request_rows` are the rows of the returned past.
 
         Args:
@@ -130,9 +130,9 @@ class Dataset:
         """
         queries = len(self.query_ids)
         if history == "fixed":
-            return held_out, Past.of(known, queries=queries, requests=self.request_queries)
+            return held_out, Past.fixed(known_pairs, queries=queries, requests=self.request_queries)
         numbered = replace(held_out, requests=np.arange(len(held_out), dtype=np.int32))
-        return numbered, Past.growing(known, held_out, queries=queries)
+        return numbered, Past.growing(known_pairs, held_out, queries=queries)
 
     def label_features(self, label_id: str) -> FeatureTable:
         """Return the labels' feature table, with the name of their id, to read whole columns."""
@@ -154,7 +154,7 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-            for array in (pairs.events, pairs.requests, pairs.shown, pairs.objectives):
+            for array in (pairs.events, pairs.requests, pairs.shown_rows, pairs.objectives):
                 digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         if self.requests is not None:
             for array in (self.requests.queries, self.requests.contexts, self.requests.attributes):
@@ -169,8 +169,8 @@ class Dataset:
 
     def refit(self) -> Dataset:
         """Return this data set with valid moved into train."""
-        train = self.train.followed_by(self.valid)
-        train = once_each(train) if self.repeats == "drop" else train
+        train = self.train.merge_later(self.valid)
+        train = keep_latest(train) if self.repeats == "drop" else train
         return replace(self, train=train, valid=self.valid.take(slice(0)))
 
 
@@ -185,7 +185,7 @@ _ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
     "time": ("times", np.float64),
     "event": ("events", np.int32),
     "request": ("requests", np.int32),
-    "shown": ("shown", np.int32),
+    "shown": ("shown_rows", np.int32),
     "objective": ("objectives", np.int32),
 }
 """Attribute and type of `Pairs` for each column of the table of pairs."""
@@ -209,8 +209,8 @@ def load_dataset(
     if data.split and data.valid and data.test:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
     # DuckDB gets half of the limit, because reading needs memory outside of DuckDB too.
-    with open_database(folder, None if folder is None else data.memory // 2) as made:
-        return _Loading(made, data, columns, context, folder).dataset(seed, objectives)
+    with open_database(folder, None if folder is None else data.memory // 2) as reader:
+        return _Loading(reader, data, columns, context, folder).dataset(seed, objectives)
 
 
 class _Loading:
@@ -226,15 +226,21 @@ class _Loading:
         self, database: Database, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
         folder: Path | None,
     ) -> None:  # fmt: skip
-        self.engine, self.data, self.table_columns, self.context, self.folder = database, data, columns, context, folder
-        self.places = {name: place for name in _SPLITS if (place := getattr(data, name)) is not None}
+        self.database, self.data, self.table_columns, self.context, self.folder = (
+            database,
+            data,
+            columns,
+            context,
+            folder,
+        )
+        self.sources = {name: source for name in _SPLITS if (source := getattr(data, name)) is not None}
         self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
         self.files: dict[str, list[DataFile]] = {}
         self.pairs = ""
 
     def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
         """Read the files and run all steps."""
-        database, data, report = self.engine, self.data, self.report
+        database, data, report = self.database, self.data, self.report
         log, tables = self._read()
         rows = self._encode(log, tables)
         query_ids, label_ids = rows["query"], rows["label"]
@@ -247,7 +253,7 @@ class _Loading:
             self.pairs, label_ids = keep_smallest_label(database, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.places}, seed=seed)
+            self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.sources}, seed=seed)
             report.remarks += remarks
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
@@ -272,40 +278,40 @@ class _Loading:
             report=report,
         )
 
-    def _read(self) -> tuple[Log, dict[str, IdTable | None]]:
+    def _read(self) -> tuple[InteractionLog, dict[str, IdTable | None]]:
         data, report, errors, columns = self.data, self.report, self.errors, self.table_columns
-        for name, place in self.places.items():
+        for name, source in self.sources.items():
             try:
-                self.files[name] = find_files(place)
+                self.files[name] = find_files(source)
             except DataError as error:
                 errors.append(str(error))
         tables: dict[str, IdTable | None] = {"query": None, "label": None}
-        log = read_log(self.engine, self.files, data, report, errors, now=self.read_at, context=self.context)
+        log = read_log(self.database, self.files, data, report, errors, now=self.read_at, context=self.context)
         sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
-        for side, table_places, id_column in sides:
-            if table_places is None:
+        for side, source, id_column in sides:
+            if source is None:
                 continue
             try:
                 tables[side] = read_feature_table(
-                    self.engine, table_places, id_column, data, report,
+                    self.database, source, id_column, data, report,
                     columns=None if columns is None else columns[side],
                     valid_from=data.valid_from if side == "query" else None,
                 )  # fmt: skip
             except DataError as error:
                 errors.append(str(error))
-        report.remarks += filter(None, [self.engine.empty_in_words()])
+        report.remarks += filter(None, [self.database.empty_in_words()])
         return log, tables
 
-    def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
+    def _encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
         """Number ids by first occurrence, and check every row; return the ids."""
-        database, data, report, errors = self.engine, self.data, self.report, self.errors
+        database, data, report, errors = self.database, self.data, self.report, self.errors
         listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
         if not log.table.rows:
             self._refuse(log, tables)
         texts, of_side = {}, {"query": data.query_id, "label": data.label_id}
         for side in of_side:
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
-            texts[side] = IdTexts.of(database, rows, listed.get(side))
+            texts[side] = IdTexts.number(database, rows, listed.get(side))
             if (table := tables[side]) is not None:
                 table = self._canonical(table, texts[side], listed[side])
                 try:
@@ -318,65 +324,65 @@ class _Loading:
         database.run(f"DROP TABLE {log.table.name}")
         self._refuse(log, tables)
         self._texts = texts["label"].table
-        (kept,) = database.row(f"SELECT count(*) FROM {self.pairs}")
-        gaps = kept < log.table.rows - report.early
-        made, cells, joins = {}, [], []
+        (remaining,) = database.row(f"SELECT count(*) FROM {self.pairs}")
+        gaps = remaining < log.table.rows - report.early
+        ids, cells, joins = {}, [], []
         for side, of in texts.items():
             rows, table = of.ids, tables[side]
             if gaps:
                 rows = of.without_gaps(self.pairs, side)
                 cells.append(f"{rows}.code AS {side}")
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
-            made[side] = one_chunk(database.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
+            ids[side] = one_chunk(database.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
             if table is not None:
                 every, without = database.row(
                     f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
                 )
                 if without:
-                    example = example_of(made[side][:every], table.ids, nothing=without == every)
+                    example = describe_example(ids[side][:every], table.ids, nothing=without == every)
                     report.unlisted["queries" if side == "query" else "labels"] = without, every, example
         split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
         replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
         self._replace(
             f"SELECT pairs.* EXCLUDE (file) {replaced}, {split} FROM {self.pairs} AS pairs {' '.join(joins)}", gaps
         )
-        return made
+        return ids
 
     def _listed(self, table: IdTable) -> str:
         """Create a DuckDB table of a feature table's ids and their places."""
-        arrow = self.engine.register(pa.table({"text": table.ids, "place": np.arange(len(table.ids))}))
-        made = self.engine.name("listed")
-        self.engine.run(f"CREATE TABLE {made} AS SELECT text, place FROM {arrow}")
-        return made
+        arrow = self.database.register(pa.table({"text": table.ids, "place": np.arange(len(table.ids))}))
+        name = self.database.name("listed")
+        self.database.run(f"CREATE TABLE {name} AS SELECT text, place FROM {arrow}")
+        return name
 
     def _canonical(self, table: IdTable, texts: IdTexts, listed: str) -> IdTable:
         """Replace the texts of a feature table's ids by canonical ids, such as `39` for `39.0`."""
-        if not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
+        if not self.database.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
-        found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
-        return replace(table, ids=one_chunk(found["id"]))
+        ids = self.database.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
+        return replace(table, ids=one_chunk(ids["id"]))
 
-    def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
+    def _refuse(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> None:
         """Raise DataError with all problems of the data, if any is fatal."""
         data, report, errors = self.data, self.report, self.errors
         rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
-        left: set[str] = set()
+        splits: set[str] = set()
         if self.pairs:
-            found = self.engine.rows(f"SELECT DISTINCT file FROM {self.pairs}")
-            left = {log.splits[at] for (at,) in found}
-        empty = [of_split for split, of_split in self.files.items() if split not in left]
+            files = self.database.rows(f"SELECT DISTINCT file FROM {self.pairs}")
+            splits = {log.splits[file] for (file,) in files}
+        empty = [files for split, files in self.files.items() if split not in splits]
         if not errors and empty and not any(problem.fatal for problem in report.problems):
-            errors = [nothing_in(of_split, report) for of_split in empty]
-        settle(report, data, list(dict.fromkeys(errors)), rows=rows)
+            errors = [describe_empty(files, report) for files in empty]
+        refuse_problems(report, data, list(dict.fromkeys(errors)), rows=rows)
         if empty:  # every row of a split was bad, and `max_bad_rows` allows that
-            raise DataError(nothing_in(empty[0], report))
+            raise DataError(describe_empty(empty[0], report))
         _check_display(data, tables["label"])
 
     def _requests(
         self, table: IdTable | None, query_ids: pa.Array
     ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
         """Number the distinct requests; return requests, contexts, and attributes of queries."""
-        database, contexts, keys = self.engine, None, ["query"]
+        database, contexts, keys = self.database, None, ["query"]
         attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
         if self.context:
             contexts = self._contexts(self.context)
@@ -394,34 +400,35 @@ class _Loading:
         self._replace(
             f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {ways} USING ({', '.join(keys)})"
         )
-        found = database.arrow(f"SELECT * FROM {ways} ORDER BY request")
-        arrays = {key: found[key].to_numpy().astype(np.int32) for key in keys}
+        columns = database.arrow(f"SELECT * FROM {ways} ORDER BY request")
+        arrays = {key: columns[key].to_numpy().astype(np.int32) for key in keys}
         return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
 
     def _contexts(self, names: Sequence[str]) -> pa.Table:
         """Number the distinct contexts by first occurrences of their values; return the contexts."""
-        database, made = self.engine, self.engine.name("contexts")
+        database, contexts = self.database, self.database.name("contexts")
         columns = [f"context_{at}" for at in range(len(names))]
         every = ", ".join(columns)
         distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
         firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{at}" for at, column in enumerate(columns)]
         order = ", ".join(f"first_{at}" for at in range(len(columns)))
         database.run(
-            f"CREATE TABLE {made} AS SELECT {every}, (row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS context "
+            f"CREATE TABLE {contexts} AS SELECT {every}, "
+            f"(row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS context "
             f"FROM (SELECT *, {', '.join(firsts)} FROM ({distinct}))"
         )
         same = " AND ".join(f"pairs.{column} IS NOT DISTINCT FROM contexts.{column}" for column in columns)
         self._replace(
             f"SELECT pairs.* EXCLUDE ({every}), contexts.context FROM {self.pairs} AS pairs "
-            f"JOIN {made} AS contexts ON {same}"
+            f"JOIN {contexts} AS contexts ON {same}"
         )
-        table = database.arrow(f"SELECT {every} FROM {made} ORDER BY context")
+        table = database.arrow(f"SELECT {every} FROM {contexts} ORDER BY context")
         return table.rename_columns([*names])
 
     def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
         """Find the version of the query of each pair; return versions by query and time, then an empty row."""
-        database, data = self.engine, self.data
-        path, name = shown(data.queries or ""), data.valid_from
+        database, data = self.database, self.data
+        path, name = name_sources(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
         if "time" in self._columns() and table.dates != self.report.dates:
             raise DataError(
@@ -434,33 +441,33 @@ class _Loading:
             unit = Clock.units(database, "since", arrow, "true", self.read_at)[0] or self.report.unit
             scale = double(UNITS[self.report.unit] / UNITS[unit])
             arrow = f"(SELECT * REPLACE (since * {scale} AS since) FROM {arrow})"
-        made = database.name("versions")
+        versions = database.name("versions")
         database.run(
-            f"CREATE TABLE {made} AS SELECT *, "
+            f"CREATE TABLE {versions} AS SELECT *, "
             f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version FROM {arrow}"
         )
-        twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {made}"
+        twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {versions}"
         if again := database.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
-            at = again[0][0]
-            file, row = table.where(at)
+            i = again[0][0]
+            file, row = table.locate(i)
             raise DataError(
                 f"{file}: column {name!r}: expected one row of a query at a time, "
-                f"found a second of {table.ids[at].as_py()!r} in row {row}"
+                f"found a second of {table.ids[i].as_py()!r} in row {row}"
             )
         time = "pairs.time" if "time" in self._columns() else "0"
         self._replace(
             f"SELECT pairs.*, coalesce(versions.version, {len(queries)})::INTEGER AS version "
-            f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {made} AS versions "
+            f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
         )
-        order = database.arrow(f"SELECT place FROM {made} ORDER BY version")["place"].to_pylist()
+        order = database.arrow(f"SELECT place FROM {versions} ORDER BY version")["place"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
     def _impressions(self, label_ids: pa.Array) -> Bags | None:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         if "shown" not in self._columns():
             return None
-        database, lists = self.engine, self.engine.name("shown")
+        database, lists = self.database, self.database.name("shown")
         database.run(
             f"CREATE TABLE {lists} AS SELECT place, (row_number() OVER (ORDER BY place) - 1)::INTEGER AS row, shown "
             f"FROM {self.pairs} WHERE split < 2"
@@ -474,27 +481,27 @@ class _Loading:
             f"FROM {lists}"
         )
         labels = database.register(pa.table({"id": label_ids, "label": np.arange(len(label_ids), dtype=np.int32)}))
-        found = database.arrow(
+        impressions = database.arrow(
             f"SELECT row, label FROM ({entries}) JOIN {self._texts} USING (text) JOIN {labels} USING (id) "
             "ORDER BY row, entry"
         )
         (count,) = database.row(f"SELECT count(*) FROM {lists}")
-        counts = np.bincount(found["row"].to_numpy(), minlength=count)
+        counts = np.bincount(impressions["row"].to_numpy(), minlength=count)
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Bags(offsets, found["label"].to_numpy(), np.ones(len(found), np.float32))
+        return Bags(offsets, impressions["label"].to_numpy(), np.ones(len(impressions), np.float32))
 
     def _split(self, name: str) -> Pairs:
-        database, there, at = self.engine, self._columns(), _SPLITS.index(name)
-        left_out = "shown" if name == "test" and name in self.places else ""
-        of = {column: kind for column, kind in _ARRAYS.items() if column in there and column != left_out}
-        (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {at}")
+        database, columns, split = self.database, self._columns(), _SPLITS.index(name)
+        left_out = "shown" if name == "test" and name in self.sources else ""
+        of = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
+        (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {split}")
         arrays = {}
         for column, (key, kind) in of.items():
             path = None if self.folder is None or not count else self.folder / f"{name}.{key}.npy"
-            made = np.empty(count, kind) if path is None else np.lib.format.open_memmap(path, "w+", kind, (count,))
-            arrays[column] = made.view(np.ndarray)
-        time, start = "time, " * ("time" in there), 0
-        query = f"SELECT {', '.join(of)} FROM {self.pairs} WHERE split = {at} ORDER BY query, {time}tie"
+            array = np.empty(count, kind) if path is None else np.lib.format.open_memmap(path, "w+", kind, (count,))
+            arrays[column] = array.view(np.ndarray)
+        time, start = "time, " * ("time" in columns), 0
+        query = f"SELECT {', '.join(of)} FROM {self.pairs} WHERE split = {split} ORDER BY query, {time}tie"
         for batch in database.connection.sql(query).to_arrow_reader(_BATCH):
             for column, values in zip(of, batch.columns, strict=True):
                 arrays[column][start : start + len(values)] = values.to_numpy(zero_copy_only=False)
@@ -502,17 +509,17 @@ class _Loading:
         return Pairs(**{of[column][0]: array for column, array in arrays.items()})
 
     def _columns(self) -> list[str]:
-        return [row[0] for row in self.engine.rows(f"DESCRIBE {self.pairs}")]
+        return [row[0] for row in self.database.rows(f"DESCRIBE {self.pairs}")]
 
     def _replace(self, query: str, stored: bool = True) -> None:
         """Make the result of an SQL query the table of pairs, as a table or as a view."""
-        before, self.pairs = self.pairs, self.engine.name("pairs")
-        self.engine.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
+        before, self.pairs = self.pairs, self.database.name("pairs")
+        self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
         if stored:
-            self.engine.drop(before)
+            self.database.drop(before)
 
 
-def nothing_in(files: list[DataFile], report: RowReport) -> str:
+def describe_empty(files: list[DataFile], report: RowReport) -> str:
     """Describe files without any remaining row, for an error."""
     why = "; ".join(report.lines()[:1])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -525,7 +532,7 @@ def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
     for name in data.display:
         if name not in columns:
             raise DataError(
-                f"data.display: expected columns of {shown(data.labels) if data.labels else 'a label table'}, "
+                f"data.display: expected columns of {name_sources(data.labels) if data.labels else 'a label table'}, "
                 f"found {', '.join(columns) or 'none'}, received {name!r}"
             )
         if name in RESERVED_COLUMNS:

@@ -16,10 +16,10 @@ from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.config.rows import Places, shown
+from longtail.trainer.config.rows import Sources, name_sources
 from longtail.trainer.data.audience import Audience
-from longtail.trainer.data.batches import QueryFeatures, take_rows
-from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, Numbers, bags_of, encode_column, strings_of
+from longtail.trainer.data.batches import QueryInputs, take_rows
+from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, Numbers, encode_column, read_bags, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import occurrences
 
@@ -39,7 +39,7 @@ class Encoding:
     """
 
     vocabularies: dict[str, Vocabulary]
-    query: QueryFeatures
+    query: QueryInputs
     label_inputs: Inputs
     query_features: list[Feature]
     label_features: list[Feature]
@@ -118,7 +118,7 @@ class Encoding:
             if feature.kind == "audience"
         }
         types = list(data.events.by_type) if data.events else []
-        queries = QueryFeatures(
+        queries = QueryInputs(
             recipe.query.features,
             encoded_queries,
             histories,
@@ -147,7 +147,7 @@ class Encoding:
         return cls(
             vocabularies=vocabularies,
             query=queries,
-            audience=Audience.of(train, audiences, labels=len(dataset.label_ids)) if audiences else None,
+            audience=Audience.build(train, audiences, labels=len(dataset.label_ids)) if audiences else None,
             pairs=pairs,
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
@@ -170,8 +170,8 @@ def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
 
 
-def _path(places: Places | None) -> str | None:
-    return None if places is None else shown(places)
+def _path(sources: Sources | None) -> str | None:
+    return None if sources is None else name_sources(sources)
 
 
 def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
@@ -212,8 +212,8 @@ def build_vocabularies(
                 continue
             if feature.kind == "audience":
                 if feature.table_name not in of_queries:
-                    kept = query.ids.filter(pa.array(pairs_per_query >= feature.min_count))
-                    counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
+                    frequent = query.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                    counted.setdefault(feature.table_name, []).append((*_occurrences(frequent), 1))
                 continue
             if feature.kind == "history" or feature.name == recipe.data.label_id:
                 least, name = feature.min_count, feature.table_name
@@ -227,14 +227,14 @@ def build_vocabularies(
                 of_labels[name] = least
             elif feature.name == recipe.data.query_id:
                 of_queries.add(feature.table_name)
-                kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
-                counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
+                frequent = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(frequent), 1))
             else:
                 rows = source.training_rows
                 if feature.kind == "id":
-                    values = strings_of(feature, source).take(pa.array(rows))
+                    values = read_strings(feature, source).take(pa.array(rows))
                 else:
-                    offsets, keys, _ = bags_of(feature, source)
+                    offsets, keys, _ = read_bags(feature, source)
                     times = np.repeat(np.bincount(rows, minlength=len(offsets) - 1), np.diff(offsets))
                     values = keys if (times == 1).all() else keys.take(pa.array(np.repeat(np.arange(len(keys)), times)))
                 counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
@@ -259,5 +259,5 @@ def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
     ids = counted.field("values")
     if not pa.types.is_large_string(ids.type):
         ids = ids.cast(pa.string())
-    known = ids.is_valid()
-    return ids.filter(known), counted.field("counts").filter(known).to_numpy()
+    valid = ids.is_valid()
+    return ids.filter(valid), counted.field("counts").filter(valid).to_numpy()

@@ -17,7 +17,7 @@ from longtail.trainer.data.pairs import Pairs
 
 
 @dataclass(frozen=True)
-class Histories:
+class HistoryBags:
     """Hold the entries of a history feature, by query.
 
     Attributes:
@@ -29,7 +29,7 @@ class Histories:
     earlier: Int64 | None
 
     @classmethod
-    def of(cls, pairs: Pairs, offsets: Int64, events: Sequence[int] | None) -> Histories:
+    def build(cls, pairs: Pairs, offsets: Int64, events: Sequence[int] | None) -> HistoryBags:
         """Build histories from all pairs, or from pairs of some event types; entries are label rows.
 
         Args:
@@ -45,12 +45,12 @@ class Histories:
         bags = Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32))
         return cls(bags, earlier)
 
-    def before(self, pairs_B: Int64) -> Int64:
+    def count_earlier(self, pairs_B: Int64) -> Int64:
         """Count the entries before some places among the pairs, int64 [B]."""
         return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 
-PLACES, SEGMENTS, POSITIONS = "__place", "__segment", "__position"
+LAST_SLOTS, SEGMENTS, POSITIONS = "__last", "__segment", "__position"
 """Suffixes of the columns that locate packed histories in a batch: `_`, the feature's name, then the suffix."""
 
 
@@ -61,13 +61,13 @@ class Packing(NamedTuple):
         entries_SP: int64, entries of the queries' histories; 0 for an empty place.
         segments_SP: int32, the number of the history, from 1; 0 for an empty place.
         positions_SP: int32, position in the history, from 0.
-        places_B: int32, place of each row's last entry among all S·P; −1 without an entry.
+        last_slots_B: int32, place of each row's last entry among all S·P; −1 without an entry.
     """
 
     entries_SP: Int64
     segments_SP: Int32
     positions_SP: Int32
-    places_B: Int32
+    last_slots_B: Int32
 
 
 def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
@@ -98,14 +98,14 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
     entries_T[:total] = positions_T[:total] + np.repeat(starts_G, lengths_G)
     segments_T[:total] = np.repeat(np.arange(1, len(starts_G) + 1), lengths_G)
     # A row's last entry is at its distance from the first entry of the history that the row shares.
-    places_B = np.full(len(ends_B), -1, np.int32)
-    places_B[rows] = bases_G[of_rows] + ends_B[rows] - starts_B[rows] - 1
+    last_slots_B = np.full(len(ends_B), -1, np.int32)
+    last_slots_B[rows] = bases_G[of_rows] + ends_B[rows] - starts_B[rows] - 1
     shape = (blocks, length)
     return Packing(
         entries_T.reshape(shape),
         segments_T.reshape(shape).astype(np.int32),
         positions_T.reshape(shape).astype(np.int32),
-        places_B,
+        last_slots_B,
     )
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from longtail.tables.database import Database
 from longtail.tables.table import canonical_ids
 from longtail.tables.values import literal
-from longtail.trainer.data.problems import Check
+from longtail.trainer.data.problems import RowCheck
 
 NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
 """Texts that look like a placeholder, in lower case and without surrounding blanks."""
@@ -30,13 +30,13 @@ class IdTexts:
         odd: texts that look like a placeholder, with their codes.
     """
 
-    engine: Database
+    database: Database
     table: str
     ids: str
     odd: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, engine: Database, log: str, listed: str | None) -> IdTexts:
+    def number(cls, database: Database, log: str, listed: str | None) -> IdTexts:
         """Number distinct texts.
 
         Args:
@@ -45,46 +45,46 @@ class IdTexts:
         """
         sources = [f"SELECT text, place, NULL::BIGINT AS listed FROM ({log})"]
         sources += [f"SELECT text, NULL::BIGINT AS place, place AS listed FROM {listed}"] if listed else []
-        distinct, ids, made = engine.name("distinct"), engine.name("ids"), engine.name("texts")
-        engine.run(
+        distinct, ids, view = database.name("distinct"), database.name("ids"), database.name("texts")
+        database.run(
             f"CREATE TABLE {distinct} AS SELECT text, min(place) AS place, min(listed) AS listed "
             f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
         )
-        odd = looks_odd("text")
-        canonical = canonical_ids(engine, distinct, "text", condition=f"NOT {odd}")
+        odd = placeholder_condition("text")
+        canonical = canonical_ids(database, distinct, "text", condition=f"NOT {odd}")
         texts = f"SELECT text, {canonical} AS id, place, listed FROM {distinct}"
-        engine.run(
+        database.run(
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
             f"AS code FROM (SELECT id, min(place) AS place, min(listed) AS listed FROM ({texts}) GROUP BY id)"
         )
-        as_they_are = f"SELECT id AS text, id, code FROM {ids}"
+        unchanged = f"SELECT id AS text, id, code FROM {ids}"
         spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
-        engine.run(f"CREATE VIEW {made} AS {as_they_are if canonical == 'text' else spelled}")
-        return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
+        database.run(f"CREATE VIEW {view} AS {unchanged if canonical == 'text' else spelled}")
+        return cls(database, view, ids, database.rows(f"SELECT text, code FROM {view} WHERE {odd} ORDER BY text"))
 
     def without_gaps(self, pairs: str, column: str) -> str:
         """Renumber the ids that remain in pairs or in the feature table; `before` is the former code."""
-        made = self.engine.name("ids")
+        table = self.database.name("ids")
         used = f"SELECT {column} AS before, min(place) AS place FROM {pairs} GROUP BY 1"
-        self.engine.run(
-            f"CREATE TABLE {made} AS SELECT id, used.place, listed, code AS before, "
+        self.database.run(
+            f"CREATE TABLE {table} AS SELECT id, used.place, listed, code AS before, "
             f"(row_number() OVER (ORDER BY used.place NULLS LAST, listed) - 1)::INTEGER AS code "
             f"FROM {self.ids} AS ids LEFT JOIN ({used}) AS used ON ids.code = used.before "
             f"WHERE used.place IS NOT NULL OR listed IS NOT NULL"
         )
-        return made
+        return table
 
-    def checks(self, column: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
+    def checks(self, column: str, name: str, placeholders: Sequence[str]) -> Iterator[RowCheck]:
         """Yield checks of a column of codes: rows without an id, and rows with a placeholder as their id.
 
         Args:
             placeholders: texts of placeholders, which are bad; other texts that look like one are only reported.
         """
-        yield Check(name, f"{column} IS NULL", _EVERY_ROW, found="null")
+        yield RowCheck(name, f"{column} IS NULL", _EVERY_ROW, content="null")
         odd = dict(self.odd)
         if placeholders:
             listed = ", ".join(map(literal, placeholders))
-            odd |= dict(self.engine.rows(f"SELECT text, code FROM {self.table} WHERE text IN ({listed})"))
+            odd |= dict(self.database.rows(f"SELECT text, code FROM {self.table} WHERE text IN ({listed})"))
         for text, code in odd.items():
             yield _odd(name, f"{column} = {code}", text, placeholders)
 
@@ -92,27 +92,31 @@ class IdTexts:
 _EVERY_ROW = "an id in every row"
 
 
-def looks_odd(text: str) -> str:
+def placeholder_condition(text: str) -> str:
     """Return the SQL condition that a text looks like a placeholder."""
     return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))})"
 
 
-def checks_of_texts(engine: Database, table: str, text: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
+def check_texts(
+    database: Database, table: str, text: str, name: str, placeholders: Sequence[str]
+) -> Iterator[RowCheck]:
     """Yield the checks of `IdTexts.checks` for a column of texts."""
-    yield Check(name, f"{text} IS NULL", _EVERY_ROW, found="null")
+    yield RowCheck(name, f"{text} IS NULL", _EVERY_ROW, content="null")
     listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""
-    for (found,) in engine.rows(f"SELECT DISTINCT {text} FROM {table} WHERE {looks_odd(text)}{listed} ORDER BY 1"):
-        yield _odd(name, f"{text} = {literal(found)}", found, placeholders)
+    for (odd_text,) in database.rows(
+        f"SELECT DISTINCT {text} FROM {table} WHERE {placeholder_condition(text)}{listed} ORDER BY 1"
+    ):
+        yield _odd(name, f"{text} = {literal(odd_text)}", odd_text, placeholders)
 
 
-def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> Check:
+def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> RowCheck:
     if not text:
-        return Check(name, condition, _EVERY_ROW, found="an empty one")
+        return RowCheck(name, condition, _EVERY_ROW, content="an empty one")
     hint = "" if text in placeholders else ", which looks like a placeholder (data.placeholders)"
-    return Check(name, condition, _EVERY_ROW, found=f"{text!r}{hint}", fatal=text in placeholders)
+    return RowCheck(name, condition, _EVERY_ROW, content=f"{text!r}{hint}", fatal=text in placeholders)
 
 
-def like_placeholders(values: pa.Array) -> list[str]:
+def find_placeholders(values: pa.Array) -> list[str]:
     """Return the strings that look like placeholders."""
     return [text for text in values.to_pylist() if text is not None and text.strip().lower() in NO_IDS]
 
@@ -130,17 +134,17 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
     ids, listed = ids.cast(pa.large_string()), listed.cast(pa.large_string())
     others = ids.filter(pc.invert(pc.is_in(ids, value_set=listed)))
     rows = pc.index_in(_bare(others), value_set=_bare(listed))
-    found = pc.index(pc.is_valid(rows), True).as_py()
-    return None if found < 0 else (others[found].as_py(), listed[rows[found].as_py()].as_py())
+    i = pc.index(pc.is_valid(rows), True).as_py()
+    return None if i < 0 else (others[i].as_py(), listed[rows[i].as_py()].as_py())
 
 
-def example_of(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
+def describe_example(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
     """Describe an id without a row, and a listed id that looks alike, or any if `nothing` matches."""
     pair = lookalikes(ids, pc.unique(listed))
     if pair is None and not (nothing and len(listed)):
         return ""
-    one, other = pair or (ids[0].as_py(), listed[0].as_py())
-    return f", such as {one!r}, where it has {other!r}"
+    log_id, table_id = pair or (ids[0].as_py(), listed[0].as_py())
+    return f", such as {log_id!r}, where it has {table_id!r}"
 
 
 def _bare(ids: pa.Array) -> pa.Array:

@@ -33,7 +33,7 @@ from longtail.tables.values import (
 )
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.ids import IdTexts
-from longtail.trainer.data.problems import Check, RowReport, find_problems
+from longtail.trainer.data.problems import RowCheck, RowReport, find_problems
 
 WEIGHT, IMPRESSIONS, TIME, EVENT = "debiased_weight", "impressions", "time", "event"
 OWN = (
@@ -52,7 +52,7 @@ _FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass
-class Log:
+class InteractionLog:
     """Hold the rows of all files, in their order.
 
     Attributes:
@@ -65,7 +65,7 @@ class Log:
         alive: SQL condition of the rows that `data.since` keeps.
     """
 
-    engine: Database
+    database: Database
     table: Table
     splits: list[str]
     parts: dict[int, FileRows]
@@ -83,25 +83,27 @@ class Log:
 
 
 def read_log(
-    engine: Database, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
+    database: Database, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
     now: datetime, context: Sequence[str] = (),
-) -> Log:  # fmt: skip
+) -> InteractionLog:  # fmt: skip
     """Read every file of every split, and determine the unit of times and the rows that count.
 
     Args:
         errors: list to which errors about whole files are added.
         context: columns with values of query features.
     """
-    every = [(split, file) for split, of_split in files.items() for file in of_split]
+    every = [(split, file) for split, split_files in files.items() for file in split_files]
     splits = [split for split, _ in every]
     notes: dict[int, list[str]] = {}
 
-    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
+    def columns_of_file(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         columns, notes[number] = _columns(opened, data, splits[number], context)
         return {"file": (f"{number}::INTEGER", "INTEGER"), **columns}
 
-    table = read_table(engine, [file for _, file in every], wanted, f"data.{' and data.'.join(files)}", errors)
-    log = Log(engine, table, splits, {part.number: part for part in table.parts})
+    table = read_table(
+        database, [file for _, file in every], columns_of_file, f"data.{' and data.'.join(files)}", errors
+    )
+    log = InteractionLog(database, table, splits, {part.number: part for part in table.parts})
     for part in table.parts:
         report.read += part.rows + len(part.rejected)
         report.reject(part.rejected)
@@ -120,7 +122,7 @@ def is_feedback(names: Collection[str]) -> bool:
     return {"answer", "propensity", "source", WEIGHT, EVENT, TIME, IMPRESSIONS} <= set(names)
 
 
-def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
+def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
     """Map columns of a recipe to columns of an export of feedback, where their names differ.
 
     Args:
@@ -134,8 +136,8 @@ def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]
         data.impressions: IMPRESSIONS,
         data.events.column if data.events else None: EVENT,
     }
-    found = {name: own for name, own in roles.items() if name is not None and name not in names}
-    return found | {name: f"feature_{name}" for name in features if name in OWN and name not in roles}
+    renamed_columns = {name: column for name, column in roles.items() if name is not None and name not in names}
+    return renamed_columns | {name: f"feature_{name}" for name in features if name in OWN and name not in roles}
 
 
 def _columns(
@@ -144,12 +146,12 @@ def _columns(
     """Return SQL expression and type of each column of a file, and notes about the file."""
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
-    sources = sources_of(data, [data.query_id, *context], names) if feedback else {}
-    shown = data.impressions if split != "test" else None
+    sources = map_columns(data, [data.query_id, *context], names) if feedback else {}
+    impressions = data.impressions if split != "test" else None
     events = data.events.column if data.events else None
-    lacking = [name for name in _LACKING if name in (data.weight, shown) and name not in names]
+    lacking = [name for name in _LACKING if name in (data.weight, impressions) and name not in names]
     needed = [data.query_id, data.label_id, data.timestamp, data.weight, events]
-    for name in filter(None, [*needed, *context, shown]):
+    for name in filter(None, [*needed, *context, impressions]):
         if sources.get(name, name) not in names and name not in lacking:
             hint = did_you_mean(name, names)
             raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}{hint}")
@@ -163,38 +165,41 @@ def _columns(
             raise file.wrong(name, expected, type_name(kind))
         return value, kind
 
-    made = {
+    columns = {
         "query": id_expression(opened, data.query_id, *column(data.query_id)),
         "label": id_expression(opened, data.label_id, *column(data.label_id)),
     }
     if data.timestamp is not None:
         value, kind = checked(data.timestamp, "numbers or timestamps", is_text, is_number, is_time)
-        made["number"] = "NULL" if is_time(kind) else str(to_number(value, kind)), "DOUBLE"
-        made["micros"] = to_micros(value, kind) or "NULL", "BIGINT"
+        columns["number"] = "NULL" if is_time(kind) else str(to_number(value, kind)), "DOUBLE"
+        columns["micros"] = to_micros(value, kind) or "NULL", "BIGINT"
     if data.weight is not None:
-        made["weight"] = str(to_number(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
+        columns["weight"] = str(to_number(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
     if events is not None:
-        made["event"] = to_text(*checked(events, "event types as strings or integers", is_text, is_integer)), "VARCHAR"
-    if shown is not None:
-        value, kind = checked(shown, "lists of ids, strings or integers", is_list_of_ids)
-        made["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
-    made |= {CONTEXT + name: column(name) for name in context}
+        columns["event"] = (
+            to_text(*checked(events, "event types as strings or integers", is_text, is_integer)),
+            "VARCHAR",
+        )
+    if impressions is not None:
+        value, kind = checked(impressions, "lists of ids, strings or integers", is_list_of_ids)
+        columns["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
+    columns |= {CONTEXT + name: column(name) for name in context}
     notes = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
     if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
         notes.append(f"are feedback of a service without its propensities, which data.weight = {WEIGHT!r} takes")
-    return made, notes
+    return columns, notes
 
 
-def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
+def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: datetime) -> None:
     """Bring times of all files to one unit, and find the rows that `data.since` keeps."""
     number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
-    times = read_file_times(log.engine, log.table.name, file, number, micros, condition=log.alive, now=now)
-    for at in times.without:
-        opened = log.parts[at].opened
-        own = data.timestamp if data.timestamp in opened.names else None
-        if own is not None and is_text(opened.column(own)[1]):
-            raise opened.file.wrong(own, "numbers or timestamps", "text")
-    order = [at for at in times.numbered if at not in times.without]
+    times = read_file_times(log.database, log.table.name, file, number, micros, condition=log.alive, now=now)
+    for file_number in times.without:
+        opened = log.parts[file_number].opened
+        name = data.timestamp if data.timestamp in opened.names else None
+        if name is not None and is_text(opened.column(name)[1]):
+            raise opened.file.wrong(name, "numbers or timestamps", "text")
+    order = [number for number in times.numbered if number not in times.without]
     if times.dated and order and times.unit is None:
         raise DataError(
             f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
@@ -202,7 +207,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
             f"{log.parts[times.dated[0]].opened.file.name}, found other numbers"
         )
     log.time, report.dates = times.time, bool(times.dated) and not times.numbered
-    log.clock = Clock.measure(log.engine, log.time, log.table.name, log.alive, now)
+    log.clock = Clock.measure(log.database, log.time, log.table.name, log.alive, now)
     report.unit = log.clock.unit
     if data.since is None:
         return
@@ -216,7 +221,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
         data.since.timestamp() * scale
     )  # fmt: skip
     early = f"coalesce({log.time} < {double(first)}, false)"
-    (report.early,) = log.engine.row(f"SELECT count(*) FROM {log.table.name} WHERE {early}")
+    (report.early,) = log.database.row(f"SELECT count(*) FROM {log.table.name} WHERE {early}")
     log.alive = f"NOT {early}"
 
 
@@ -224,15 +229,16 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
-              ) -> str:  # fmt: skip
-    """Number the ids of a log, weigh its rows, and remove bad rows, which are noted for `settle`.
+def check_log(
+    log: InteractionLog, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
+) -> str:
+    """Number the ids of a log, weigh its rows, and remove bad rows, which are noted for `refuse_problems`.
 
     Returns:
         A table of `place`, `file`, codes `query` and `label`, and, if the log has them, `time`, `weight`, `event`,
         `shown` and contexts.
     """
-    engine, made = log.engine, log.engine.name("checked")
+    database, table = log.database, log.database.name("checked")
     cells = {"place": "log.rowid", "file": log.column("file"), "query": "queries.code", "label": "labels.code"}
     if log.time is not None:
         cells["time"] = log.time
@@ -244,12 +250,12 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
     if log.has("shown"):
         cells["shown"] = log.column("shown")
     contexts = [name for name in log.table.kinds if name.startswith(CONTEXT)]
-    cells |= {f"context_{at}": log.column(name) for at, name in enumerate(contexts)}
+    cells |= {f"context_{i}": log.column(name) for i, name in enumerate(contexts)}
     weight = _weight(log, data)
     if weight is not None:
         cells["weight"] = weight
-    engine.run(
-        f"CREATE TABLE {made} AS SELECT {', '.join(f'{cell} AS {name}' for name, cell in cells.items())} "
+    database.run(
+        f"CREATE TABLE {table} AS SELECT {', '.join(f'{cell} AS {name}' for name, cell in cells.items())} "
         f"FROM {log.table.name} AS log "
         f"LEFT JOIN {queries.table} AS queries ON log.{log.column('query')} = queries.text "
         f"LEFT JOIN {labels.table} AS labels ON log.{log.column('label')} = labels.text WHERE {log.alive}"
@@ -257,53 +263,55 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
     checks = [*queries.checks("query", data.query_id, data.placeholders),
               *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
               *_weight_checks(log, data)]  # fmt: skip
-    bad = find_problems(engine, made, checks, log.parts.values(), report)
+    bad = find_problems(database, table, checks, log.parts.values(), report)
     unused = "false"
     if log.has("event"):
-        nothing = [at for at, each in enumerate(_weights(data).values()) if each == 0]
-        unused = f"coalesce(event IN ({_listed(nothing) or 'NULL'}), false)"
-    dropped, unweighted = engine.row(
-        f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {made}"
+        unweighted_types = [i for i, weight_ in enumerate(_weights(data).values()) if weight_ == 0]
+        unused = f"coalesce(event IN ({_listed(unweighted_types) or 'NULL'}), false)"
+    dropped, unweighted = database.row(
+        f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {table}"
     )
     report.dropped += dropped
     report.unweighted += unweighted
     if dropped or unweighted:
-        engine.run(f"DELETE FROM {made} WHERE ({bad}) OR {unused}")
+        database.run(f"DELETE FROM {table} WHERE ({bad}) OR {unused}")
     if weight is not None:
-        zeros = engine.rows(f"SELECT file FROM {made} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
+        zeros = database.rows(f"SELECT file FROM {table} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
         errors.extend(
-            f"{log.parts[at].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
+            f"{log.parts[number].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
             "found only zeros"
-            for (at,) in zeros
+            for (number,) in zeros
         )
     if log.has("weight"):
-        engine.run(f"ALTER TABLE {made} DROP given")
-    return made
+        database.run(f"ALTER TABLE {table} DROP given")
+    return table
 
 
 def _weights(data: DataConfig) -> dict[str, float]:
     return data.events.by_type if data.events else {}
 
 
-def _weight(log: Log, data: DataConfig) -> str | None:
+def _weight(log: InteractionLog, data: DataConfig) -> str | None:
     """Return the SQL expression of a row's weight by column and event type; None if all rows weigh 1."""
     factors = []
     if log.has("weight"):
-        given = log.column("weight")
+        column = log.column("weight")
         # Larger weights become infinite here, and a check refuses them with their value in the file.
-        factors.append(f"CASE WHEN {given} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {given} END")
+        factors.append(f"CASE WHEN {column} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {column} END")
     if weights := _weights(data):
-        of_types, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
-        factors.append(f"list_extract([{of_types}], list_position([{types}], {log.column('event')}))")
+        type_weights, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
+        factors.append(f"list_extract([{type_weights}], list_position([{types}], {log.column('event')}))")
     return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE" if factors else None
 
 
-def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
+def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     """Yield checks of times; impossible ones would decide splits, forecasts and ages."""
     name, clock = data.timestamp, log.clock
     if name is None or clock is None:
         return
-    yield Check(name, "NOT isfinite(time) OR time IS NULL", "finite numbers", raw=name, of_text="numbers or timestamps")
+    yield RowCheck(
+        name, "NOT isfinite(time) OR time IS NULL", "finite numbers", raw=name, of_text="numbers or timestamps"
+    )
     if clock.unit is None:
         return
     odd = f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
@@ -315,29 +323,31 @@ def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
             return f"{other} ({first:.0f}, {format_time(first, other)})"
 
         is_other = clock.plausible("time", other)
-        yield Check(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", shown=mixed)
+        yield RowCheck(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", format_value=mixed)
         odd += f" AND NOT {is_other}"
     expected = "times since 1990 and not in the future"
-    yield Check(name, odd, expected, value="time", shown=lambda first: format_time(first, clock.unit))
+    yield RowCheck(name, odd, expected, value="time", format_value=lambda first: format_time(first, clock.unit))
 
 
-def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:
+def _weight_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     if name := data.weight:
-        yield Check(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
-        yield Check(name, "given < 0", "weights >= 0", value="given")
-        yield Check(name, f"isfinite(given) AND given > {_FLOAT32!r}", "weights that float32 can hold", value="given")
+        yield RowCheck(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
+        yield RowCheck(name, "given < 0", "weights >= 0", value="given")
+        yield RowCheck(
+            name, f"isfinite(given) AND given > {_FLOAT32!r}", "weights that float32 can hold", value="given"
+        )
     if weights := _weights(data):
         event = (data.events.column if data.events else None) or ""
         expected = f"one of {', '.join(weights)} (weight 0 leaves a type out)"
-        yield Check(event, "event IS NULL", expected, counted=lambda file: _unlisted(log, weights, file))
+        yield RowCheck(event, "event IS NULL", expected, counted=lambda file: _unlisted(log, weights, file))
 
 
-def _unlisted(log: Log, weights: Iterable[str], file: int) -> str:
+def _unlisted(log: InteractionLog, weights: Iterable[str], file: int) -> str:
     """Describe the event types of a file without a weight, with their numbers of rows."""
-    event, known = log.column("event"), ", ".join(map(literal, weights))
-    found = log.engine.rows(
+    event, listed = log.column("event"), ", ".join(map(literal, weights))
+    types = log.database.rows(
         f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "
-        f"({event} IS NULL OR {event} NOT IN ({known})) GROUP BY 1 ORDER BY min(rowid)"
+        f"({event} IS NULL OR {event} NOT IN ({listed})) GROUP BY 1 ORDER BY min(rowid)"
     )
-    others = [f"{name!r} ({count:,})" for name, count in found if name is not None]
-    return ", ".join([*others[:5], *(["null"] if any(name is None for name, _ in found) else [])])
+    others = [f"{name!r} ({count:,})" for name, count in types if name is not None]
+    return ", ".join([*others[:5], *(["null"] if any(name is None for name, _ in types) else [])])

@@ -50,7 +50,7 @@ class Pairs:
         times: float64 [N], or None.
         events: int32 [N], index of each pair's type in `data.events.weights`; None without event types.
         requests: int32 [N], rows of `Dataset.requests`; None if every query has exactly one request.
-        shown: int32 [N], rows of `Dataset.impressions`; None without impressions.
+        shown_rows: int32 [N], rows of `Dataset.impressions`; None without impressions.
         objectives: int32 [N], indices in `Recipe.objectives`; None without objectives.
     """
 
@@ -60,7 +60,7 @@ class Pairs:
     times: Float64 | None = None
     events: Int32 | None = None
     requests: Int32 | None = None
-    shown: Int32 | None = None
+    shown_rows: Int32 | None = None
     objectives: Int32 | None = None
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class Pairs:
         """Sort pairs by query, then time, stably."""
         return self.take(np.lexsort((self.queries,) if self.times is None else (self.times, self.queries)))
 
-    def places_of(self, later: Pairs) -> Int64:
+    def insertion_points(self, later: Pairs) -> Int64:
         """Return the place among these pairs before which each later pair belongs, int64 [n]; both sets are sorted.
 
         A later pair comes after the pairs of its query with an equal time, or after all of them without times.
@@ -118,11 +118,11 @@ class Pairs:
                 at_n = np.where(open_n & ~before_n, middle_n, at_n)
         return at_n
 
-    def followed_by(self, later: Pairs) -> Pairs:
+    def merge_later(self, later: Pairs) -> Pairs:
         """Merge two sorted sets of pairs; `later` comes after if times are equal or absent."""
-        at_n, others = self.places_of(later), later.columns()
+        at_n, others = self.insertion_points(later), later.columns()
         return Pairs(
-            **{name: np.insert(own, at_n, others[name]) for name, own in self.columns().items() if name in others}
+            **{name: np.insert(column, at_n, others[name]) for name, column in self.columns().items() if name in others}
         )
 
     def per_query(self) -> Int64:
@@ -139,7 +139,7 @@ class Pairs:
         return {name: column for name, column in columns.items() if column is not None}
 
 
-def once_each(pairs: Pairs) -> Pairs:
+def keep_latest(pairs: Pairs) -> Pairs:
     """Keep every pair once per objective: the latest, in its place, with the largest weight.
 
     Args:
@@ -152,9 +152,9 @@ def once_each(pairs: Pairs) -> Pairs:
         return pairs
     rows = len(keys) - 1 - last_from_end
     order = np.argsort(rows)
-    kept = pairs.take(rows[order])
+    latest = pairs.take(rows[order])
     if pairs.weights is None:
-        return kept
+        return latest
     largest = np.zeros(len(distinct), np.float32)
     np.maximum.at(largest, inverse, pairs.weights[::-1])
-    return replace(kept, weights=largest[order])
+    return replace(latest, weights=largest[order])

@@ -24,7 +24,7 @@ class Past:
     held-out pair, whose history is the query's known and held-out pairs before that pair.
 
     Attributes:
-        known: pairs known before the held-out ones.
+        known_pairs: pairs known before the held-out ones.
         pairs: pairs of the histories, sorted by query, then time; label −1 for a label outside of the catalogue.
         offsets: start of every query's pairs, int64 [Q + 1].
         request_queries: query row of every request, int32 [A]; None if every query has exactly one request.
@@ -32,7 +32,7 @@ class Past:
         ends: end of every row's history in `pairs`, int64 [E]; None for a fixed past.
     """
 
-    known: Pairs
+    known_pairs: Pairs
     pairs: Pairs
     offsets: Int64
     request_queries: Int32 | None = None
@@ -40,19 +40,21 @@ class Past:
     ends: Int64 | None = None
 
     @classmethod
-    def of(cls, known: Pairs, *, queries: int, requests: Int32 | None = None) -> Past:
+    def fixed(cls, known_pairs: Pairs, *, queries: int, requests: Int32 | None = None) -> Past:
         """Create a fixed past; `requests` are the query rows of requests, int32 [A]."""
-        return cls(known, known, known.offsets(queries), requests)
+        return cls(known_pairs, known_pairs, known_pairs.offsets(queries), requests)
 
     @classmethod
-    def growing(cls, known: Pairs, held_out: Pairs, *, queries: int) -> Past:
+    def growing(cls, known_pairs: Pairs, held_out: Pairs, *, queries: int) -> Past:
         """Create a growing past of sorted held-out pairs; row e is the e-th of these pairs."""
         has_row_Q = np.zeros(queries, np.bool_)
         has_row_Q[held_out.queries] = True
-        earlier_pairs = known.take(has_row_Q[known.queries])  # a small part, if most held-out queries are new
-        ends = earlier_pairs.places_of(held_out) + np.arange(len(held_out))
-        pairs = earlier_pairs.followed_by(held_out)
-        return cls(known, pairs, pairs.offsets(queries), None, held_out, ends)
+        earlier_pairs = known_pairs.take(
+            has_row_Q[known_pairs.queries]
+        )  # a small part, if most held-out queries are new
+        ends = earlier_pairs.insertion_points(held_out) + np.arange(len(held_out))
+        pairs = earlier_pairs.merge_later(held_out)
+        return cls(known_pairs, pairs, pairs.offsets(queries), None, held_out, ends)
 
     def queries(self, rows_B: Rows) -> Rows:
         """Return the query row of each row, int [B]."""
@@ -74,10 +76,10 @@ class Past:
         starts_B, ends_B = self.slices(rows_B)
         return ends_B - starts_B
 
-    def seen(self, rows_B: Rows) -> Int64:
+    def seen_labels(self, rows_B: Rows) -> Int64:
         """Get (place in the block, label) of every pair in the histories, oldest first, int64 [n, 2]."""
-        row_n, place_n = self.entries(rows_B)
-        seen_n2 = np.stack([row_n, self.pairs.labels[place_n]], axis=1)
+        row_n, entry_n = self.entries(rows_B)
+        seen_n2 = np.stack([row_n, self.pairs.labels[entry_n]], axis=1)
         return seen_n2[seen_n2[:, 1] >= 0]
 
     def entries(self, rows_B: Rows) -> tuple[Int64, Int64]:
@@ -96,12 +98,12 @@ class Past:
         keys_K, key_n = np.unique(keys_n, return_inverse=True)
         has_row_Q = np.zeros(len(self.offsets), np.bool_)
         has_row_Q[queries_n] = True
-        places = np.flatnonzero(has_row_Q[pairs.queries] & (pairs.labels >= 0))
-        keys = pairs.queries[places].astype(np.int64) * labels + pairs.labels[places]
+        entries = np.flatnonzero(has_row_Q[pairs.queries] & (pairs.labels >= 0))
+        keys = pairs.queries[entries].astype(np.int64) * labels + pairs.labels[entries]
         key = np.searchsorted(keys_K, keys)
         equal = np.append(keys_K, -1)[key] == keys
         first_K = np.full(len(keys_K), len(pairs))
-        np.minimum.at(first_K, key[equal], places[equal])
+        np.minimum.at(first_K, key[equal], entries[equal])
         in_history_n: Bools = first_K[key_n] < self.slices(rows_n)[1]
         return in_history_n
 

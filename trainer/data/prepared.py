@@ -56,22 +56,22 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     if root is None:
         raise DataError("data.prepared: expected a folder for the prepared data set, received none")
     files = _files(recipe)
-    content = json.dumps({"format": _FORMAT, "files": files, "read": settings_of(recipe)}, sort_keys=True)
+    content = json.dumps({"format": _FORMAT, "files": files, "read": data_settings(recipe)}, sort_keys=True)
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
     with first_before_others("the prepared data set"):
         if not folder.exists():
             # Another job may have written the folder in the meantime.
             with suppress(BundleExistsError), atomic_directory(folder) as working:
                 _write(_load(recipe, working), working, files)
-            _remove_stale(root, kept=folder)
+            _remove_stale(root, current=folder)
         return _read(folder), folder
 
 
 def _load(recipe: Recipe, folder: Path | None = None) -> Dataset:
-    return load_dataset(recipe.weighted_data, **_read_by(recipe), folder=folder)
+    return load_dataset(recipe.weighted_data, **_load_arguments(recipe), folder=folder)
 
 
-def _read_by(recipe: Recipe) -> dict[str, Any]:
+def _load_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `load_dataset` apart from `data`."""
     return {
         "seed": recipe.seed,
@@ -81,19 +81,21 @@ def _read_by(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
+def data_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that determine the content of a data set."""
-    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _read_by(recipe)
+    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _load_arguments(
+        recipe
+    )
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
     """Return name, size and version of every file of a recipe and of its SQL queries."""
-    places = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
-    files = [file for of in places if of is not None for file in find_all_files(of)]
+    sources = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
+    files = [file for source in sources if source is not None for file in find_all_files(source)]
     return [(file.name, *file_version(file)) for file in files]
 
 
-def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
+def _name_arrays(dataset: Dataset) -> Iterator[tuple[str, Array]]:
     parts: dict[str, Pairs | Requests | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
     for part, values in (parts | {"asked": dataset.requests, "impressions": dataset.impressions}).items():
         for field in fields(values) if values is not None else ():
@@ -102,7 +104,7 @@ def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
 
 
 def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) -> None:
-    for name, array in _arrays_of(dataset):
+    for name, array in _name_arrays(dataset):
         if not (folder / name).exists():  # reading has written the larger ones
             np.save(folder / name, array, allow_pickle=False)
     for name in (*_IDS, *_TABLES):
@@ -127,19 +129,19 @@ def _read(folder: Path) -> Dataset:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         for name, size in manifest["sizes"].items():
-            if (found := (folder / name).stat().st_size) != size:
-                raise DataError(f"{folder / name}: expected {size} bytes, found {found}: remove the folder")
+            if (bytes_ := (folder / name).stat().st_size) != size:
+                raise DataError(f"{folder / name}: expected {size} bytes, found {bytes_}: remove the folder")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}: expected a prepared data set: {error}: remove the folder") from error
-    there = manifest["sizes"]
+    sizes = manifest["sizes"]
 
     def part(kind: type[Any], name: str) -> Any:
         names = {field.name: f"{name}.{field.name}.npy" for field in fields(kind)}
-        arrays = {field: _array(folder / file) for field, file in names.items() if file in there}
+        arrays = {field: _array(folder / file) for field, file in names.items() if file in sizes}
         return kind(**arrays) if arrays else None
 
     tables: dict[str, Any] = {
-        name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in there else None for name in _TABLES
+        name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in sizes else None for name in _TABLES
     }
     columns = [_table(folder / f"{name}.arrow")["id"] for name in _IDS]
     query_ids, label_ids = (  # `combine_chunks` would copy even a single chunk
@@ -174,9 +176,9 @@ def _table(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def _remove_stale(root: Path, *, kept: Path) -> None:
-    """Remove data sets that were read from former versions of the files of `kept`."""
-    files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
+def _remove_stale(root: Path, *, current: Path) -> None:
+    """Remove data sets that were read from former versions of the files of `current`."""
+    files = {name: about for name, *about in json.loads((current / _MANIFEST).read_text(encoding="utf-8"))["files"]}
     for path in root.glob(f"[!.]*/{_MANIFEST}"):  # names of incomplete folders begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
         if any(files.get(name, about) != about for name, about in others.items()):

@@ -12,7 +12,7 @@ from longtail.tables.values import is_text
 from longtail.trainer.config import DataConfig
 from longtail.trainer.errors import DataError
 
-_SHOWN = 5
+_MOST_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Problem:
     """Describe rows of one file with the same problem.
 
     Attributes:
-        expected, found: the expected content, and the content of the first row with the problem.
+        expected, content: what was expected, and what the first row with the problem holds.
         column: name of the column; empty for lines of a text file that are no rows.
         rows: numbers of the first rows, from 0, without a header; numbers of lines count from 1.
         fatal: whether such rows are refused or skipped; otherwise they are only reported.
@@ -29,7 +29,7 @@ class Problem:
     file: str
     column: str
     expected: str
-    found: str
+    content: str
     rows: list[int]
     count: int
     fatal: bool = True
@@ -37,30 +37,30 @@ class Problem:
     @property
     def kind(self) -> tuple[str, str, str, str, bool]:
         """Return the file and the kind of the problem."""
-        return self.file, self.column, self.expected, self.found.partition(" (")[0], self.fatal
+        return self.file, self.column, self.expected, self.content.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
-        return self.among(1, self.count)
+        return self.describe(1, self.count)
 
-    def among(self, files: int, count: int) -> str:
+    def describe(self, files: int, count: int) -> str:
         """Describe these rows, and rows with the same problem in other files."""
         unit = "row" if self.column else "line"
-        where = f"{unit} {self.rows[0]}"
+        rows = f"{unit} {self.rows[0]}"
         if count > 1:
             more = ", …" if self.count > len(self.rows) else ""
             of = " of the first" if files > 1 else ""
-            where = f"{count:,} {unit}s ({', '.join(map(str, self.rows))}{more}{of})"
+            rows = f"{count:,} {unit}s ({', '.join(map(str, self.rows))}{more}{of})"
         others = f" and {files - 1} more" if files > 1 else ""
         column = f"column {self.column!r}: " if self.column else ""
-        return f"{self.file}{others}: {column}expected {self.expected}, found {self.found} in {where}"
+        return f"{self.file}{others}: {column}expected {self.expected}, found {self.content} in {rows}"
 
 
-def in_words(problems: list[Problem]) -> list[str]:
+def format_problems(problems: list[Problem]) -> list[str]:
     """Describe problems, and merge equal problems of several files."""
     alike: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
-        alike.setdefault((problem.column, problem.expected, problem.found.partition(" (")[0]), []).append(problem)
-    return [same[0].among(len(same), sum(each.count for each in same)) for same in alike.values()]
+        alike.setdefault((problem.column, problem.expected, problem.content.partition(" (")[0]), []).append(problem)
+    return [same[0].describe(len(same), sum(it.count for it in same)) for same in alike.values()]
 
 
 @dataclass
@@ -102,17 +102,18 @@ class RowReport:
                 self.problems.append(new)
                 continue
             old = self.problems[at]
-            rows = [*old.rows, *new.rows][:_SHOWN]
+            rows = [*old.rows, *new.rows][:_MOST_ROWS]
             self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
 
     def reject(self, lines: Sequence[Rejected]) -> None:
         """Note lines of text files that are no rows."""
         kinds: dict[tuple[str, str, str], list[int]] = {}
-        for file, line, _, expected, found in lines:
-            kinds.setdefault((file, expected, found), []).append(line)
+        for file, line, _, expected, content in lines:
+            kinds.setdefault((file, expected, content), []).append(line)
         self.dropped += len(lines)
         self.note(
-            Problem(file, "", expected, found, at[:_SHOWN], len(at)) for (file, expected, found), at in kinds.items()
+            Problem(file, "", expected, content, rows[:_MOST_ROWS], len(rows))
+            for (file, expected, content), rows in kinds.items()
         )
 
     def lines(self, tables: str = "data.") -> list[str]:
@@ -136,20 +137,20 @@ class RowReport:
                 f"Without a row in {tables}{side}: {without:,} of the {every:,} {side} in interactions{example}"
             )
         for name, fatal in (("Bad", True), ("Doubtful", False)):
-            lines += [f"{name}: {each}" for each in in_words([one for one in self.problems if one.fatal is fatal])]
+            lines += [f"{name}: {line}" for line in format_problems([it for it in self.problems if it.fatal is fatal])]
         return lines
 
 
 @dataclass(frozen=True)
-class Check:
+class RowCheck:
     """Define a check of the rows of a DuckDB table.
 
     Attributes:
         condition: SQL condition of the bad rows.
-        found: text about the content of bad rows. If None, the text describes the first bad row, by `raw`, `counted` or
-            `value`.
+        content: text about the content of bad rows. If None, the text describes the first bad row, by `raw`,
+            `counted` or `value`.
         raw: a column of the row's file, quoted as it is written there; `of_text` replaces `expected` for text columns.
-        value: an SQL expression, which `shown` turns into text.
+        value: an SQL expression, which `format_value` turns into text.
         counted: function from the number of a file to the text.
         fatal: whether bad rows are refused or skipped; otherwise they are only reported.
     """
@@ -157,17 +158,17 @@ class Check:
     column: str
     condition: str
     expected: str
-    found: str | None = None
+    content: str | None = None
     raw: str | None = None
     of_text: str | None = None
     value: str = "NULL"
-    shown: Callable[[Any], str] = str
+    format_value: Callable[[Any], str] = str
     counted: Callable[[int], str] | None = None
     fatal: bool = True
 
 
 def find_problems(
-    engine: Database, table: str, checks: Sequence[Check], parts: Iterable[FileRows], report: RowReport
+    database: Database, table: str, checks: Sequence[RowCheck], parts: Iterable[FileRows], report: RowReport
 ) -> str:
     """Note the bad rows of a table by file; return the SQL condition of fatal problems.
 
@@ -176,52 +177,54 @@ def find_problems(
     """
     if not checks:
         return "false"
-    counts = engine.row(f"SELECT {', '.join(f'count(*) FILTER ({check.condition})' for check in checks)} FROM {table}")
+    counts = database.row(
+        f"SELECT {', '.join(f'count(*) FILTER ({check.condition})' for check in checks)} FROM {table}"
+    )
     checks = [check for check, count in zip(checks, counts, strict=True) if count]
     if not checks:
         return "false"
     cells = ", ".join(
-        f"count(*) FILTER ({check.condition}), min(place, {_SHOWN}) FILTER ({check.condition}), "
+        f"count(*) FILTER ({check.condition}), min(place, {_MOST_ROWS}) FILTER ({check.condition}), "
         f"arg_min({check.value}, place) FILTER ({check.condition})"
         for check in checks
     )
-    of = {part.number: part for part in parts}
-    for file, *found in engine.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
-        part, problems = of[file], []
+    part_by_number = {part.number: part for part in parts}
+    for file, *row in database.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
+        part, problems = part_by_number[file], []
         opened = part.opened
-        for at, check in enumerate(checks):
-            count, places, value = found[3 * at : 3 * at + 3]
+        for i, check in enumerate(checks):
+            count, row_numbers, value = row[3 * i : 3 * i + 3]
             if not count:
                 continue
-            rows, expected, words = [*map(part.row, places)], check.expected, check.found
+            rows, expected, words = [*map(part.row, row_numbers)], check.expected, check.content
             if check.raw is not None and check.raw in opened.names:
                 column, kind = opened.column(check.raw)
                 expected = check.of_text or expected if is_text(kind) else expected
-                words = _shown(opened.value(column, places[0] - part.first_row))
+                words = _format_cell(opened.value(column, row_numbers[0] - part.first_row))
             elif check.counted is not None:
                 words = check.counted(file)
-            words = check.shown(value) if words is None else words
+            words = check.format_value(value) if words is None else words
             problems.append(Problem(opened.file.name, check.column, expected, words, rows, count, check.fatal))
         report.note(problems)
     return " OR ".join(f"({check.condition})" for check in checks if check.fatal) or "false"
 
 
-def _shown(value: object) -> str:
+def _format_cell(value: object) -> str:
     return repr(value) if isinstance(value, str) else "null" if value is None else str(value)
 
 
-def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: int) -> None:
+def refuse_problems(report: RowReport, data: DataConfig, structural: list[str], *, rows: int) -> None:
     """Raise one DataError with all problems that must be refused.
 
     Args:
         structural: errors about whole files, which no setting can skip.
     """
-    fatal = in_words([problem for problem in report.problems if problem.fatal])
+    fatal = format_problems([problem for problem in report.problems if problem.fatal])
     limit = data.max_bad_rows
     allowed = limit if isinstance(limit, int) else limit * rows
     hint = ""
-    if data.on_bad_row == "error" and fatal:
-        hint = 'data.on_bad_row = "drop" leaves such rows out'
+    if not limit and fatal:
+        hint = "data.max_bad_rows = 0.05 leaves out such rows, up to 5 % of those read"
     elif report.dropped > allowed:
         share = f"{limit:,}" if isinstance(limit, int) else f"{limit:g} of {rows:,} rows"
         hint = f"data.max_bad_rows: expected at most {share}, found {report.dropped:,} bad rows"
@@ -230,7 +233,7 @@ def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: 
     problems = [*structural, *fatal]
     if not problems:
         return
-    if len(problems) == 1 and data.on_bad_row == "error":
+    if len(problems) == 1 and not limit:
         raise DataError(problems[0] + (f" ({hint})" if hint else ""))
     if len(problems) == 1 and not hint:
         raise DataError(problems[0])

@@ -16,9 +16,9 @@ from longtail.tables.table import Table, id_expression, read_table
 from longtail.tables.times import find_times
 from longtail.tables.values import type_name
 from longtail.trainer.config import DataConfig
-from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.ids import checks_of_texts
-from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
+from longtail.trainer.config.rows import Sources, name_sources
+from longtail.trainer.data.ids import check_texts
+from longtail.trainer.data.problems import Problem, RowCheck, RowReport, find_problems
 from longtail.trainer.errors import DataError
 
 MOST_TEXT = np.iinfo(np.int32).max
@@ -32,7 +32,7 @@ class IdTable:
 
     Attributes:
         ids: strings; with `data.valid_from`, an id occurs once per version.
-        places: the number of each row among the rows of all files, for messages.
+        row_numbers: the number of each row among the rows of all files, for messages.
         source: the rows of all files.
         since: the time from which each row holds, float64; None without `data.valid_from`.
         dates: whether `since` are dates, in microseconds.
@@ -40,21 +40,21 @@ class IdTable:
 
     ids: pa.Array
     table: pa.Table
-    places: pa.Array
+    row_numbers: pa.Array
     source: Table
     since: pa.Array | None = None
     dates: bool = False
 
-    def filter(self, kept: Bools) -> IdTable:
+    def filter(self, selected: Bools) -> IdTable:
         """Return some of the rows."""
-        return self if kept.all() else replace(
-            self, **{name: value.filter(pa.array(kept)) for name in ("ids", "table", "since", "places")
+        return self if selected.all() else replace(
+            self, **{name: value.filter(pa.array(selected)) for name in ("ids", "table", "since", "row_numbers")
                      if (value := getattr(self, name)) is not None}
         )  # fmt: skip
 
-    def where(self, row: int) -> tuple[str, int]:
+    def locate(self, row: int) -> tuple[str, int]:
         """Return the file of a row, and its number there."""
-        return self.source.locate(self.places[row].as_py())
+        return self.source.locate(self.row_numbers[row].as_py())
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
@@ -65,74 +65,75 @@ class IdTable:
 
 
 def read_feature_table(
-    engine: Database, places: Places, id_column: str, data: DataConfig, report: RowReport, *,
+    database: Database, source: Sources, id_column: str, data: DataConfig, report: RowReport, *,
     columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
-    """Read a feature table from any number of files; bad rows are removed and noted for `settle`.
+    """Read a feature table from any number of files; bad rows are removed and noted for `refuse_problems`.
 
     Args:
         columns: columns to read in addition to the ids; None reads all.
         valid_from: column of times of a table with a row per version of an id; None for one row per id.
     """
-    where = shown(places)
+    name = name_sources(source)
 
-    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
+    def columns_of_file(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         value, kind = opened.column(id_column)
-        made = {
+        cells = {
             "file": (f"{number}::INTEGER", "INTEGER"),
             _ID: id_expression(opened, id_column, value, kind),
         }
         if valid_from is not None:
-            made |= _times(opened, valid_from)
+            cells |= _times(opened, valid_from)
         names = opened.names
         if columns is not None and {*columns} <= {*names}:
             names = [id_column, *columns]
-        return made | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}
+        return cells | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}
 
-    table = read_table(engine, find_files(places), wanted, where)
+    table = read_table(database, find_files(source), columns_of_file, name)
     table.find_types([name for name in table.kinds if name.startswith(_COLUMN)])
-    return _good_rows(table, id_column, data, report, where, valid_from)
+    return _good_rows(table, id_column, data, report, name, valid_from)
 
 
 def _times(opened: OpenedFile, name: str) -> dict[str, tuple[str, str]]:
     value, kind = opened.column(name)
-    found = find_times(opened.database, opened.relation, value, kind)
-    if found is None:
+    time_and_dates = find_times(opened.database, opened.relation, value, kind)
+    if time_and_dates is None:
         raise opened.file.wrong(name, "numbers or timestamps", type_name(kind))
-    return {_SINCE: (found[0], "DOUBLE"), _DATES: (str(found[1]).lower(), "BOOLEAN")}
+    return {_SINCE: (time_and_dates[0], "DOUBLE"), _DATES: (str(time_and_dates[1]).lower(), "BOOLEAN")}
 
 
 def _good_rows(
-    table: Table, id_column: str, data: DataConfig, report: RowReport, where: str, valid_from: str | None
+    table: Table, id_column: str, data: DataConfig, report: RowReport, name: str, valid_from: str | None
 ) -> IdTable:
     """Return the rows with an id and, if versions need one, a time."""
-    engine, id_ = table.database, table.column(_ID)
-    view = engine.name("checked")
-    engine.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
-    checks = [*checks_of_texts(engine, table.name, id_, id_column, data.placeholders)]
+    database, id_ = table.database, table.column(_ID)
+    view = database.name("checked")
+    database.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
+    checks = [*check_texts(database, table.name, id_, id_column, data.placeholders)]
     if valid_from is not None:
         since = table.column(_SINCE)
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
-        checks.append(Check(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
+        checks.append(RowCheck(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
     for part in table.parts:
         report.reject(part.rejected)
-    bad = find_problems(engine, view, checks, table.parts, report)
-    report.dropped += engine.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
+    bad = find_problems(database, view, checks, table.parts, report)
+    report.dropped += database.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]
     good = f"NOT ({bad})"
-    found = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], good)
+    row_numbers = database.arrow(f"SELECT rowid FROM {table.name} WHERE {good} ORDER BY rowid")
+    rows = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], good)
     read = IdTable(
-        one_chunk(found[_ID]),
-        found.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
-        places=engine.arrow(f"SELECT rowid FROM {table.name} WHERE {good} ORDER BY rowid")["rowid"].combine_chunks(),
+        one_chunk(rows[_ID]),
+        rows.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
+        row_numbers=row_numbers["rowid"].combine_chunks(),
         source=table,
     )
     if valid_from is None:
         return read
-    kinds = pc.unique(found[_DATES]).to_pylist()
+    kinds = pc.unique(rows[_DATES]).to_pylist()
     if len(kinds) > 1:
-        raise DataError(f"{where}: column {valid_from!r}: expected numbers or dates in all files, found both")
-    return replace(read, since=found[_SINCE].combine_chunks(), dates=kinds == [True])
+        raise DataError(f"{name}: column {valid_from!r}: expected numbers or dates in all files, found both")
+    return replace(read, since=rows[_SINCE].combine_chunks(), dates=kinds == [True])
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -150,12 +151,12 @@ def distinct_rows(read: IdTable, id_column: str, data: DataConfig, report: RowRe
     first_N = np.zeros(len(encoded), bool)
     first_N[np.unique(encoded.indices.to_numpy(), return_index=True)[1]] = True
     again = np.flatnonzero(~first_N)
-    file, row = read.where(int(again[0]))
-    found = f"{read.ids[int(again[0])].as_py()!r} a second time"
-    if data.on_bad_row == "error":
+    file, row = read.locate(int(again[0]))
+    content = f"{read.ids[int(again[0])].as_py()!r} a second time"
+    if not data.max_bad_rows:
         more = f", and {len(again) - 1:,} more such rows" if len(again) > 1 else ""
-        raise DataError(f"{file}: column {id_column!r}: expected distinct ids, found {found} in row {row}{more}")
-    rows = [row for of, row in map(read.where, again[:5].tolist()) if of == file]
-    report.note([Problem(file, id_column, "distinct ids", found, rows, len(again))])
+        raise DataError(f"{file}: column {id_column!r}: expected distinct ids, found {content} in row {row}{more}")
+    rows = [row for path, row in map(read.locate, again[:5].tolist()) if path == file]
+    report.note([Problem(file, id_column, "distinct ids", content, rows, len(again))])
     report.dropped += len(again)
     return read.filter(first_N)

@@ -27,7 +27,7 @@ from threadpoolctl import threadpool_limits
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.extras import pip_install
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.columns import strings_of
+from longtail.trainer.data.columns import read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
@@ -206,7 +206,7 @@ def categories_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
     """Number the values of the labels' columns of kind `id`, a missing value as one more; int64 [L] by feature."""
     source = dataset.label_features(recipe.data.label_id)
     return {
-        feature.name: strings_of(feature, source).dictionary_encode("encode").indices.to_numpy().astype(np.int64)
+        feature.name: read_strings(feature, source).dictionary_encode("encode").indices.to_numpy().astype(np.int64)
         for feature in recipe.label.features
         if feature.kind == "id" and feature.name != recipe.data.label_id
     }
@@ -357,13 +357,13 @@ class Baseline:
 
     Attributes:
         grid_of: makes a grid that depends on the data, in place of `grid`.
-        tuned_always: whether the grid is tried without `evaluation.tune_baselines`.
+        tuned: whether `fit` tries the grid on valid; `benchmarks.baselines` tries every grid.
     """
 
     fit: Callable[[Interactions, Settings], Scores]
     settings: Settings
     grid: tuple[Settings, ...] = ()
-    tuned_always: bool = False
+    tuned: bool = False
     grid_of: Callable[[Interactions], tuple[Settings, ...]] | None = None
 
     def settings_to_try(self, data: Interactions) -> tuple[Settings, ...]:
@@ -381,7 +381,7 @@ BASELINES: dict[str, Baseline] = {
         recent_popularity, {"share": 0.1}, tuple({"share": 0.5**halvings} for halvings in range(1, 9)), True
     ),
     "attribute share": Baseline(
-        attribute_share, {"column": None, "smoothing": 5, "share": 1}, tuned_always=True, grid_of=_attribute_grid
+        attribute_share, {"column": None, "smoothing": 5, "share": 1}, tuned=True, grid_of=_attribute_grid
     ),
     "item-kNN": Baseline(
         item_knn,
@@ -466,7 +466,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
             # Most labels may score 0, and `best` takes ten times as long with so many ties.
             np.copyto(scores_BL, negative_L, where=scores_BL == 0)
         if task.seen is not None:
-            row_n, label_n = task.seen.seen(rows_B).T
+            row_n, label_n = task.seen.seen_labels(rows_B).T
             scores_BL[row_n, places_L[label_n]] = -np.inf
         places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
         places_BK = best(scores_BL, places_BL, task.k)
@@ -487,7 +487,7 @@ def _unseen(task: Task, order_L: Int64) -> Int32:
             rows_B = rows_M[start : start + block]
             unseen_BC = np.ones((len(rows_B), len(candidates_C)), np.bool_)
             if task.seen is not None:
-                row_n, label_n = task.seen.seen(task.rows_N[rows_B]).T
+                row_n, label_n = task.seen.seen_labels(task.rows_N[rows_B]).T
                 near_n = column_L[label_n] < len(candidates_C)
                 unseen_BC[row_n[near_n], column_L[label_n[near_n]]] = False
             place_BC = np.cumsum(unseen_BC, axis=1) - 1

@@ -202,7 +202,7 @@ def evaluate_rolling(
     if bundle.forecast is None:
         raise RecipeError("rolling: expected a bundle with a forecast, [prior] in its recipe, received one without")
     measured = _OnData.of(bundle, recipe)
-    known, test, unit = measured.dataset.before("test"), measured.dataset.test, measured.dataset.report.unit
+    known, test, unit = measured.dataset.pairs_before("test"), measured.dataset.test, measured.dataset.report.unit
     if test.times is None or unit is None or known.times is None:
         raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
     count = log_frequencies(bundle.labels.counts)
@@ -211,7 +211,7 @@ def evaluate_rolling(
     ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
     for begin, end in pairwise(ends):
         held_out = test.take((test.times > begin) & (test.times <= end))
-        earlier = known.followed_by(test.take(test.times <= begin))
+        earlier = known.merge_later(test.take(test.times <= begin))
         seen = _by_bundle_rows(earlier, measured.rows_L)
         assert seen.times is not None
         until = max(begin / UNITS[unit], forecast.settings.until)
@@ -268,7 +268,7 @@ class _OnData:
         return bias_removal_curve(
             held_out,
             past.with_labels(self.rows_L),
-            lambda rows_B: session.run(None, features.of_queries(rows_B))[0] - centre_D,
+            lambda rows_B: session.run(None, features.query_inputs(rows_B))[0] - centre_D,
             LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
             _config(bundle, recipe),
             seed=recipe.seed,
@@ -298,7 +298,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
     if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
         stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
         settings += [each for each in stored if each.cooccurrence != default.cooccurrence and each not in settings]
-    curve = measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
+    curve = measured.curve(held_out, measured.dataset.pairs_before(split), labels, settings, nothing=nothing)
     return curve, _lacking(held_out, measured.rows_L, split)
 
 

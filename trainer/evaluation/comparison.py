@@ -130,8 +130,8 @@ def compare(
             notes.append(f"{name} was left out: {reason}.")
             continue
         baseline = BASELINES[name]
-        settings, tunes = baseline.settings, config.tune_baselines or baseline.tuned_always
-        grid = tunes and bool(baseline.settings_to_try(data))
+        settings = baseline.settings
+        grid = baseline.tuned and bool(baseline.settings_to_try(data))
         if tuning is not None:
             settings = tuned(baseline, *tuning, config.metric, facts, grid=grid)
         elif baseline.reads(data):

@@ -208,7 +208,7 @@ class TowerLists:
         labels, rows = c_BL.shape[1], np.arange(len(rows_B))
         row_m, label_m, ranked_m = np.repeat(rows, np.diff(c_BL.indptr)), c_BL.indices, c_BL.data > 0
         if self.seen is not None:
-            seen_n2 = self.seen.seen(rows_B)
+            seen_n2 = self.seen.seen_labels(rows_B)
             ranked_m &= ~is_in(row_m * labels + label_m, np.sort(seen_n2[:, 0] * labels + seen_n2[:, 1]))
         row_m, label_m, c_m = row_m[ranked_m], label_m[ranked_m], c_BL.data[ranked_m]
         # Sorted row by row, because many short sorts of int32 take a sixth of the time of one long sort of int64.

@@ -59,7 +59,7 @@ def examples(
     buckets_L, shown = lists.label_side.buckets, []
     query_N, positives = task.past.queries(task.rows_N), task.positives
     for i, row in enumerate(task.rows_N):
-        seen = task.past.seen(np.array([row]))[:, 1]
+        seen = task.past.seen_labels(np.array([row]))[:, 1]
         chosen = positives.label_rows[positives.keys // positives.labels == i]
         answers = {
             setting.bias_removal: [(title_of(label), BUCKET_NAMES[buckets_L[label]]) for label in top_K if label >= 0]

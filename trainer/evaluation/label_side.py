@@ -82,7 +82,8 @@ class LabelSide:
 
     def facts(self, config: EvaluationConfig) -> LabelFacts:
         """Return the label facts for metrics, with propensities if the recipe has them."""
-        inverse_L, at = None, config.propensity
-        if at is not None:
-            inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=at.a, b=at.b)
+        inverse_L = None
+        if config.propensity is not None:
+            a, b = config.propensity
+            inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=a, b=b)
         return LabelFacts(self.counts, self.buckets, inverse_L)

@@ -23,7 +23,7 @@ from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, Augmentation, Buckets, 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.features import says_nothing
 from longtail.trainer.config import EvaluationConfig
-from longtail.trainer.data.batches import QueryFeatures
+from longtail.trainer.data.batches import QueryInputs
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.devices import WORLD, stack_processes
@@ -49,11 +49,11 @@ def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
-def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogProposal | None:
+def log_proposal_of(proposal: Proposal | None, features: QueryInputs) -> LogProposal | None:
     """Return the tree's log p_n(y|x) of query rows; None for a model without a tree."""
     if proposal is None:
         return None
-    return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.of_queries(rows_B)))
+    return lambda rows_B: proposal.all_log_probabilities(proposal.project(features.query_inputs(rows_B)))
 
 
 def bias_removal_curve(
@@ -122,12 +122,12 @@ def tower_lists(
     return lists, log_p
 
 
-def unknown_to(features: Sequence[Feature], read: QueryFeatures) -> Unknown:
+def unknown_to(features: Sequence[Feature], read: QueryInputs) -> Unknown:
     """Return what finds the rows of which a tower of these features knows nothing; `read` has their histories."""
 
     def unknown(rows_N: Int32) -> Bools:
         blocks = [rows_N[start : start + _EMBED_BLOCK] for start in range(0, len(rows_N), _EMBED_BLOCK)]
-        return np.concatenate([says_nothing(features, read.of_queries(rows_B)) for rows_B in blocks])
+        return np.concatenate([says_nothing(features, read.query_inputs(rows_B)) for rows_B in blocks])
 
     return unknown
 
@@ -202,7 +202,7 @@ def rank(
         own, start = slice(at_B, at_B + len(rows_B)), WORLD.process * share + at_B
         end = start + len(rows_B)
         queries_EB = augmentation.queries(embedded, 0.0).T
-        seen_n2 = np.zeros((0, 2), np.int64) if seen is None else seen.seen(rows_B)
+        seen_n2 = np.zeros((0, 2), np.int64) if seen is None else seen.seen_labels(rows_B)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
             noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[ranker.order]

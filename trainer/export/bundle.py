@@ -15,7 +15,7 @@ import pyarrow as pa
 from longtail.bundle import Bundle, Loss, OnnxTower
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
-from longtail.trainer.cooccurrence import remembered
+from longtail.trainer.cooccurrence import remember_queries
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
@@ -46,14 +46,14 @@ def to_bundle(
     label_side = trained.label_side(earlier_pairs, served=True)
     rng = np.random.default_rng(recipe.seed)
     rows_C = np.sort(rng.permutation(held_out_rows)[:_CALIBRATION_QUERIES]).astype(np.int32)
-    inputs = trained.encoding.query.with_history(past).of_queries(rows_C)
+    inputs = trained.encoding.query.with_history(past).query_inputs(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0  # a zero vector ranks no label above another
     exclude_history = recipe.evaluation.exclude_seen and (
         trained.cooccurrence is not None
         or any(feature.kind == "history" for feature in trained.encoding.query_features)
     )
-    seen_N2 = np.unique(past.seen(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
+    seen_N2 = np.unique(past.seen_labels(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
     histories_CR = None
     if trained.cooccurrence is not None:
         entries = HistoryEntries(past, recipe.history_events)
@@ -96,7 +96,7 @@ def to_bundle(
         proposal=model.proposal,
         forecast=trained.forecast(earlier_pairs),
         cooccurrence=trained.cooccurrence,
-        remembered=None if trained.cooccurrence is None else remembered(recipe, dataset, past.known),
+        remembered=None if trained.cooccurrence is None else remember_queries(recipe, dataset, past.known_pairs),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
 

@@ -55,7 +55,7 @@ _EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
 _MOST_EVENTS = 30
 
 
-class Column(NamedTuple):
+class ColumnProfile(NamedTuple):
     """Describe a column.
 
     The content is a key of `KINDS`, or the reason why no feature reads the column. There are also counts of values, the
@@ -63,7 +63,7 @@ class Column(NamedTuple):
     """
 
     name: str
-    holds: str
+    content: str
     distinct: int
     nulls: int
     separator: str | None = None
@@ -83,92 +83,96 @@ def spelled(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
-def words_of(name: str) -> set[str]:
+def split_words(name: str) -> set[str]:
     """List the words of a column's name, lower-case: product and id for `productId`, `PRODUCT_ID` and `productid`."""
     words = {*spelled(name)}
     return words | {part for word in words if word.endswith("id") and len(word) > 3 for part in (word[:-2], "id")}
 
 
-def is_stock(column: Column) -> bool:
+def is_stock(column: ColumnProfile) -> bool:
     """Return whether a column says, by its name, if a label can be had now."""
-    words = words_of(column.name)
-    timed = column.holds == "date" or bool(words & (TIME_WORDS | {"from", "since", "until"}))
+    words = split_words(column.name)
+    timed = column.content == "date" or bool(words & (TIME_WORDS | {"from", "since", "until"}))
     return not timed and bool(words & _STOCK or (words and words <= _QUANTITY))
 
 
-def look_at(name: str, column: pa.ChunkedArray) -> Column:
+def profile_column(name: str, column: pa.ChunkedArray) -> ColumnProfile:
     """Detect the content of one column, [rows]."""
     kind, nulls = column.type, column.null_count
     if nulls == len(column):
-        return Column(name, "nothing", 0, nulls)
+        return ColumnProfile(name, "nothing", 0, nulls)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _look_at_lists(name, column)
+        return _profile_lists(name, column)
     if pa.types.is_map(kind):
         weights = kind.item_type
         ids = is_text(kind.key_type) or pa.types.is_integer(kind.key_type)
         numbers = pa.types.is_integer(weights) or pa.types.is_floating(weights)
-        return Column(name, "bag" if ids and numbers else f"a map of {kind.key_type} to {weights}", 0, nulls)
+        return ColumnProfile(name, "bag" if ids and numbers else f"a map of {kind.key_type} to {weights}", 0, nulls)
     if pa.types.is_nested(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind):
-        return Column(name, f"values of type {kind}, which no feature reads", 0, nulls)
+        return ColumnProfile(name, f"values of type {kind}, which no feature reads", 0, nulls)
     distinct = pc.count_distinct(column).as_py()
     if is_text(kind) and (distinct > 1 or nulls):
-        return _look_at_strings(name, column, distinct)
+        return _profile_strings(name, column, distinct)
     if distinct == 1 and not nulls:
-        holds = "one value in every row"
+        content = "one value in every row"
     elif pa.types.is_boolean(kind):
-        holds = "boolean"
+        content = "boolean"
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        holds = "date"
+        content = "date"
     elif pa.types.is_floating(kind):
         values = column.drop_null().to_numpy()
         values = values[~np.isnan(values)]
-        whole = bool((values == np.floor(values)).all())  # pandas turns integers with a null into floats
-        holds = "infinite numbers" if np.isinf(values).any() else _holds_of_numbers(name, whole, len(np.unique(values)))
+        integers = bool((values == np.floor(values)).all())  # pandas turns integers with a null into floats
+        content = (
+            "infinite numbers"
+            if np.isinf(values).any()
+            else _content_of_numbers(name, integers, len(np.unique(values)))
+        )
     elif pa.types.is_integer(kind):
-        holds = _holds_of_numbers(name, True, distinct)
+        content = _content_of_numbers(name, True, distinct)
     else:
-        holds = f"values of type {kind}, which no feature reads"
-    return Column(name, holds, distinct, nulls)
+        content = f"values of type {kind}, which no feature reads"
+    return ColumnProfile(name, content, distinct, nulls)
 
 
-def _holds_of_numbers(name: str, whole: bool, distinct: int) -> str:
-    return "category" if whole and (distinct <= 2 or words_of(name) & _CODES) else "number"
+def _content_of_numbers(name: str, integers: bool, distinct: int) -> str:
+    return "category" if integers and (distinct <= 2 or split_words(name) & _CODES) else "number"
 
 
-def _look_at_lists(name: str, column: pa.ChunkedArray) -> Column:
+def _profile_lists(name: str, column: pa.ChunkedArray) -> ColumnProfile:
     inner, dims = column.type.value_type, None
     if pa.types.is_floating(inner):
         lengths = pc.unique(pc.list_value_length(column).drop_null()).to_pylist()
         numbers = pc.list_flatten(column).cast(pa.float64())
         if len(lengths) > 1 or not lengths[0]:
-            holds = "vectors of different lengths"
+            content = "vectors of different lengths"
         elif numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
-            holds = "vectors with numbers that are missing or infinite"
+            content = "vectors with numbers that are missing or infinite"
         else:
-            holds, dims = "vector", lengths[0]
+            content, dims = "vector", lengths[0]
     elif not pa.types.is_fixed_size_list(column.type) and (is_text(inner) or pa.types.is_integer(inner)):
-        holds = "bag"
+        content = "bag"
     else:
-        holds = f"lists of {inner}, which no feature reads"
-    return Column(name, holds, 0, column.null_count, dims=dims)
+        content = f"lists of {inner}, which no feature reads"
+    return ColumnProfile(name, content, 0, column.null_count, dims=dims)
 
 
-def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Column:
+def _profile_strings(name: str, column: pa.ChunkedArray, distinct: int) -> ColumnProfile:
     """Distinguish categories, which repeat, joined values, whose parts repeat, words, and useless strings."""
     rows, nulls = len(column), column.null_count
     sample = column.drop_null().slice(0, _SAMPLE)
     if pc.mean(pc.starts_with(sample, "http").cast(pa.float64())).as_py() > 0.5:
-        return Column(name, "addresses", distinct, nulls)
+        return ColumnProfile(name, "addresses", distinct, nulls)
     if pc.mean(pc.match_substring_regex(sample, _FRAMED).cast(pa.float64())).as_py() > 0.5:
         texts = pc.unique(column.drop_null()).to_pylist()
-        other = next((each for each in texts if _VECTOR.fullmatch(each) or split_ids(each, None) is None), None)
-        holds = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
-        return Column(name, holds, 0, nulls)
+        other = next((text for text in texts if _VECTOR.fullmatch(text) or split_ids(text, None) is None), None)
+        content = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
+        return ColumnProfile(name, content, 0, nulls)
     some = pc.count_distinct(sample).as_py()
     is_plain = pc.all(pc.match_substring_regex(sample, _PLAIN)).as_py()
     for pattern, what in _FOREIGN.items():
         if not is_plain and pc.all(pc.match_substring_regex(sample, f"^{pattern}$")).as_py():
-            return Column(name, f"{what}: found {sample[0].as_py()!r}", distinct, nulls)
+            return ColumnProfile(name, f"{what}: found {sample[0].as_py()!r}", distinct, nulls)
     for separator in ("|", ";", ","):
         parts = pc.split_pattern(sample, separator)
         flat = pc.utf8_trim_whitespace(pc.list_flatten(parts))
@@ -176,13 +180,13 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         different = pc.count_distinct(flat).as_py()
         fewer = separator == "|" or different < some
         if joined >= 0.05 and fewer and different <= 0.2 * len(sample) + 20 and _words(flat) <= 3:
-            return Column(name, "joined", distinct, nulls, separator=separator)
-    words, holds = _words(sample), "category"
+            return ColumnProfile(name, "joined", distinct, nulls, separator=separator)
+    words, content = _words(sample), "category"
     if words >= 3 or (words >= 1.5 and distinct > 0.5 * rows):
-        holds = "words"
+        content = "words"
     elif distinct > max(_FEW, 0.5 * (rows - nulls)):
-        holds = "a value of its own in most rows"
-    return Column(name, holds, distinct, nulls)
+        content = "a value of its own in most rows"
+    return ColumnProfile(name, content, distinct, nulls)
 
 
 def _words(texts: pa.Array | pa.ChunkedArray) -> float:
@@ -194,7 +198,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def times_in(column: pa.ChunkedArray) -> Times | None:
+def read_times(column: pa.ChunkedArray) -> Times | None:
     """Read the times of a column, [N], as numbers, or dates in microseconds; None for a column without times."""
     with open_database() as reader:
         source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
@@ -204,11 +208,11 @@ def times_in(column: pa.ChunkedArray) -> Times | None:
         time, _ = time_and_dates
         clock = Clock.measure(reader, time, source, "true", datetime.now(UTC))
         plausible = f"isfinite({time})" if clock.unit is None else clock.plausible(time, clock.unit)
-        found = reader.arrow(
+        times = reader.arrow(
             f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY place"
         )
-    values: Float64 = found["time"].to_numpy()
-    return Times(values, found["good"].to_numpy(), clock.unit) if np.isfinite(values).any() else None
+    values: Float64 = times["time"].to_numpy()
+    return Times(values, times["good"].to_numpy(), clock.unit) if np.isfinite(values).any() else None
 
 
 class Roles(NamedTuple):
@@ -234,34 +238,34 @@ class Roles(NamedTuple):
         ]
 
 
-def roles_of(
-    log: pa.Table, path: str, given: dict[str, str | None], *, query_columns: Collection[str],
+def assign_roles(
+    log: pa.Table, path: str, chosen: dict[str, str | None], *, query_columns: Collection[str],
     label_columns: Collection[str],
 ) -> Roles:  # fmt: skip
     """Assign roles to a log's columns: roles given first, then by name, then by the number of values.
 
     `query_columns` and `label_columns` belong to the feature tables, which must have the columns of ids.
     """
-    for role, name in given.items():
+    for role, name in chosen.items():
         if name is not None and name not in log.column_names:
             option = role.replace("_", "-")
             raise DataError(f"{path}: --{option}: expected one of {', '.join(log.column_names)}, received {name!r}")
-    timestamp = given["timestamp"] or _time_in(log, taken=set(given.values()))
-    event = given["event"] or _event_in(log, taken={*given.values(), timestamp})
+    timestamp = chosen["timestamp"] or _find_time(log, used_names=set(chosen.values()))
+    event = chosen["event"] or _find_event(log, used_names={*chosen.values(), timestamp})
     ids = {name: int(pc.count_distinct(log[name]).as_py()) for name in log.column_names if _is_id(log, name)}
-    found, guessed = {"query_id": given["query_id"], "label_id": given["label_id"]}, []
+    roles, guessed = {"query_id": chosen["query_id"], "label_id": chosen["label_id"]}, []
 
     def free() -> list[str]:
-        return [name for name in ids if name not in {timestamp, event, *found.values()}]
+        return [name for name in ids if name not in {timestamp, event, *roles.values()}]
 
     for role, names, columns in (("label_id", _LABEL, label_columns), ("query_id", _QUERY, query_columns)):
-        if found[role] is None and (named := [name for name in free() if _score(name, names, columns)]):
-            found[role] = max(named, key=lambda name: (_score(name, names, columns), ids[name]))
+        if roles[role] is None and (named := [name for name in free() if _score(name, names, columns)]):
+            roles[role] = max(named, key=lambda name: (_score(name, names, columns), ids[name]))
     for role in ("query_id", "label_id"):
-        if found[role] is None and (left := free()):
-            found[role] = max(left, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
+        if roles[role] is None and (free_names := free()):
+            roles[role] = max(free_names, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
             guessed.append(role)
-    query, label = found["query_id"], found["label_id"]
+    query, label = roles["query_id"], roles["label_id"]
     if query is None or label is None:
         raise DataError(
             f"{path}: expected a column of query ids and one of label ids, strings or integers, found "
@@ -275,9 +279,9 @@ def roles_of(
 
 def _score(name: str, words: set[str], columns: Collection[str]) -> int:
     """Score the fit of a name: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
-    own = words_of(name)
-    fits = 4 * (name in columns) + 2 * bool(own & words)
-    return fits + (1 if fits and "id" in own else 0)
+    name_words = split_words(name)
+    fits = 4 * (name in columns) + 2 * bool(name_words & words)
+    return fits + (1 if fits and "id" in name_words else 0)
 
 
 def _is_id(log: pa.Table, name: str) -> bool:
@@ -291,22 +295,22 @@ def _is_id(log: pa.Table, name: str) -> bool:
     return is_text(kind) or bool(pa.types.is_integer(kind))
 
 
-def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
+def _find_time(log: pa.Table, used_names: Collection[str | None]) -> str | None:
     """Find the column of times: dates, or numbers or text with a name of times, in most of the rows."""
     fits = {}
     for name in log.column_names:
-        kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)
+        kind, named = log.schema.field(name).type, bool(split_words(name) & TIME_WORDS)
         temporal = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        times = times_in(log[name]) if name not in taken and (temporal or named) else None
+        times = read_times(log[name]) if name not in used_names and (temporal or named) else None
         if times is not None and np.isfinite(times.values).mean() > 0.5:
             fits[name] = 2 * named + temporal
     return max(fits, key=lambda name: fits[name]) if fits else None
 
 
-def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
+def _find_event(log: pa.Table, used_names: Collection[str | None]) -> str | None:
     names: list[str] = log.column_names
     for name in names:
-        fits = name not in taken and is_text(log.schema.field(name).type) and words_of(name) & _EVENT
+        fits = name not in used_names and is_text(log.schema.field(name).type) and split_words(name) & _EVENT
         if fits and pc.count_distinct(log[name]).as_py() <= _MOST_EVENTS:
             return name
     return None

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from longtail.tables.values import literal, quoted
 from longtail.trainer.errors import DataError
-from longtail.trainer.init.columns import spelled, words_of
+from longtail.trainer.init.columns import spelled, split_words
 
 
 def _forms(verbs: str) -> set[str]:
@@ -103,10 +103,10 @@ def _parted(word: str) -> list[str]:
 
 def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[str, int]]:
     """Return comments about event types, and a weight per type, 0 for rejections; refuse only rejections."""
-    counts = sorted(pc.value_counts(types).to_pylist(), key=lambda found: -found["counts"])
-    shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(types):.0%}" for found in counts[:10])
+    counts = sorted(pc.value_counts(types).to_pylist(), key=lambda row: -row["counts"])
+    shares = ", ".join(f"{row['values'] or 'none'} {row['counts'] / len(types):.0%}" for row in counts[:10])
     lines = [f"# Column {column}: {shares}."]
-    names = [found["values"] for found in counts if found["values"]]
+    names = [row["values"] for row in counts if row["values"]]
     weights = {
         name: 0 if rejects(name) else max((_EVENT_WEIGHTS.get(part, 1) for part in _words(name)), default=1)
         for name in names
@@ -122,17 +122,19 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
     return lines, weights
 
 
-def draft_ratings(log: pa.Table, place: str) -> list[str]:
+def draft_ratings(log: pa.Table, source: str) -> list[str]:
     """Return comments about columns of ratings, with an SQL query that keeps only good ratings."""
     lines = []
     for name in log.column_names:
         kind = log.schema.field(name).type
         numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        values_N = log[name].cast(pa.float64()).to_numpy() if numbers and words_of(name) & _RATINGS else None
-        given = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
-        if len(given) > 1 and given[-1] > 0:
-            least = given[given >= _GOOD * given[-1]][0]
-            good = f"SELECT * FROM {literal(place)} WHERE {quoted(name)} >= {least:g}"
-            lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones count as positives; the good alone:",
-                      f"# train = {json.dumps(good, ensure_ascii=False)}"]  # fmt: skip
+        values_N = log[name].cast(pa.float64()).to_numpy() if numbers and split_words(name) & _RATINGS else None
+        ratings = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
+        if len(ratings) > 1 and ratings[-1] > 0:
+            least = ratings[ratings >= _GOOD * ratings[-1]][0]
+            good = f"SELECT * FROM {literal(source)} WHERE {quoted(name)} >= {least:g}"
+            lines += [
+                f"# Column {name}, {ratings[0]:g} to {ratings[-1]:g}: low ones count as positives; the good alone:",
+                f"# train = {json.dumps(good, ensure_ascii=False)}",
+            ]
     return lines

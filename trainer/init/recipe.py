@@ -24,25 +24,25 @@ from longtail.tables.database import Database, OpenedFile, open_database
 from longtail.tables.table import all_columns, open_file, read_table
 from longtail.tables.times import format_time
 from longtail.trainer.config import Recipe, load_recipe
-from longtail.trainer.config.rows import shown as named
+from longtail.trainer.config.rows import name_sources
 from longtail.trainer.cooccurrence import found_alone
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.ids import like_placeholders
+from longtail.trainer.data.ids import find_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.init.columns import (
     KINDS,
     TIME_WORDS,
-    Column,
+    ColumnProfile,
     Roles,
+    assign_roles,
     is_stock,
     is_text,
-    look_at,
-    roles_of,
+    profile_column,
+    read_times,
     spelled,
-    times_in,
-    words_of,
+    split_words,
 )  # fmt: skip
 from longtail.trainer.init.events import draft_events, draft_ratings
 from longtail.trainer.prior import fit_forecast
@@ -85,28 +85,31 @@ def draft_recipe(
         raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
-    places = [clicks] if isinstance(clicks, Path) else list(clicks)
-    where = named([*places])
-    files = find_files([*places])
+    sources = [clicks] if isinstance(clicks, Path) else list(clicks)
+    source_name = name_sources([*sources])
+    files = find_files([*sources])
     with open_database() as reader:
         exports = [file for file in files if _is_export(reader, file)]
     logs = [file for file in files if file not in exports]
-    log = _table(logs or exports, where)
-    choices = _table(exports, where, [EVENT, IMPRESSIONS]) if exports else None
+    log = _table(logs or exports, source_name)
+    choices = _table(exports, source_name, [EVENT, IMPRESSIONS]) if exports else None
     if not logs:
         columns = log.column_names
         label_id = label_id or ("label_id" if "label_id" in columns else columns[columns.index("answer") - 1])
         log = log.drop_columns([*{*OWN} & {*columns} - {TIME, query_id, timestamp, event}])
-    given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
-    beside = {"queries": queries, "labels": labels}
-    tables = {key: _table(find_files(path), str(path)) for key, path in beside.items() if path is not None}
-    names = {key: tables[key].column_names if key in tables else [] for key in beside}
-    roles = roles_of(log, where, given, query_columns=names["queries"], label_columns=names["labels"])
+    chosen = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
+    feature_tables = {"queries": queries, "labels": labels}
+    tables = {key: _table(find_files(path), str(path)) for key, path in feature_tables.items() if path is not None}
+    names = {key: tables[key].column_names if key in tables else [] for key in feature_tables}
+    roles = assign_roles(log, source_name, chosen, query_columns=names["queries"], label_columns=names["labels"])
     for key, name in (("queries", roles.query_id), ("labels", roles.label_id)):
         if key in tables and name not in names[key]:
-            found = ", ".join(names[key])
-            raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {where}, found {found}: rename it")
-    paths = {"train": places, **{key: [path] for key, path in beside.items() if path}}
+            columns = ", ".join(names[key])
+            raise DataError(
+                f"{feature_tables[key]}: expected a column {name!r}, the ids of {source_name}, found {columns}: "
+                "rename it"
+            )
+    paths = {"train": sources, **{key: [path] for key, path in feature_tables.items() if path}}
     text = _recipe(out, log, choices, roles, tables, paths)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
@@ -121,16 +124,16 @@ def _is_export(reader: Database, file: DataFile) -> bool:
         return False
 
 
-def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = None) -> pa.Table:
+def _table(files: Sequence[DataFile], source_name: str, names: Sequence[str] | None = None) -> pa.Table:
     """Read columns of some files with their types; None reads all."""
 
-    def wanted(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
+    def columns_of_file(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         return all_columns(opened, number) if names is None else {name: opened.column(name) for name in names}
 
     with open_database() as reader:
-        table = read_table(reader, files, wanted, where)
+        table = read_table(reader, files, columns_of_file, source_name)
         if not table.rows:
-            raise DataError(f"{where}: expected at least one row, found none")
+            raise DataError(f"{source_name}: expected at least one row, found none")
         table.find_types()
         return table.arrow([*table.kinds])
 
@@ -163,45 +166,48 @@ def _recipe(
         data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
     data += _data(log, choices, roles, held_out)
-    taken = {"history", roles.query_id, roles.label_id}
-    looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
-    of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
-    stock = [look.name for look in looks.get("labels", []) if is_stock(look)]
-    lasting = [look for look in looks.get("labels", []) if look.name not in stock]
-    of_labels, no_label = _features(lasting, roles.label_id, taken)
+    used_names = {"history", roles.query_id, roles.label_id}
+    profiles = {
+        key: [profile_column(name, table[name]) for name in table.column_names] for key, table in tables.items()
+    }
+    of_queries, left_out = _features(profiles.get("queries", []), roles.query_id, used_names)
+    stock = [it.name for it in profiles.get("labels", []) if is_stock(it)]
+    lasting = [it for it in profiles.get("labels", []) if it.name not in stock]
+    of_labels, no_label = _features(lasting, roles.label_id, used_names)
     if stock:
         no_label.insert(0, f"{', '.join(stock)}: stock changes after training, so requests filter by it")
     read = [
-        {"name": name, "kind": KINDS[look.holds], "column": look.name}
-        for name, look in of_labels
-        if KINDS[look.holds] in ("id", "number")
+        {"name": name, "kind": KINDS[profile.content], "column": profile.name}
+        for name, profile in of_labels
+        if KINDS[profile.content] in ("id", "number")
     ]
-    since = next((look.name for look in looks.get("labels", []) if look.holds == "date" and _begins(look.name)), None)
-    tried: dict[str, Any] = {"kind": "forecast", "features": [each["name"] for each in read], "since": since}
+    dates = [it.name for it in profiles.get("labels", []) if it.content == "date" and _begins(it.name)]
+    since = dates[0] if dates else None
+    tried: dict[str, Any] = {"kind": "forecast", "features": [feature["name"] for feature in read], "since": since}
     draft, dataset = _read(data, paths, roles, tried if roles.timestamp else {}, read)
     report, queries, labels = dataset.report, len(dataset.query_ids), len(dataset.label_ids)
-    kept_Q = np.bincount(np.concatenate([each.queries for each in (dataset.train, dataset.valid, dataset.test)]))
+    kept_Q = np.bincount(np.concatenate([pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]))
     median, pairs = np.median(kept_Q[kept_Q > 0]), int(kept_Q.sum())
     repeats = report.repeats / (pairs + report.repeats)
     drop = repeats > _MANY
     described = bool(of_labels)
     bad = f"{report.dropped / report.read:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows"
     unlisted = [
-        f"# {without:,} of the {every:,} {side} have no row in {named([*paths[side]])}{example}."
+        f"# {without:,} of the {every:,} {side} have no row in {name_sources([*paths[side]])}{example}."
         for side, (without, every, example) in report.unlisted.items()
     ]
     data += [*([f"# {bad}."] if report.dropped > _BAD * report.read else []),
              f"# {repeats:.0%} of the rows are a pair that is there already.",
              f'repeats = "{"drop" if drop else "keep"}"', *unlisted]  # fmt: skip
     if "labels" in tables:
-        data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*paths["labels"]]))
+        data += _label_columns(tables["labels"], profiles["labels"], roles.label_id, name_sources([*paths["labels"]]))
     unread = [name for name in log.column_names if name not in roles]
     data += [
         *draft_ratings(log, os.path.relpath(paths["train"][0].resolve(), out.parent.resolve())),
         *([f"# Not read: {', '.join(unread)}."] if unread else []),
     ]
-    left = (report if drop else replace(report, repeats=0)).lines()[:1]
-    head = [f"# {each}" for each in left if each.startswith("Left out")]
+    remarks = (report if drop else replace(report, repeats=0)).lines()[:1]
+    head = [f"# {line}" for line in remarks if line.startswith("Left out")]
     limits = ((50_000, 512), (300_000, 1024), (3_000_000, 2048))
     batch = next((size for most, size in limits if report.read < most), 4096)
     epochs, patience = (30, 3) if report.read < 3_000_000 else (10, 2)
@@ -213,25 +219,25 @@ def _recipe(
     passes = described and served != "count"
     periods = f"periods = {_PERIODS}  # batches of one time each: towers do not learn what passes\n" if passes else ""
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
-    ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(labels, 1)]}\n"
+    ks = "" if k == 20 else f"ks = {[k for k in (1, 2, 5, 10, 20) if k <= max(labels, 1)]}\n"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths["train"][0].stem).lstrip("._-") or "job"
-    source = named([path.name for path in paths["train"]])
+    source = name_sources([path.name for path in paths["train"]])
     history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
     query = ["# What it interacted with before; also what a query that training never saw is known by."]
-    label, own = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
+    label, label_feature = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
     if described:
         history |= {"entries": "both", "damping": 5}
         query.append("# Of all that labels are: two of one brand have that in common. A few entries say little.")
         label.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
-        own["unknown_rate"] = 0.05
+        label_feature["unknown_rate"] = 0.05
     query.append(f"{_toml(history)},")
-    label.append(f"{_toml(own)},")
+    label.append(f"{_toml(label_feature)},")
     if median >= 3 and _is_feature(roles.query_id):
         query.insert(0, f"{_toml({'name': roles.query_id, 'kind': 'id', 'dim': _WIDTH})},")
     else:
         few = f"half of the queries have {median:g} pairs or fewer, too few for a row"
         left_out.insert(0, f"{roles.query_id}: {few}")
-    shares = ["attribute share"] if any(KINDS[look.holds] == "id" for _, look in of_labels) else []
+    shares = ["attribute share"] if any(KINDS[profile.content] == "id" for _, profile in of_labels) else []
     baselines = ["popularity", "recent popularity", *shares, "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"]
     # With dot products, scores are smaller than log-odds, and popularity may need a larger λ.
     dot = (
@@ -291,7 +297,7 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
     guesses = dict.fromkeys(roles.guessed, "  # a guess, by the number of its values")
     lines = [f"{role} = {_toml(getattr(roles, role))}{guesses.get(role, '')}" for role in ("query_id", "label_id")]
     if roles.timestamp is None:
-        odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
+        odd = [name for name in log.column_names if split_words(name) & TIME_WORDS]
         hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
         lines += [f"# No column of times was found, so pairs are held out by chance.{hint}",
                   f'split = {{ strategy = "random", valid = {held_out}, test = {held_out} }}']  # fmt: skip
@@ -299,7 +305,7 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
         lines += _split(log, roles.timestamp, held_out)
     if roles.event is not None:
         columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
-        types = pa.chunked_array([chunk for each in columns for chunk in each.cast(pa.string()).chunks])
+        types = pa.chunked_array([chunk for column in columns for chunk in column.cast(pa.string()).chunks])
         of_types, weights = draft_events(roles.event, types)
         lines += [*of_types, f"events = {_toml({'column': roles.event, 'weights': weights})}"]
     if choices is not None:
@@ -308,34 +314,42 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
         if choices[IMPRESSIONS].null_count < len(choices):
             lines += ["# What the answers showed. `loss.impressions = 1` makes what was not chosen negatives.",
                       f"impressions = {_toml(IMPRESSIONS)}"]  # fmt: skip
-    lines += ['on_bad_row = "drop"  # up to 5 % of the rows; `longtail-train check` lists them']
+    lines += ["max_bad_rows = 0.05  # of the rows are left out; `longtail-train check` lists them"]
     texts = [log[name] for name in (roles.query_id, roles.label_id) if is_text(log.schema.field(name).type)]
     unique = [pc.unique(text.drop_null()).cast(pa.string()) for text in texts]
-    nobody = {value for each in unique for value in like_placeholders(each)} - {""}
+    nobody = {value for texts in unique for value in find_placeholders(texts)} - {""}
     lines += [f"placeholders = {_toml(sorted(nobody))}  # rows of these are bad, too"] if nobody else []
     return lines
 
 
-def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: str) -> list[str]:
+def _label_columns(table: pa.Table, profiles: list[ColumnProfile], label_id: str, source_name: str) -> list[str]:
     """Draft columns for answers: titles, then columns for filters of requests; name dates of first availability."""
-    looks = [look for look in looks if look.name not in (label_id, *RESERVED_COLUMNS)]
-    kinds = {look.name: filter_kind(table.schema.field(look.name).type) for look in looks}
-    titles = [look.name for look in looks if kinds[look.name] == "string" and words_of(look.name) & _TITLES]
-    stock = [look.name for look in looks if kinds[look.name] is not None and (is_stock(look) or look.name in NO_LIMITS)]
-    shown = titles[:_MOST_TITLES]
-    for look in looks:
-        alike = look.holds in ("nothing", "one value in every row")
-        ordered = kinds[look.name] in ("number", "date", "strings") and not alike
-        few = look.name in stock or ordered or look.holds == "category" or kinds[look.name] == "boolean"
-        shown += [look.name] if few and look.name not in titles else []
-    others = [name for name in shown if name not in stock][: max(_MOST_SHOWN - len(stock), 0)]
-    shown = [name for name in shown if name in (*stock, *others)]
-    lines = [f"display = {_toml(shown)}  # in answers, and what requests filter by"] if shown else []
-    for look in looks:
-        if not _begins(look.name):
+    profiles = [it for it in profiles if it.name not in (label_id, *RESERVED_COLUMNS)]
+    kinds = {it.name: filter_kind(table.schema.field(it.name).type) for it in profiles}
+    titles = [
+        profile.name for profile in profiles if kinds[profile.name] == "string" and split_words(profile.name) & _TITLES
+    ]
+    stock = [
+        profile.name
+        for profile in profiles
+        if kinds[profile.name] is not None and (is_stock(profile) or profile.name in NO_LIMITS)
+    ]
+    displayed = titles[:_MOST_TITLES]
+    for profile in profiles:
+        alike = profile.content in ("nothing", "one value in every row")
+        ordered = kinds[profile.name] in ("number", "date", "strings") and not alike
+        few = profile.name in stock or ordered or profile.content == "category" or kinds[profile.name] == "boolean"
+        displayed += [profile.name] if few and profile.name not in titles else []
+    others = [name for name in displayed if name not in stock][: max(_MOST_SHOWN - len(stock), 0)]
+    displayed = [name for name in displayed if name in (*stock, *others)]
+    lines = [f"display = {_toml(displayed)}  # in answers, and what requests filter by"] if displayed else []
+    for profile in profiles:
+        if not _begins(profile.name):
             continue
-        if look.holds == "date" or ((times := times_in(table[look.name])) is not None and times.unit is not None):
-            lines.append(f"# By its name, {look.name} in {where} is since when a label is there.")
+        if profile.content == "date" or (
+            (times := read_times(table[profile.name])) is not None and times.unit is not None
+        ):
+            lines.append(f"# By its name, {profile.name} in {source_name} is since when a label is there.")
     return lines
 
 
@@ -347,7 +361,7 @@ def _begins(name: str) -> bool:
 
 def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     """Draft the split by time."""
-    times = times_in(log[timestamp])
+    times = read_times(log[timestamp])
     if times is None:
         return [f"timestamp = {_toml(timestamp)}"]  # reading will refuse these times with a full message
     times_N, good_N, unit = times
@@ -362,7 +376,7 @@ def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
 
 def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
     """Choose the kind of prior that predicts the latest training pairs best; also return its lines, with the reason."""
-    known_pairs = dataset.train.followed_by(dataset.valid)
+    known_pairs = dataset.train.merge_later(dataset.valid)
     if recipe.prior.kind == "count" or dataset.report.unit is None or len(known_pairs) < _LEAST_PAIRS:
         return "count", []
     try:
@@ -415,29 +429,33 @@ def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
     ]
 
 
-def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
-    """Name the columns of a feature table for a tower, without names in `taken`; give reasons for the others."""
-    features: list[tuple[str, Column]] = []
+def _features(
+    profiles: list[ColumnProfile], id_name: str, used_names: set[str]
+) -> tuple[list[tuple[str, ColumnProfile]], list[str]]:
+    """Name the columns of a feature table for a tower, without names in `used_names`; give reasons for the others."""
+    features: list[tuple[str, ColumnProfile]] = []
     left_out = []
-    for column in looks:
+    for column in profiles:
         if column.name == id_name:
             continue
-        if column.holds not in KINDS:
-            left_out.append(f"{column.name}: {column.holds}")
+        if column.content not in KINDS:
+            left_out.append(f"{column.name}: {column.content}")
             continue
         plain = "_".join(re.findall(r"[A-Za-z0-9]+", column.name))
         plain = plain if _is_feature(plain) else f"feature_{plain}".rstrip("_")
-        name = next(each for each in chain([plain], (f"{plain}_{at}" for at in count(2))) if each not in taken)
-        taken.add(name)
+        name = next(it for it in chain([plain], (f"{plain}_{i}" for i in count(2))) if it not in used_names)
+        used_names.add(name)
         features.append((name, column))
     return features, left_out
 
 
-def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[str], *, ranges: bool = False) -> str:
+def _tower(
+    features: list[tuple[str, ColumnProfile]], left_out: list[str], lines: list[str], *, ranges: bool = False
+) -> str:
     """Draft a tower: its own lines, and lines of its table's features, numbers as they are or as ranges."""
-    equal = all(KINDS[column.holds] not in ("vector", *(() if ranges else ("number",))) for _, column in features)
+    equal = all(KINDS[column.content] not in ("vector", *(() if ranges else ("number",))) for _, column in features)
     for name, column in features:
-        keys: dict[str, Any] = {"name": name, "kind": KINDS[column.holds]}
+        keys: dict[str, Any] = {"name": name, "kind": KINDS[column.content]}
         if name != column.name:
             keys["column"] = column.name
         keys |= {"separator": column.separator} if column.separator else {}
@@ -445,13 +463,13 @@ def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[
         # Embeddings are small at first, and a standardised number of a label would drown them.
         ranged = ranges and keys["kind"] == "number"
         keys |= {"transform": "quantile"} if ranged else {}
-        many = column.holds == "category" and column.distinct > 1000
+        many = column.content == "category" and column.distinct > 1000
         if ranged or keys["kind"] not in ("number", "vector"):
-            keys["dim"] = _WIDTH if equal or many or column.holds in ("words", "joined", "bag") else 16
+            keys["dim"] = _WIDTH if equal or many or column.content in ("words", "joined", "bag") else 16
         if many:
             keys["min_count"] = 2
-        seen = f"{column.distinct:,} values" if column.distinct else column.holds
-        lines.append(f"{_toml(keys)},  # {seen}{f', {column.nulls:,} missing' if column.nulls else ''}")
+        values = f"{column.distinct:,} values" if column.distinct else column.content
+        lines.append(f"{_toml(keys)},  # {values}{f', {column.nulls:,} missing' if column.nulls else ''}")
     why = "features of one width add up" if equal else "side by side, then one linear layer: no id is forgotten"
     combine = [f'combine = "{"sum" if equal else "concat"}"  # {why}', "features = ["]
     reasons = [f"# Left out: {reason}." for reason in left_out]
@@ -470,5 +488,5 @@ def _joined(lines: Sequence[str]) -> str:
 def _toml(value: Any) -> str:
     """Format one value as TOML in one line."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{tomlkit.key(key).as_string()} = {_toml(each)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{tomlkit.key(key).as_string()} = {_toml(item)}' for key, item in value.items())} }}"
     return str(tomlkit.item(value).as_string())

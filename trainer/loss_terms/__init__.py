@@ -36,5 +36,5 @@ def build_loss_terms(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> li
     if loss.retrieved_negatives is not None:
         terms.append(Retrieved(recipe, loss.retrieved_negatives, dataset))
     if loss.neighbours is not None:
-        terms.append(Neighbours(loss.neighbours, dataset, encoding.query.of_queries))
+        terms.append(Neighbours(loss.neighbours, dataset, encoding.query.query_inputs))
     return terms

@@ -74,7 +74,7 @@ class Impressions(ColumnNegatives):
 
     def __init__(self, weight: float, train: Pairs, impressions: Bags | None) -> None:
         super().__init__("shown", weight)
-        self._impressions, self._list_of_N = impressions, train.shown
+        self._impressions, self._list_of_N = impressions, train.shown_rows
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_shown`, int32 [B, S]."""
@@ -96,13 +96,12 @@ class Retrieved(ColumnNegatives):
     stream = 1
 
     def __init__(self, recipe: Recipe, config: RetrievedConfig, dataset: Dataset) -> None:
-        super().__init__("retrieved", config.weight)
+        super().__init__("retrieved", 1.0)
         self._config, self._dataset = config, dataset
         train = dataset.train
         self._rows_A = distinct(train.request_rows)
         weighed_L = np.bincount(train.labels, train.weights, minlength=len(dataset.label_ids))
         self._negatives_L = (weighed_L > 0) | (not recipe.describes_labels)
-        self._searched: int | None = None
         self.lists_AK = np.full((1, 1), -1, np.int32)
         self.list_of_N = np.zeros(len(dataset.train), np.int32)
 
@@ -110,23 +109,20 @@ class Retrieved(ColumnNegatives):
         self, epoch: int, checkpoints: Checkpoints, embed_queries: EmbedQueries, label_side: Callable[[], LabelSide],
         *, within: bool,
     ) -> None:  # fmt: skip
-        """Search the lists of an epoch, or read them from the checkpoint's folder; do nothing during warm-up."""
-        search_epoch = self._config.searched_before(epoch)
-        if search_epoch == self._searched:
+        """Search the lists of an epoch, or read them from the checkpoint's folder; do nothing in the first epoch."""
+        if epoch == 0:
             return
-        saved = checkpoints.read(self.name)
-        if saved is not None and saved[1]["epoch"] == search_epoch:
-            self.lists_AK = saved[0]
-        elif within or search_epoch != epoch:  # the weights have changed since, so a search would find other lists
+        stored = checkpoints.read(self.name)
+        if stored is not None and stored[1]["epoch"] == epoch:
+            self.lists_AK = stored[0]
+        elif within:  # the weights have changed since, so a search would find other lists
             raise CheckpointError(
-                f"{checkpoints.root}: expected the lists of retrieved negatives from before epoch "
-                f"{(search_epoch or 0) + 1} in the checkpoint's folder, found none: remove the folder to train from "
-                "the start"
+                f"{checkpoints.root}: expected the lists of retrieved negatives from before epoch {epoch + 1} in the "
+                "checkpoint's folder, found none: remove the folder to train from the start"
             )
         else:
             self.lists_AK = self._search(embed_queries, label_side())
-            checkpoints.save(self.name, [self.lists_AK], {"epoch": search_epoch})
-        self._searched = search_epoch
+            checkpoints.save(self.name, [self.lists_AK], {"epoch": epoch})
         self.list_of_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
@@ -151,7 +147,7 @@ class Retrieved(ColumnNegatives):
         # The search runs over possible negatives only; `position_L` maps label rows to positions among them.
         negative_rows = np.flatnonzero(self._negatives_L).astype(np.int32)
         position_L = np.where(self._negatives_L, np.cumsum(self._negatives_L) - 1, -1).astype(np.int32)
-        past = Past.of(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
+        past = Past.fixed(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
         ranked, _ = rank(
             self._rows_A,
             embed_queries,

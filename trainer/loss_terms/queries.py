@@ -88,4 +88,4 @@ class OwnInAudience(LossTerm):
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_own`, int32 [B, 2]: first entry and number of entries of the row's query in the audience."""
-        return {"_own": self._audience.own[rows_B]}
+        return {"_own": self._audience.entry_ranges[rows_B]}

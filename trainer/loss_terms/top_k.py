@@ -62,7 +62,7 @@ class TopK:
     labels_G: tuple[int, ...]
     labels: int
     temperature: float
-    memory: int
+    memory: int = 100
     never_the_positive: bool = False
 
     def beta(self, queries: QueryStates) -> Tensor:
@@ -147,14 +147,12 @@ class WeighByTopK(LossTerm):
         for group, bucket in enumerate(buckets):
             group_L[buckets_L == bucket] = group
         self.top_k = TopK(
-            k_G=tuple(config.by_bucket.values()) if buckets else (config.whole,),
+            k_G=tuple(config.by_bucket.values()) if buckets else (config.k_overall,),
             labels_G=tuple(int(np.sum(group_L == group)) for group in range(max(len(buckets), 1))),
             labels=labels,
             temperature=config.temperature,
-            memory=config.memory,
             never_the_positive=recipe.loss.sampler.never_the_positive,
         )
-        self._published = config.published_gradient
         loss, objective = recipe.loss, recipe.loss.objective()
         # Scores without the bias of training are f + link·log ν. The part of log ν from q differs by sampler and step,
         # so it is added in `visited`; the rest is fixed per label (`fixed_noise_L`).
@@ -202,7 +200,7 @@ class WeighByTopK(LossTerm):
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
         """Weigh the losses by the margins of their positives over β."""
         weight_B = truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
-        return losses_B * (weight_B if self._published else ops.stop_gradient(weight_B))
+        return losses_B * ops.stop_gradient(weight_B)
 
     def update_state(self, batch: Mapping[str, Tensor], row_state: Tensors) -> None:
         """Write the states; rows with the same request write their mean."""

@@ -76,7 +76,7 @@ class FeatureParts:
         x = self.tables[feature.table_name](ids)
         if dated:
             x = keras.layers.GlobalAveragePooling1D(dtype="float32")(x)
-        return x if feature.own is None else self._own(feature, feature.own, x)
+        return x if feature.custom_kind is None else self._own(feature, feature.custom_kind, x)
 
     def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of a history, audience, bag or text."""
@@ -92,8 +92,8 @@ class FeatureParts:
                 table, feature.encoder, max_length=feature.max_length, feature=feature.name, precision=self.precision
             )
             return encoder(ids, weights)
-        if feature.own is not None:
-            return self._own(feature, feature.own, table(ids), weights)
+        if feature.custom_kind is not None:
+            return self._own(feature, feature.custom_kind, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)
         return bag(ids, weights)
 
@@ -103,7 +103,7 @@ class FeatureParts:
         x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
         if feature.kind == "number":
             x = keras.layers.Reshape((1,), dtype="float32")(x)
-            if feature.own is None:
+            if feature.custom_kind is None:
                 mean, std = self.numbers[feature.name]
                 if feature.transform == "log":
                     x = SignedLog(name=f"{feature.name}_log")(x)
@@ -112,8 +112,8 @@ class FeatureParts:
             x = keras.layers.UnitNormalization(dtype="float32")(x)
         if feature.projection is not None:
             x = keras.layers.Dense(feature.projection, dtype=self.precision, name=f"{feature.name}_projection")(x)
-        if feature.own is not None:
-            x = self._own(feature, feature.own, x)
+        if feature.custom_kind is not None:
+            x = self._own(feature, feature.custom_kind, x)
         if not feature.has_flag:
             return x
         flag = self._input(f"{feature.name}__missing", (), "float32")

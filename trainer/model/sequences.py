@@ -21,7 +21,7 @@ import keras
 
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
-from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS
+from longtail.trainer.data.histories import LAST_SLOTS, POSITIONS, SEGMENTS
 from longtail.trainer.losses import LossTerm
 from longtail.trainer.model.embedding import Dropout, EmbeddingTable, layers_of
 
@@ -136,7 +136,7 @@ class SelfAttention(keras.layers.Layer):
 
     def __init__(self, dim: int, config: EncoderConfig, *, feature: str, precision: str, name: str) -> None:
         super().__init__(name=name, dtype="float32")
-        shape, hidden = (None, None, dim), config.hidden or 4 * dim
+        shape, hidden = (None, None, dim), 4 * dim
         self.before_attention, self.before_feed = (_normalisation(dim, precision) for _ in range(2))
         self.attention = keras.layers.MultiHeadAttention(config.heads, dim // config.heads, dtype=precision)
         self.attention.build(shape, shape)
@@ -252,7 +252,7 @@ class PackedHistories(LossTerm):
         encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
         try:
             for layer in encoders:
-                names = [f"_{layer.feature}{column}" for column in (SEGMENTS, POSITIONS, PLACES)]
+                names = [f"_{layer.feature}{column}" for column in (SEGMENTS, POSITIONS, LAST_SLOTS)]
                 if names[0] in batch:
                     layer._packed = Packed(*(ops.convert_to_tensor(batch[name]) for name in names))
             yield

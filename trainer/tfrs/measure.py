@@ -81,7 +81,7 @@ def measured(
     earlier_pairs = _pairs(
         np.repeat(queries_N, [*map(len, seen_labels)] or 0), _rows([id_ for some in seen_labels for id_ in some], ids)
     )
-    past = Past.of(earlier_pairs, queries=len(first_Q))
+    past = Past.fixed(earlier_pairs, queries=len(first_Q))
     config = config.model_copy(update={"exclude_seen": validation.seen is not None})
 
     def measure(settings: list[Setting]) -> list[CurvePoint]:

@@ -102,6 +102,6 @@ def _pairs(*tables: pa.Table) -> pa.Table:
     plain = pa.schema([("user_id", pa.string()), ("item_id", pa.string())])
     for table in tables:
         if table.num_columns != len(plain):
-            found = ", ".join(table.column_names)
-            raise DataError(f"expected two columns, a user and an item, found {found}")
+            names = ", ".join(table.column_names)
+            raise DataError(f"expected two columns, a user and an item, found {names}")
     return pa.concat_tables([table.rename_columns(plain.names).cast(plain) for table in tables])

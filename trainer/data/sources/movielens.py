@@ -117,8 +117,8 @@ def _latest_fifth(ratings: pa.Table) -> dict[str, pa.Table]:
 
     users = ratings["user_id"].to_numpy()
     _, start, count = np.unique(users, return_index=True, return_counts=True)
-    place = np.arange(len(users)) - np.repeat(start, count)
-    late = place >= np.repeat(np.ceil(count * 0.8), count)
+    rank = np.arange(len(users)) - np.repeat(start, count)
+    late = rank >= np.repeat(np.ceil(count * 0.8), count)
     pairs = ratings.select(["user_id", "item_id"])
     return {"train": pairs.filter(pa.array(~late)), "test": pairs.filter(pa.array(late))}
 

@@ -1,0 +1,78 @@
+"""Figures of a trained model at its default λ and μ: groups of queries, baselines, examples, frontier.
+
+Legend: `N` rows of a task, `K` list length, `L` labels.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
+from longtail.trainer.evaluation.baselines import Interactions, categories_of
+from longtail.trainer.evaluation.comparison import baselines_for, compare
+from longtail.trainer.evaluation.cooccurrence import TowerLists
+from longtail.trainer.evaluation.dial import Dial, Setting
+from longtail.trainer.evaluation.examples import example_settings, example_task, examples
+from longtail.trainer.evaluation.frontier import bonus_settings, frontier
+from longtail.trainer.evaluation.groups import figures_by_group
+from longtail.trainer.evaluation.ranking import log_proposal_of, tower_lists
+from longtail.trainer.evaluation.report import DefaultFigures
+from longtail.trainer.evaluation.task import VALID_QUERIES, Task
+from longtail.trainer.progress import Reporter
+from longtail.trainer.trained import Trained
+
+
+def measure_default(
+    trained: Trained, dataset: Dataset, dial: Dial, split: Literal["valid", "test"], reporter: Reporter
+) -> DefaultFigures | None:
+    """Measure groups of queries and compare the model with the recipe's baselines; None without held-out pairs.
+
+    Baselines learn from the training pairs of the model, and read the same history of each request.
+    """
+    config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
+    if not len(getattr(dataset, split)):
+        return None
+    held_out, past = dataset.with_past(getattr(dataset, split), dataset.pairs_before(split), config.history)
+    columns = categories_of(trained.recipe, dataset)
+
+    def learnt_from(train: Pairs, past: Past) -> Interactions:
+        forecast = trained.forecast(past.known_pairs)
+        prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
+        return Interactions(
+            train, past, queries=len(dataset.query_ids), labels=labels, seed=seed, ordered=dataset.ordered,
+            columns=columns, prior_L=prior_L,
+        )  # fmt: skip
+
+    tuning = None
+    if len(dataset.valid):
+        valid, past_of_valid = dataset.with_past(dataset.valid, dataset.train, config.history)
+        task = Task.of(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
+        tuning = task, learnt_from(dataset.train, past_of_valid)
+    task = Task.of(held_out, past, config, labels=labels, seed=seed)
+    features, label_side = trained.encoding.query.with_history(past), trained.label_side(past.known_pairs)
+
+    def lists_of(task: Task, settings: list[Setting]) -> TowerLists:
+        lists, _ = tower_lists(
+            task, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), label_side,
+            [*dict.fromkeys(setting.of_towers for setting in settings)],
+            log_proposal=log_proposal_of(trained.model.proposal, features), unknown=trained.unknown(features),
+        )  # fmt: skip
+        return lists
+
+    of_bonus = bonus_settings(dial.default)
+    served, label_facts = [dial.default, *of_bonus], label_side.facts(config)
+    ours_NK, *top_SNK = lists_of(task, served).at(served, trained.term(past))
+    ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))
+    few, two = example_task(task, seed), example_settings(dial.default)
+    example_rows = examples(few, lists_of(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
+    learnt = learnt_from(trained.dataset.train, past)
+    if names := baselines_for(config, learnt):
+        reporter.say(f"Baselines on {split}: {', '.join(names)} …")
+    groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
+    return DefaultFigures(
+        groups, example_rows, ways, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning)
+    )
