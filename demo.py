@@ -62,13 +62,13 @@ def main() -> None:
         show_queries(url)
         minutes, seconds = divmod(round(time.monotonic() - begin), 60)
         console.print(f"\n[bold green]Done in {minutes} min {seconds} s.[/] Open:")
-        for place, what in (
+        for link, what in (
             (f"{url}/dashboard", "what head, torso and tail get"),
             (f"{url}/docs", "the API"),
             (f"{url}/metrics", "Prometheus"),
             (f"{RUN}/report.html", "the λ curve"),
         ):
-            console.print(f"  {place:34}{what}", highlight=False)
+            console.print(f"  {link:34}{what}", highlight=False)
         console.print("\nNext, on a made-up shop, or on your own files in its place:")
         activate = os.path.relpath(Path(sys.prefix, "bin", "activate"))
         for line in (f"source {activate}", *NEXT):
@@ -140,8 +140,10 @@ def show_queries(url: str) -> None:
     labels = feather.read_table(RUN / "labels.arrow", columns=["label_id", "title"])
     id_of = dict(zip(labels["title"].to_pylist(), labels["label_id"].to_pylist(), strict=True))
     interactions = pq.read_table(DATA / "interactions.parquet", filters=[("user_id", "=", int(USER))])
-    seen = [str(item) for item in interactions.sort_by("timestamp")["item_id"].to_pylist()]
-    query(url, f"User {USER}, who has rated {len(seen)} films", {"user_id": USER, "history": seen}, exclude=seen)
+    history = [str(item) for item in interactions.sort_by("timestamp")["item_id"].to_pylist()]
+    query(
+        url, f"User {USER}, who has rated {len(history)} films", {"user_id": USER, "history": history}, exclude=history
+    )
     watched = [id_of[title] for title in JUST_WATCHED]
     query(url, f"Someone new who just watched {', '.join(JUST_WATCHED)}", {"history": watched}, exclude=watched)
 

@@ -45,11 +45,11 @@ def broken_links(site: Path) -> tuple[list[str], int, int]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if target.is_dir():
                 target /= "index.html"
-            where = path.relative_to(site)
+            page_path = path.relative_to(site)
             if not target.is_relative_to(site) or not target.exists():
-                broken.append(f"{where}: expected a file at {link}, found none")
+                broken.append(f"{page_path}: expected a file at {link}, found none")
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
-                broken.append(f"{where}: expected an anchor at {link}, found none")
+                broken.append(f"{page_path}: expected an anchor at {link}, found none")
     return broken, inside, outside
 
 

@@ -60,9 +60,9 @@ def _use(url: str) -> None:
     with Client(url) as client:
         for user, history in cycle(users):
             dial = {"bias_removal": 0.5} if rng.random() < 0.05 else {}
-            *seen, next_film = history
-            features = {"user_id": user, "history": seen[-50:]}
-            (result,) = client.retrieve(features=features, k=20, exclude=seen, **dial).results
+            *history_before, next_film = history
+            features = {"user_id": user, "history": history_before[-50:]}
+            (result,) = client.retrieve(features=features, k=20, exclude=history_before, **dial).results
             client.feedback(Feedback(result.answer_id, [next_film]))
             if time.monotonic() > ends:
                 return

@@ -61,7 +61,7 @@ class Films(nn.Module):
 
 def indices(ids: list[str]) -> dict[str | None, int]:
     """Number ids from 1; 0 is the index of unknown ids."""
-    return {None: UNKNOWN} | {id_: place + 1 for place, id_ in enumerate(ids)}
+    return {None: UNKNOWN} | {id_: i + 1 for i, id_ in enumerate(ids)}
 
 
 def main(folder: Path, out: Path, epochs: int) -> tuple[Bundle, Users, Films]:
@@ -90,8 +90,8 @@ def main(folder: Path, out: Path, epochs: int) -> tuple[Bundle, Users, Films]:
     for _ in range(epochs):
         for rows in torch.randperm(len(user_N)).split(1024):
             # One user in twenty is unknown, so that the row of unknown users is trained too.
-            known = torch.where(torch.rand(len(rows)) < 0.05, UNKNOWN, user_N[rows])
-            queries = users(known, history_NP[rows], age_U[user_N[rows]])
+            user_rows = torch.where(torch.rand(len(rows)) < 0.05, UNKNOWN, user_N[rows])
+            queries = users(user_rows, history_NP[rows], age_U[user_N[rows]])
             labels = films(item_N[rows], genres_LG[item_N[rows] - 1])
             loss = functional.cross_entropy(queries @ labels.T / TEMPERATURE, torch.arange(len(rows)))
             optimizer.zero_grad()

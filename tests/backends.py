@@ -16,7 +16,9 @@ def _sooner_compiled() -> dict[str, str]:
     """Tests compile more than they compute: without XLA's emitters for fusions, and with LLVM told to optimise nothing,
     the step of a shop of many features compiles in a third of the time. A jaxlib that does not know a flag ends the
     process that has it."""
-    sooner = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"}
-    known = [sys.executable, "-c", "import jax; jax.devices()"]
-    found = subprocess.run(known, env=os.environ | {"JAX_PLATFORMS": "cpu"} | sooner, capture_output=True, check=False)
-    return {} if found.returncode else sooner
+    flags = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    result = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "cpu"} | flags, capture_output=True, check=False
+    )
+    return {} if result.returncode else flags

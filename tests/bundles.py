@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pyarrow as pa
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 from pydantic import JsonValue
 
 from longtail.bundle import (
@@ -38,75 +38,67 @@ def onnx_query_tower(users: np.ndarray, items: np.ndarray, *, cosine: bool) -> b
         items: float32 [I, D].
         cosine: divide the output by its norm.
     """
-    dim = users.shape[1]
     nodes = [
         helper.make_node("Gather", ["users", "user_id"], ["user"]),
-        helper.make_node("Gather", ["items", "history"], ["seen"]),
-        helper.make_node("Unsqueeze", ["history__weight", "last"], ["weight"]),
-        helper.make_node("Mul", ["seen", "weight"], ["weighted"]),
-        helper.make_node("ReduceSum", ["weighted", "first"], ["bag"], keepdims=0),
-        helper.make_node("Add", ["user", "bag"], ["sum" if cosine else "embedding"]),
+        *_sum_rows("items", "history"),
+        helper.make_node("Add", ["user", "bag"], ["sum"]),
     ]
-    if cosine:
-        nodes.append(helper.make_node("LpNormalization", ["sum"], ["embedding"], axis=1, p=2))
-    graph = helper.make_graph(
-        nodes,
-        "query_tower",
-        [
-            helper.make_tensor_value_info("user_id", TensorProto.INT32, ["B"]),
-            helper.make_tensor_value_info("history", TensorProto.INT32, ["B", "P"]),
-            helper.make_tensor_value_info("history__weight", TensorProto.FLOAT, ["B", "P"]),
-        ],
-        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", dim])],
-        [
-            numpy_helper.from_array(users, "users"),
-            numpy_helper.from_array(items, "items"),
-            numpy_helper.from_array(np.array([2], np.int64), "last"),
-            numpy_helper.from_array(np.array([1], np.int64), "first"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
+    inputs = {"user_id": (TensorProto.INT32, ["B"])} | _list_inputs("history")
+    return _tower("query_tower", nodes, inputs, {"users": users, "items": items}, cosine=cosine)
 
 
-def onnx_label_tower(own: np.ndarray, genres: np.ndarray, *, cosine: bool) -> bytes:
-    """`own[item_id] + Σ weight · genres[genre] + year · genres[0]` (+ L2 normalisation), as an ONNX model.
+def onnx_label_tower(items: np.ndarray, genres: np.ndarray, *, cosine: bool) -> bytes:
+    """`items[item_id] + Σ weight · genres[genre] + year · genres[0]` (+ L2 normalisation), as an ONNX model.
 
     Args:
-        own: float32 [I, D].
+        items: float32 [I, D].
         genres: float32 [G, D].
         cosine: divide the output by its norm.
     """
     nodes = [
-        helper.make_node("Gather", ["own", "item_id"], ["itself"]),
-        helper.make_node("Gather", ["genres_table", "genres"], ["each"]),
-        helper.make_node("Unsqueeze", ["genres__weight", "last"], ["weight"]),
-        helper.make_node("Mul", ["each", "weight"], ["weighted"]),
-        helper.make_node("ReduceSum", ["weighted", "first"], ["bag"], keepdims=0),
+        helper.make_node("Gather", ["own", "item_id"], ["item"]),
+        *_sum_rows("genres_table", "genres"),
         helper.make_node("Unsqueeze", ["year", "first"], ["years"]),
         helper.make_node("Mul", ["years", "per_year"], ["dated"]),
-        helper.make_node("Sum", ["itself", "bag", "dated"], ["sum" if cosine else "embedding"]),
+        helper.make_node("Sum", ["item", "bag", "dated"], ["sum"]),
     ]
-    if cosine:
-        nodes.append(helper.make_node("LpNormalization", ["sum"], ["embedding"], axis=1, p=2))
+    inputs = {"item_id": (TensorProto.INT32, ["B"])} | _list_inputs("genres") | {"year": (TensorProto.FLOAT, ["B"])}
+    tables = {"own": items, "genres_table": genres, "per_year": genres[:1]}
+    return _tower("label_tower", nodes, inputs, tables, cosine=cosine)
+
+
+def _sum_rows(table: str, feature: str) -> list[NodeProto]:
+    """Nodes that compute `bag` = Σ weight · table[feature]."""
+    return [
+        helper.make_node("Gather", [table, feature], ["rows"]),
+        helper.make_node("Unsqueeze", [f"{feature}__weight", "last"], ["weight"]),
+        helper.make_node("Mul", ["rows", "weight"], ["weighted"]),
+        helper.make_node("ReduceSum", ["weighted", "first"], ["bag"], keepdims=0),
+    ]
+
+
+def _list_inputs(feature: str) -> dict[str, tuple[int, list[str]]]:
+    return {feature: (TensorProto.INT32, ["B", "P"]), f"{feature}__weight": (TensorProto.FLOAT, ["B", "P"])}
+
+
+def _tower(
+    name: str,
+    nodes: list[NodeProto],
+    inputs: dict[str, tuple[int, list[str]]],
+    tables: dict[str, np.ndarray],
+    *,
+    cosine: bool,
+) -> bytes:
+    """A model of nodes that compute `sum`, with the types and shapes of its inputs."""
+    last = "LpNormalization" if cosine else "Identity"
+    nodes = [*nodes, helper.make_node(last, ["sum"], ["embedding"], **({"axis": 1, "p": 2} if cosine else {}))]
+    constants = tables | {"last": np.array([2], np.int64), "first": np.array([1], np.int64)}
     graph = helper.make_graph(
         nodes,
-        "label_tower",
-        [
-            helper.make_tensor_value_info("item_id", TensorProto.INT32, ["B"]),
-            helper.make_tensor_value_info("genres", TensorProto.INT32, ["B", "P"]),
-            helper.make_tensor_value_info("genres__weight", TensorProto.FLOAT, ["B", "P"]),
-            helper.make_tensor_value_info("year", TensorProto.FLOAT, ["B"]),
-        ],
-        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", own.shape[1]])],
-        [
-            numpy_helper.from_array(own, "own"),
-            numpy_helper.from_array(genres, "genres_table"),
-            numpy_helper.from_array(genres[:1], "per_year"),
-            numpy_helper.from_array(np.array([2], np.int64), "last"),
-            numpy_helper.from_array(np.array([1], np.int64), "first"),
-        ],
+        name,
+        [helper.make_tensor_value_info(feature, kind, shape) for feature, (kind, shape) in inputs.items()],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", next(iter(tables.values())).shape[1]])],
+        [numpy_helper.from_array(array, table) for table, array in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
@@ -124,10 +116,10 @@ def tables_apart(bundle: Bundle, folder: Path) -> Bundle:
             if tensor.name in names:
                 file = files[names[tensor.name]] = folder / "tables" / f"{names[tensor.name]}.npy"
                 np.save(file, numpy_helper.to_array(tensor))
-                where = {"location": f"tables/{file.name}", "offset": 128, "length": len(tensor.raw_data)}
+                location = {"location": f"tables/{file.name}", "offset": 128, "length": len(tensor.raw_data)}
                 tensor.ClearField("raw_data")
                 tensor.data_location = TensorProto.EXTERNAL
-                for key, value in where.items():
+                for key, value in location.items():
                     tensor.external_data.add(key=key, value=str(value))
         models.append(None if model is None else model.SerializeToString())
     return replace(bundle, query_tower=models[0], label_tower=models[1], tables=files)
@@ -239,12 +231,16 @@ def make_bundle(
     tower, label_inputs = None, []
     genres = Vocabulary(pa.array([f"g{genre}" for genre in range(5)]))
     if label_tower:
-        own, of_genres = rows(labels + 1), rows(6)
-        each = np.arange(labels)
-        embeddings = own[1:] + of_genres[1 + each % 5] + (each % 3 - 1)[:, None].astype(np.float32) * of_genres[0]
+        own_rows, genre_rows = rows(labels + 1), rows(6)
+        label_rows = np.arange(labels)
+        embeddings = (
+            own_rows[1:]
+            + genre_rows[1 + label_rows % 5]
+            + (label_rows % 3 - 1)[:, None].astype(np.float32) * genre_rows[0]
+        )
         if cosine:
             embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-        tower = onnx_label_tower(own, of_genres, cosine=cosine)
+        tower = onnx_label_tower(own_rows, genre_rows, cosine=cosine)
         label_inputs = [
             Feature(name="item_id", kind="id", vocabulary="items"),
             Feature(name="genres", kind="bag", vocabulary="genres", max_length=3),

@@ -120,5 +120,5 @@ def s3(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The server, and a new download cache for each test."""
     for name, value in {**s3_server.environment, "LONGTAIL_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    s3_server.seen.clear()
+    s3_server.requests.clear()
     return s3_server

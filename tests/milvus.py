@@ -53,7 +53,7 @@ class RunningMilvus:
 
     def _configure_etcd(self, port: int, peers: int) -> None:
         """Its port for peers, of which there are none, is the same for every server otherwise."""
-        client, peer = (f"http://127.0.0.1:{each}" for each in (port, peers))
+        client, peer = (f"http://127.0.0.1:{number}" for number in (port, peers))
         names = {"client": ("listen-client-urls", "advertise-client-urls")}
         names["peer"] = ("listen-peer-urls", "initial-advertise-peer-urls")
         lines = [f"{name}: {url}" for kind, url in (("client", client), ("peer", peer)) for name in names[kind]]
@@ -114,9 +114,9 @@ class RunningMilvus:
         while time.monotonic() < deadline and process.poll() is None:
             with (
                 suppress(OSError),
-                urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as said,
+                urllib.request.urlopen(f"http://127.0.0.1:{self._health}/healthz", timeout=5) as answer,
             ):
-                if b"OK" in said.read():
+                if b"OK" in answer.read():
                     return process
             time.sleep(0.1)
         if process.poll() is not None:

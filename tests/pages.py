@@ -23,7 +23,7 @@ ready() {{ until curl -sf localhost:{port}/readyz >/dev/null; do kill -0 $servic
 
 def blocks(language: str, text: str) -> list[str]:
     """The blocks of one language, without their indent."""
-    return [re.sub(rf"(?m)^{indent}", "", body) for indent, found, body in _BLOCK.findall(text) if found == language]
+    return [re.sub(rf"(?m)^{indent}", "", body) for indent, name, body in _BLOCK.findall(text) if name == language]
 
 
 def section(text: str, heading: str) -> str:

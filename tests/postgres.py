@@ -22,9 +22,9 @@ from tests.serving.process import children, free_port
 
 def _programs() -> Path | None:
     """The folder of `initdb` and `postgres`; Debian has it outside of PATH."""
-    found = [Path(program).resolve().parent for name in ("initdb", "postgres") if (program := shutil.which(name))]
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((folder for folder in found if (folder / "initdb").exists()), None)
+    folders = [Path(program).resolve().parent for name in ("initdb", "postgres") if (program := shutil.which(name))]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
 
 
 PROGRAMS = _programs()

@@ -35,7 +35,7 @@ class S3Server:
         self._server = self._started(0)
         self.port = self._server.port
         self.fault: Fault | None = None
-        self.seen: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self._going_on = threading.Event()
 
     @property
@@ -74,7 +74,7 @@ class S3Server:
 
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        self.seen.append((method, path))
+        self.requests.append((method, path))
         fault = None if self.fault is None else self.fault(method, path)
         if fault == "fail":
             start("500 Internal Server Error", [("Content-Length", "0")])
@@ -90,7 +90,7 @@ class S3Server:
             return [b""]
         answer = b"".join(self._moto(environ, start))
         if fault == "terse":  # servers other than AWS do not say which condition does not hold
-            return [re.sub(rb"<Condition>.*</Condition>", lambda found: b" " * len(found[0]), answer)]
+            return [re.sub(rb"<Condition>.*</Condition>", lambda match: b" " * len(match[0]), answer)]
         if fault == "tear":
             # The head says how long it is; the connection ends before.
             return [answer[: len(answer) // 2]]

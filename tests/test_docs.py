@@ -30,11 +30,11 @@ SITE_ALONE = re.compile(r"<!-- page: (\S+) -->$", re.MULTILINE)
 
 def tracked(*endings: str) -> list[Path]:
     """Files of the repository with these endings, those not yet committed among them."""
-    found = subprocess.run(
+    result = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *(f"*{ending}" for ending in endings)],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    return [path for name in found.stdout.split() if (path := ROOT / name).exists() and not path.is_symlink()]
+    return [path for name in result.stdout.split() if (path := ROOT / name).exists() and not path.is_symlink()]
 
 
 def prose(path: Path) -> str:
@@ -52,7 +52,7 @@ def anchors(path: Path) -> set[str]:
 CITING = [path for path in tracked(".py", ".md", ".toml") if path != Path(__file__)]
 
 
-def test_every_section_that_is_cited_is_there() -> None:
+def test_cited_sections_exist() -> None:
     methods = [
         (path.name, f"methods.md#s{number}")
         for path in CITING
@@ -65,12 +65,12 @@ def test_every_section_that_is_cited_is_there() -> None:
         for heading in re.findall(r"\[DESIGN, (\w+)\]", path.read_text())
     ]
     assert len(methods) > 30
-    known = {f"{page}#{anchor}" for page in ("methods.md", "design.md") for anchor in anchors(DOCS / page)}
-    assert [each for each in methods + design if each[1] not in known] == []
+    targets = {f"{page}#{anchor}" for page in ("methods.md", "design.md") for anchor in anchors(DOCS / page)}
+    assert [citation for citation in methods + design if citation[1] not in targets] == []
 
 
 @pytest.mark.parametrize("path", tracked(".md"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_relative_links_lead_to_something(path: Path) -> None:
+def test_relative_links_resolve(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
         if re.match(r"[a-z]+:", target):
             continue
@@ -79,8 +79,10 @@ def test_relative_links_lead_to_something(path: Path) -> None:
         assert file.exists(), f"{path.name}: {target}"
         if file.suffix == ".md":
             assert not anchor or anchor in anchors(file), f"{path.name}: {target}"
-            shown = SITE_ALONE.match(file.read_text())
-            assert not shown or shown[1] in (path.name, str(path.relative_to(ROOT))), f"{path.name}: link to {shown[1]}"
+            source = SITE_ALONE.match(file.read_text())
+            assert not source or source[1] in (path.name, str(path.relative_to(ROOT))), (
+                f"{path.name}: link to {source[1]}"
+            )
 
 
 def pages() -> set[str]:
@@ -96,21 +98,23 @@ def test_the_navigation_lists_every_page_once() -> None:
 
 
 @pytest.mark.process  # griffe calls git
-def test_generated_parts_of_pages_are_as_the_repository_makes_them() -> None:
+def test_generated_parts_of_pages_are_current() -> None:
     pytest.importorskip("griffe")
     from docs.generate import PART, generated
 
-    made = [page for page in DOCS.rglob("*.md") if PART.search(page.read_text())]
-    assert len(made) > 10
-    stale = [str(page.relative_to(ROOT)) for page in made if generated(page.read_text(), page) != page.read_text()]
+    generated_pages = [page for page in DOCS.rglob("*.md") if PART.search(page.read_text())]
+    assert len(generated_pages) > 10
+    stale = [
+        str(page.relative_to(ROOT)) for page in generated_pages if generated(page.read_text(), page) != page.read_text()
+    ]
     assert stale == [], "run python -m docs.generate"
 
 
-def test_no_part_of_a_page_is_left_to_the_site() -> None:
+def test_pages_are_complete_without_the_site() -> None:
     for page in DOCS.rglob("*.md"):
         text = page.read_text()
-        if whole := SITE_ALONE.match(text):
-            assert f"](../{whole[1]})" in text
+        if source := SITE_ALONE.match(text):
+            assert f"](../{source[1]})" in text
         markers = re.findall(r"(?m)^<!-- (\w+)", text)
         assert {*markers} <= {"page", "include", "api", "http", "toctree", "end"}
         assert markers.count("end") == sum(kind in ("include", "api", "http") for kind in markers), page
@@ -124,7 +128,7 @@ def test_paths_in_contributing_exist() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(pages()))
-def test_modules_and_names_in_the_text_are_there(page: str) -> None:
+def test_modules_and_names_in_pages_exist(page: str) -> None:
     for name in set(re.findall(r"`(longtail(?:\.\w+)+)`", (DOCS / page).with_suffix(".md").read_text())):
         try:
             module = find_spec(name)
@@ -148,8 +152,8 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
             _, program, *words = line.split()
             command = program if program == "longtail-audit" else f"{program} {words.pop(0)}"
             documented[command] = {*words}
-        elif found := re.match(r"\| `(--[\w-]+)", line):
-            documented[command].add(found[1])
+        elif option := re.match(r"\| `(--[\w-]+)", line):
+            documented[command].add(option[1])
     real = {"longtail-audit": get_command(audit_app)}
     for program, app in (("longtail-train", train_app), ("longtail-index", index_app), ("longtail-serve", serve_app)):
         real |= {f"{program} {name}": command for name, command in get_command(app).commands.items()}
@@ -167,7 +171,7 @@ def test_the_page_on_installing_lists_every_extra() -> None:
     assert sorted(re.findall(r"`(\w+)`", " ".join(table))) == sorted(PROJECT["optional-dependencies"])
 
 
-def test_one_version_stands_everywhere() -> None:
+def test_versions_agree() -> None:
     version = PROJECT["version"]
     newest, date, section = re.findall(
         r"(?ms)^## \[(\d[^\]]*)\] - (\S+)\n(.*?)(?=^## |\Z)", (ROOT / "CHANGELOG.md").read_text()
@@ -214,7 +218,7 @@ def test_workflows_read_only_and_pin_their_actions(path: Path) -> None:
             assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/checkout@v4")), step
 
 
-def test_the_addresses_of_the_package_are_of_one_repository_and_lead_to_its_files() -> None:
+def test_project_urls_are_files_of_one_repository() -> None:
     urls = PROJECT["urls"]
     assert set(urls) == {"Homepage", "Repository", "Documentation", "Changelog", "Issues"}
     home = urls["Repository"]
@@ -225,7 +229,7 @@ def test_the_addresses_of_the_package_are_of_one_repository_and_lead_to_its_file
             assert (ROOT / url.split("/blob/main/")[1]).exists(), url
 
 
-def test_every_python_that_the_package_names_is_tested() -> None:
+def test_every_declared_python_is_tested() -> None:
     versions = [line.split(" :: ")[-1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     checks = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())["jobs"]["test"]
     assert "make ${{ matrix.target }}" in [step.get("run") for step in checks["steps"]]

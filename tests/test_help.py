@@ -42,26 +42,28 @@ def bare(text: str) -> str:
 def test_help_shows_every_character_of_the_docstring_and_options(
     app: typer.Typer, words: list[str], command: Any
 ) -> None:
-    shown = bare(page(app, *words))
+    text_of_page = bare(page(app, *words))
     for text in (command.help, *(parameter.help for parameter in command.params)):
         assert text
-        assert bare(text) in shown
-    assert "<bool>" not in shown
+        assert bare(text) in text_of_page
+    assert "<bool>" not in text_of_page
 
 
 @PAGES
 def test_arguments_are_bare_and_values_in_capitals(app: typer.Typer, words: list[str], command: Any) -> None:
-    shown = page(app, *words)
-    usage, _, options = shown.partition("Options:")
+    text = page(app, *words)
+    usage, _, options = text.partition("Options:")
     arguments = [
-        one.metavar + ("..." if one.nargs == -1 else "") for one in command.params if one.param_type_name == "argument"
+        parameter.metavar + ("..." if parameter.nargs == -1 else "")
+        for parameter in command.params
+        if parameter.param_type_name == "argument"
     ]
     assert "{" not in usage
     assert usage.splitlines()[0].split("[OPTIONS]")[1].split() == arguments
     assert re.findall("<(?!debug)[^>]*>", options) == []
-    for one in command.params:
-        if one.param_type_name == "option" and one.multiple:
-            assert re.search(rf"{one.opts[0]} \S+ \(repeatable\)", options)
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and parameter.multiple:
+            assert re.search(rf"{parameter.opts[0]} \S+ \(repeatable\)", options)
 
 
 @pytest.mark.parametrize("app", [*GROUPS.values(), audit_app], ids=[*GROUPS, "longtail-audit"])
@@ -72,9 +74,9 @@ def test_the_version_is_an_option(app: typer.Typer) -> None:
 
 @pytest.mark.parametrize("app", GROUPS.values(), ids=GROUPS)
 def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
-    shown = page(app)
+    text = page(app)
     for name, command in get_command(app).commands.items():
-        line = re.search(rf"(?m)^  {name} +(.+)$", shown)
+        line = re.search(rf"(?m)^  {name} +(.+)$", text)
         assert line is not None
         assert line[1].endswith(".")
         assert not line[1].endswith("...")
@@ -82,27 +84,27 @@ def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
 
 
 @PAGES
-def test_an_example_is_read_by_its_command(
+def test_the_command_parses_its_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app: typer.Typer, words: list[str], command: Any
 ) -> None:
     (tmp_path / "releases/books-2").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert command.epilog in page(app, *words)
-    program, *given = shlex.split(command.epilog.removeprefix("Example: ").split(" > ")[0])
-    assert [program, *given[: len(words)]] in (name.split() for name in COMMANDS)
-    command.make_context(program, given[len(words) :])
+    program, *arguments = shlex.split(command.epilog.removeprefix("Example: ").split(" > ")[0])
+    assert [program, *arguments[: len(words)]] in (name.split() for name in COMMANDS)
+    command.make_context(program, arguments[len(words) :])
 
 
-def test_square_brackets_are_words() -> None:
+def test_square_brackets_are_printed() -> None:
     assert "in [tune] for" in page(train_app)
 
 
 @pytest.mark.parametrize(
-    ("app", "given", "meant"),
+    ("app", "arguments", "suggestion"),
     [(train_app, ["fti"], "'fit'"), (train_app, ["fit", "--warmstart", "x"], "--warm-start"),
      (serve_app, ["run", "--hots", "x"], "--host")],
 )  # fmt: skip
-def test_a_misspelt_command_or_option_gets_the_nearest(app: typer.Typer, given: list[str], meant: str) -> None:
-    result = CliRunner().invoke(app, given)
+def test_a_misspelt_command_or_option_gets_the_nearest(app: typer.Typer, arguments: list[str], suggestion: str) -> None:
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
-    assert meant in result.output
+    assert suggestion in result.output

@@ -31,29 +31,29 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", PAGE)
 
 
-def test_commands_and_options_are_there() -> None:
+def test_commands_and_options_exist() -> None:
     named = set(re.findall(r"longtail-(?:train|index) [a-z]+", PAGE)) - {"longtail-train and"}
     assert {"longtail-train check", "longtail-train fit", "longtail-train upload", "longtail-index build"} <= named
     assert named <= COMMANDS.keys()
-    known = set().union(*(COMMANDS[name] for name in named))
-    assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) - OF_OTHERS <= known
+    options = set().union(*(COMMANDS[name] for name in named))
+    assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) - OF_OTHERS <= options
 
 
 def test_files_are_yaml_and_the_steps_of_argo_name_their_template() -> None:
     argo, kserve = (yaml.safe_load(block) for block in blocks("yaml"))
     assert kserve["spec"]["predictor"]["model"]["modelFormat"] == {"name": "triton"}
     spec = argo["spec"]["workflowSpec"]
-    templates = {each["name"]: each for each in spec["templates"]}
+    templates = {entry["name"]: entry for entry in spec["templates"]}
     steps = [step for (step,) in templates[spec["entrypoint"]]["steps"]]
     assert [step["name"] for step in steps] == ["check", "fit", "release"]
     assert {step["template"] for step in steps} <= templates.keys()
     container = templates["longtail"]["container"]
-    volumes = {each["name"] for each in spec["volumes"]} | {
-        each["metadata"]["name"] for each in spec["volumeClaimTemplates"]
+    volumes = {entry["name"] for entry in spec["volumes"]} | {
+        entry["metadata"]["name"] for entry in spec["volumeClaimTemplates"]
     }
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
     kustomization = yaml.safe_load((ROOT / "docker/kustomization.yaml").read_text())
-    tags = {each["name"]: each["newTag"] for each in kustomization["images"]}
+    tags = {entry["name"]: entry["newTag"] for entry in kustomization["images"]}
     assert container["image"] == f"longtail-trainer:{tags['longtail-trainer']}"
 
 

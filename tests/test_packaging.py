@@ -52,8 +52,10 @@ def tracked(*rooms: str) -> set[str]:
     """Return the committed files of rooms, and of `longtail` itself, as paths in an installed package."""
     listed = subprocess.run(["git", "ls-files", "--", *rooms], cwd=ROOT, capture_output=True, text=True, check=True)
     links = {f"longtail/{room}" for room in ROOMS}
-    own = subprocess.run(["git", "ls-files", "longtail"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {f"longtail/{name}" for name in listed.stdout.split()} | (set(own.stdout.split()) - links)
+    package_files = subprocess.run(
+        ["git", "ls-files", "longtail"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return {f"longtail/{name}" for name in listed.stdout.split()} | (set(package_files.stdout.split()) - links)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def scripts(wheel: Path) -> set[str]:
     return {line.split(" = ")[0] for line in lines if " = " in line}
 
 
-def test_the_wheel_builds_and_answers_from_its_own_files(bare: Path, tmp_path: Path) -> None:
+def test_the_wheel_builds_and_answers_without_the_repository(bare: Path, tmp_path: Path) -> None:
     """With the packages that are installed here, but none of the files of the repository."""
     environment = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib"), "KERAS_BACKEND": "tensorflow"}
     rng = np.random.default_rng(0)
@@ -109,13 +111,13 @@ def test_the_wheel_builds_and_answers_from_its_own_files(bare: Path, tmp_path: P
         ["longtail-train", "data", "--help"],
     ):
         program = [bare / "bin" / command, *words]
-        found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert found.returncode == 0, found.stderr
-        assert "Warning" not in found.stderr
-    where = "import longtail.bundle as room; print(room.__file__)"
-    program = [bare / "bin" / "python", "-c", where]
-    found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert found.stdout.startswith(str(bare))
+        result = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert "Warning" not in result.stderr
+    program_text = "import longtail.bundle as room; print(room.__file__)"
+    program = [bare / "bin" / "python", "-c", program_text]
+    result = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.stdout.startswith(str(bare))
 
 
 def test_every_room_has_a_link_in_the_package() -> None:
@@ -154,8 +156,8 @@ def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
     built = build_wheel(copy_source(tmp_path / "source", rooms), build_tools)
     assert rooms < set(ROOMS)
     assert files_of(built) == tracked(*rooms)
-    own = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
-    assert scripts(built) == {"longtail", "longtail-index"} | own
+    room_commands = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
+    assert scripts(built) == {"longtail", "longtail-index"} | room_commands
 
 
 def test_an_editable_install_is_a_path_that_editors_follow(build_tools: str, tmp_path: Path) -> None:
@@ -168,11 +170,11 @@ def test_an_editable_install_is_a_path_that_editors_follow(build_tools: str, tmp
     (path_file,) = environment.glob("lib/python*/site-packages/*.pth")
     assert path_file.read_text().splitlines() == [str(source)]
     program = "import longtail.commands as room; print(room.__file__)"
-    found = subprocess.run([python, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True)
-    assert found.stdout.strip() == str(source / "longtail/commands/__init__.py"), found.stderr
+    result = subprocess.run([python, "-c", program], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert result.stdout.strip() == str(source / "longtail/commands/__init__.py"), result.stderr
 
 
-def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_print_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (commands.trainer, commands.audit, commands.index, commands.serving):
         monkeypatch.setattr(sys, "argv", ["longtail", "--version"])
         with pytest.raises(SystemExit) as ended:
@@ -182,7 +184,7 @@ def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.parametrize("name", ["train", "audit", "index", "serve"])
-def test_longtail_runs_the_command_that_its_first_word_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longtail_runs_the_named_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[list[str]] = []
     monkeypatch.setitem(commands._COMMANDS, name, lambda: received.append(sys.argv))
     monkeypatch.setattr(sys, "argv", ["longtail", name, "build", "--help"])
@@ -214,12 +216,10 @@ def test_longtail_lists_its_commands_and_refuses_others(
         ("longtail-serve", "serve"),
     ],
 )
-def test_a_command_without_its_extra_says_which_one_in_a_line(
-    command: str, extra: str, bare: Path, wheel: Path
-) -> None:
-    found = subprocess.run([bare / "bin" / command, "--help"], capture_output=True, text=True)
-    assert found.returncode == 2
-    (line,) = found.stderr.splitlines()
+def test_a_command_names_its_missing_extra_in_one_line(command: str, extra: str, bare: Path, wheel: Path) -> None:
+    result = subprocess.run([bare / "bin" / command, "--help"], capture_output=True, text=True)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"{command}: expected the extra '{extra}', found no module ")
     assert line.endswith(f": pip install '{wheel}[{extra}]'"), "what it came from, as no index has it"
 
@@ -234,7 +234,7 @@ def test_a_command_without_its_extra_says_which_one_in_a_line(
         (["longtail-serve", "run", "releases"], "fastapi", "serve"),
     ],
 )
-def test_a_command_that_lacks_a_part_names_its_extra(
+def test_a_command_names_the_extra_of_a_missing_module(
     command: list[str], missing: str, extra: str, tmp_path: Path
 ) -> None:
     """With the other extras installed."""
@@ -245,13 +245,13 @@ def test_a_command_that_lacks_a_part_names_its_extra(
         f"import longtail.commands; longtail.commands.{room}()"
     )
     backend = {"KERAS_BACKEND": "jax" if missing == "jax" else "tensorflow"}
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=os.environ | backend, capture_output=True, text=True
     )
-    (line,) = found.stderr.splitlines()
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install '")
     assert line.endswith(f"[{extra}]'")
-    assert found.returncode == 2
+    assert result.returncode == 2
 
 
 @pytest.mark.parametrize("encoding", [pytest.param("latin-1", marks=pytest.mark.nightly), "ascii:strict"])
@@ -265,13 +265,13 @@ def test_commands_write_to_a_terminal_that_is_not_utf_8(encoding: str, tmp_path:
         ("serving", "check", "λ-日本"): 2,
     }
     for (room, *words), code in commands.items():
-        found = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", f"longtail.{room}", *words],
             cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": encoding, "KERAS_BACKEND": "tensorflow"},
             capture_output=True, check=False,
         )  # fmt: skip
-        said = (found.stdout + found.stderr).decode("latin-1")
-        assert (found.returncode, "Traceback" in said) == (code, False), said
+        output = (result.stdout + result.stderr).decode("latin-1")
+        assert (result.returncode, "Traceback" in output) == (code, False), output
         # Click takes ASCII for a terminal that is set up wrongly, and writes its own errors as UTF-8.
-        assert "?" in said or "λ" in found.stderr.decode("utf-8", "replace")
+        assert "?" in output or "λ" in result.stderr.decode("utf-8", "replace")
     assert Releases(tmp_path / "releases").current() is not None

@@ -30,19 +30,19 @@ def quick(text: str) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("whole", [False, True], ids=["quick", "whole"])
-def test_from_a_log_to_a_service(whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("complete", [False, True], ids=["quick", "complete"])
+def test_from_a_log_to_a_service(complete: bool, tmp_path: Path) -> None:
     text = script(ENGINEER, free_port())
-    shown = typed(text if whole else quick(text), clone(tmp_path))
+    output = typed(text if complete else quick(text), clone(tmp_path))
     (expected,) = [block for block in blocks("text", ENGINEER) if "shop/recipe.toml" in block]
-    assert expected in shown, "what init says"
+    assert expected in output, "what init says"
     (buckets,) = [block for block in blocks("text", ENGINEER) if "training pairs" in block]
     for line in buckets.splitlines():
-        assert line in shown or line == "…", "what check says"
-    assert '"bucket":"' in shown
-    assert len(re.findall(r"\bp\d+ (?:head|torso|tail|new) ", shown)) == 3, "the client in Python"
-    assert "0 labels chosen" in shown, "feedback of the last minute is for the next export"
-    assert len(re.findall(r"(?m)^published: ", shown)) == 2
+        assert line in output or line == "…", "what check says"
+    assert '"bucket":"' in output
+    assert len(re.findall(r"\bp\d+ (?:head|torso|tail|new) ", output)) == 3, "the client in Python"
+    assert "0 labels chosen" in output, "feedback of the last minute is for the next export"
+    assert len(re.findall(r"(?m)^published: ", output)) == 2
 
 
 @pytest.mark.nightly
@@ -61,26 +61,26 @@ longtail-index build runs/1 --releases releases/shop
 """
     parts = [part for part in OPERATOR.split("\n## ") if part[:2] in ("1.", "2.", "3.")]
     assert len(parts) == 3
-    shown = typed(script(ACTIVATE + releases + "\n## ".join(parts), free_port()), clone(tmp_path))
-    assert '"severity"' in shown
-    assert re.search(r"(?m)^published: ", shown)
+    output = typed(script(ACTIVATE + releases + "\n## ".join(parts), free_port()), clone(tmp_path))
+    assert '"severity"' in output
+    assert re.search(r"(?m)^published: ", output)
     assert (tmp_path / "releases/shop/promise.toml").read_text() == blocks("toml", OPERATOR)[0]
 
 
-def test_a_loss_of_your_own_is_what_it_says(tmp_path: Path) -> None:
+def test_a_custom_loss_runs(tmp_path: Path) -> None:
     """Sections 1 and 2, which train nothing."""
     parts = [part for part in RESEARCHER.split("\n## ") if part[:2] in ("1.", "2.")]
     typed(script(ACTIVATE + "\n## ".join(parts), free_port()), clone(tmp_path))
 
 
 @pytest.mark.nightly
-def test_a_loss_of_your_own_is_measured(tmp_path: Path) -> None:
+def test_a_custom_loss_is_measured(tmp_path: Path) -> None:
     """The whole page, on a small log in place of Amazon Beauty's."""
     folder, rng = clone(tmp_path) / "data" / "amazon-beauty", np.random.default_rng(0)
     folder.mkdir(parents=True)
     columns = {"user_id": rng.integers(60, size=3_000), "item_id": np.minimum(rng.geometric(0.03, 3_000), 150)}
     pq.write_table(pa.table(columns), folder / "interactions.parquet")
-    shown = typed(script(ACTIVATE + RESEARCHER, free_port()), tmp_path)
+    output = typed(script(ACTIVATE + RESEARCHER, free_port()), tmp_path)
     printed = next(block for block in blocks("text", RESEARCHER) if "lead" in block)
     heads = [re.split(r" +softmax", line)[0] for line in printed.splitlines()]
-    assert [re.split(r" +softmax", line)[0] for line in shown.splitlines() if " lead " in line] == heads
+    assert [re.split(r" +softmax", line)[0] for line in output.splitlines() if " lead " in line] == heads

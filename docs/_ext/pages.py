@@ -29,7 +29,7 @@ PAGES = {
 }
 """The page that shows a file or folder of the repository."""
 
-_WHOLE = re.compile(r"(?ms)^<!-- page: (\S+) -->$.*")
+_PAGE = re.compile(r"(?ms)^<!-- page: (\S+) -->$.*")
 _TREE = re.compile(r"(?ms)^<!-- toctree: ?([^\n]*)\n(.*?)^-->$")
 _CODE = r"(?ms)^ *```.*?^ *```$|`[^`\n]+`"
 _LINK = re.compile(_CODE + r"|(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -43,11 +43,11 @@ def expand(text: str, page: str) -> str:
         text: the page as it stands in `docs/`.
         page: its name without the ending, such as `api/client`.
     """
-    own = base = posixpath.dirname(posixpath.join("docs", page))
-    if whole := _WHOLE.match(text):
-        text, base = (ROOT / whole[1]).read_text(encoding="utf-8"), posixpath.dirname(whole[1])
+    folder = base = posixpath.dirname(posixpath.join("docs", page))
+    if source := _PAGE.match(text):
+        text, base = (ROOT / source[1]).read_text(encoding="utf-8"), posixpath.dirname(source[1])
     tree = _TREE.sub(r"```{toctree}\n:caption: \1\n:hidden:\n\n\2```", text)
-    return _cited(_linked(tree, base, own), own)
+    return _cited(_linked(tree, base, folder), folder)
 
 
 def slug(title: str) -> str:
@@ -56,11 +56,11 @@ def slug(title: str) -> str:
     return f"s{numbered[1]}" if numbered else re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-")
 
 
-def _linked(text: str, base: str, own: str) -> str:
+def _linked(text: str, base: str, folder: str) -> str:
     """Relative links, read from the folder `base`, as a page of the folder `own` needs them."""
 
     def rewritten(match: re.Match[str]) -> str:
-        image, shown, target = match.groups()
+        image, text_of_link, target = match.groups()
         if target is None:  # code
             return match[0]
         path, _, anchor = target.partition("#")
@@ -72,15 +72,15 @@ def _linked(text: str, base: str, own: str) -> str:
             file = f"docs/{PAGES[file]}"
         elif not file.startswith("docs/") and not image:
             url = os.environ.get("DOCS_SOURCE_URL")
-            return f"[{shown}]({url}/{file}{anchor})" if url else shown
-        return f"{image}[{shown}]({posixpath.relpath(file, own)}{anchor})"
+            return f"[{text_of_link}]({url}/{file}{anchor})" if url else text_of_link
+        return f"{image}[{text_of_link}]({posixpath.relpath(file, folder)}{anchor})"
 
     return _LINK.sub(rewritten, text)
 
 
-def _cited(text: str, own: str) -> str:
+def _cited(text: str, folder: str) -> str:
     """`[METHODS §2.1]` and `[DESIGN, Budgets]` with links to what they cite."""
-    up = posixpath.relpath("docs", own)
+    up = posixpath.relpath("docs", folder)
 
     def link(match: re.Match[str]) -> str:
         if match[1] is None:  # code

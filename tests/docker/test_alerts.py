@@ -28,9 +28,9 @@ BUILT_IN = {"window": "1h", "instance": ".*", "__rate_interval": "1m"}
 def questions(path: Path) -> list[str]:
     """Every PromQL expression of a dashboard, its variables filled in."""
     dashboard = json.loads(path.read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
-    asked += [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
-    return [re.sub(r"\$(\w+)", lambda found: BUILT_IN[found[1]], expression) for expression in asked]
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    expressions += [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
+    return [re.sub(r"\$(\w+)", lambda match: BUILT_IN[match[1]], expression) for expression in expressions]
 
 
 def documented() -> set[str]:
@@ -59,7 +59,7 @@ def test_the_readme_names_every_alert() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_alert_is_planted_and_quiet_in_health(rule: dict[str, Any]) -> None:
+def test_each_alert_has_a_firing_and_a_quiet_case(rule: dict[str, Any]) -> None:
     checks = [(case["name"], check) for case in CASES for check in case["alert_rule_test"]]
     of_rule = [(name, check) for name, check in checks if check["alertname"] == rule["alert"]]
     assert any(check.get("exp_alerts") for _, check in of_rule)

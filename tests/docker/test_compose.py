@@ -75,30 +75,30 @@ def test_grafana_reads_that_prometheus_and_finds_its_dashboards() -> None:
                 assert panel["datasource"] == {"type": source["type"], "uid": source["uid"]}
 
 
-def test_secrets_are_made_once_and_only_their_owner_reaches_them(tmp_path: Path) -> None:
+def test_secrets_are_created_once_and_private(tmp_path: Path) -> None:
     script = tmp_path / "secrets.sh"
     script.write_text((DOCKER / "secrets.sh").read_text())
     subprocess.run(["bash", str(script)], check=True, capture_output=True)
-    made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
-    assert {secret["file"] for secret in COMPOSE["secrets"].values()} <= {f"./secrets/{name}" for name in made}
+    secrets = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    assert {secret["file"] for secret in COMPOSE["secrets"].values()} <= {f"./secrets/{name}" for name in secrets}
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "secrets").iterdir()} == {0o644}
-    keys = [made[name] for name in ("client_key", "metrics_key", "admin_keys", "grafana_password")]
+    keys = [secrets[name] for name in ("client_key", "metrics_key", "admin_keys", "grafana_password")]
     assert len(set(keys)) == 4
     assert all(re.fullmatch("[0-9a-f]{64}", key) for key in keys)
-    assert made["api_keys"].split() == [made["client_key"], made["metrics_key"]]
+    assert secrets["api_keys"].split() == [secrets["client_key"], secrets["metrics_key"]]
     subprocess.run(["bash", str(script)], check=True, capture_output=True)
-    assert {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()} == made
+    assert {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()} == secrets
 
 
 @pytest.mark.parametrize("files", [("compose.yaml",), ("compose.yaml", "compose.gpu.yaml")])
 def test_compose_reads_it(files: tuple[str, ...], tmp_path: Path) -> None:
     arguments = [word for file in files for word in ("--file", file)]
     environment = {**os.environ, "LONGTAIL_RELEASES": str(tmp_path)}
-    whole = json.loads(run("docker-compose", *arguments, "config", "--format", "json", env=environment))
-    assert set(whole["services"]) == {"serving", "prometheus", "grafana"}
+    config = json.loads(run("docker-compose", *arguments, "config", "--format", "json", env=environment))
+    assert set(config["services"]) == {"serving", "prometheus", "grafana"}
     dockerfile = "docker/serving-gpu.Dockerfile" if len(files) == 2 else "docker/serving.Dockerfile"
-    assert whole["services"]["serving"]["build"]["dockerfile"] == dockerfile
+    assert config["services"]["serving"]["build"]["dockerfile"] == dockerfile
 
 
 def test_yamllint() -> None:

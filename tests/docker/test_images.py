@@ -25,9 +25,9 @@ def instructions(image: str) -> list[tuple[str, str]]:
 
 
 def final_stage(image: str) -> dict[str, str]:
-    found = instructions(image)
-    start = max(i for i, (keyword, _) in enumerate(found) if keyword == "FROM")
-    return dict(found[start:])
+    lines = instructions(image)
+    start = max(i for i, (keyword, _) in enumerate(lines) if keyword == "FROM")
+    return dict(lines[start:])
 
 
 def ignored(path: str) -> bool:
@@ -64,7 +64,7 @@ def test_only_pinned_wheels_are_installed(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_what_is_copied_is_there_and_in_the_context(image: str) -> None:
+def test_copied_files_exist_in_the_build_context(image: str) -> None:
     sources = [
         source
         for keyword, rest in instructions(image)

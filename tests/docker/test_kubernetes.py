@@ -36,21 +36,21 @@ RESOURCES = [
 
 
 def of_kind(kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(each for each in RESOURCES if each["kind"] == kind)
-    return found
+    resource: dict[str, Any] = next(document for document in RESOURCES if document["kind"] == kind)
+    return resource
 
 
 def pods() -> list[dict[str, Any]]:
     job = of_kind("CronJob")["spec"]["jobTemplate"]
-    return [each["spec"]["template"]["spec"] for each in (of_kind("StatefulSet"), job)]
+    return [controller["spec"]["template"]["spec"] for controller in (of_kind("StatefulSet"), job)]
 
 
 def containers() -> list[dict[str, Any]]:
-    return [each for pod in pods() for each in (*pod.get("initContainers", []), *pod["containers"])]
+    return [container for pod in pods() for container in (*pod.get("initContainers", []), *pod["containers"])]
 
 
 def container_named(name: str) -> dict[str, Any]:
-    (container,) = (each for each in containers() if each["name"] == name)
+    (container,) = (candidate for candidate in containers() if candidate["name"] == name)
     return container
 
 
@@ -59,15 +59,19 @@ def test_schemas(name: str) -> None:
     run("kubernetes-validate", "--strict", name)
 
 
-def test_every_file_is_there_or_is_made_by_the_script() -> None:
-    made = (DOCKER / "secrets.sh").read_text()
+def test_every_file_exists_or_is_created_by_secrets_sh() -> None:
+    secrets_script = (DOCKER / "secrets.sh").read_text()
     for generated in (*KUSTOMIZATION["configMapGenerator"], *KUSTOMIZATION["secretGenerator"]):
         for path in generated.get("files", []):
-            assert (DOCKER / path).is_file() or f"$secrets/{Path(path).name}" in made or Path(path).name in made, path
+            assert (
+                (DOCKER / path).is_file()
+                or f"$secrets/{Path(path).name}" in secrets_script
+                or Path(path).name in secrets_script
+            ), path
 
 
-def test_what_pods_mount_and_read_is_there() -> None:
-    names = {each["name"] for each in (*KUSTOMIZATION["configMapGenerator"], *KUSTOMIZATION["secretGenerator"])}
+def test_mounted_secrets_and_config_maps_exist() -> None:
+    names = {entry["name"] for entry in (*KUSTOMIZATION["configMapGenerator"], *KUSTOMIZATION["secretGenerator"])}
     for pod in pods():
         sources = [volume[kind] for volume in pod["volumes"] for kind in ("secret", "configMap") if kind in volume]
         assert {source.get("secretName") or source["name"] for source in sources} <= names
@@ -76,20 +80,20 @@ def test_what_pods_mount_and_read_is_there() -> None:
     (secret,) = KUSTOMIZATION["secretGenerator"]
     keys = {Path(path).name for path in secret["files"]}
     read = {
-        each["value"]
+        entry["value"]
         for container in containers()
-        for each in container.get("env", [])
-        if "secrets" in each.get("value", "")
+        for entry in container.get("env", [])
+        if "secrets" in entry.get("value", "")
     }
     assert {Path(path).name for path in read} <= keys
     assert of_kind("ServiceMonitor")["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in keys
 
 
 def test_settings_exist() -> None:
-    literals = [each.partition("=")[0] for each in KUSTOMIZATION["configMapGenerator"][0]["literals"]]
-    given = [each["name"] for container in containers() for each in container.get("env", [])] + literals
+    literals = [entry.partition("=")[0] for entry in KUSTOMIZATION["configMapGenerator"][0]["literals"]]
+    names = [entry["name"] for container in containers() for entry in container.get("env", [])] + literals
     fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
-    assert {name for name in given if name.startswith("LONGTAIL_")} <= fields
+    assert {name for name in names if name.startswith("LONGTAIL_")} <= fields
 
 
 def test_pods_are_hardened() -> None:
@@ -107,48 +111,53 @@ def test_pods_are_hardened() -> None:
 
 
 @pytest.mark.parametrize("name", ["serving", "feedback", "train", "index"])
-def test_a_container_runs_where_it_may_write_what_does_not_fit_in_memory(name: str) -> None:
+def test_working_directories_are_writable_volumes(name: str) -> None:
     container = container_named(name)
     image, _, _ = container["image"].partition(":")
     dockerfile = (DOCKER / f"{image.removeprefix('longtail-')}.Dockerfile").read_text()
     of_image = re.findall(r"(?m)^WORKDIR (.*)$", dockerfile)[-1]
-    mounts = {each["mountPath"] for each in container["volumeMounts"] if not each.get("readOnly")}
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert container.get("workingDir", of_image) in mounts
 
 
-def test_pods_take_connections_to_the_ports_of_services_alone() -> None:
+def test_network_policies_allow_only_service_ports() -> None:
     policies = {
-        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: each["spec"]
-        for each in RESOURCES
-        if each["kind"] == "NetworkPolicy"
+        resource["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: resource["spec"]
+        for resource in RESOURCES
+        if resource["kind"] == "NetworkPolicy"
     }
     assert {tuple(policy["policyTypes"]) for policy in policies.values()} == {("Ingress",)}
     templates = (
         of_kind("StatefulSet")["spec"]["template"],
         of_kind("CronJob")["spec"]["jobTemplate"]["spec"]["template"],
     )
-    assert {each["metadata"]["labels"]["app.kubernetes.io/name"] for each in templates} == policies.keys()
-    targets = {port["targetPort"] for each in RESOURCES if each["kind"] == "Service" for port in each["spec"]["ports"]}
+    assert {resource["metadata"]["labels"]["app.kubernetes.io/name"] for resource in templates} == policies.keys()
+    targets = {
+        port["targetPort"]
+        for resource in RESOURCES
+        if resource["kind"] == "Service"
+        for port in resource["spec"]["ports"]
+    }
     assert policies["longtail"]["ingress"] == [{"ports": [{"port": target} for target in targets]}]
     assert "ingress" not in policies["longtail-training"]
 
 
 def test_a_pod_has_time_to_end() -> None:
     pod = pods()[0]
-    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    env = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
     drain = float(env["LONGTAIL_DRAIN_SECONDS"] or 0)
     assert pod["terminationGracePeriodSeconds"] > drain + Settings.shutdown_seconds
 
 
-def test_the_autoscaler_reads_what_every_cluster_has() -> None:
+def test_the_autoscaler_uses_only_cpu() -> None:
     # A metric that cannot be fetched, as of a missing adapter, would keep every replica for good.
     (metric,) = of_kind("HorizontalPodAutoscaler")["spec"]["metrics"]
     assert (metric["type"], metric["resource"]["name"]) == ("Resource", "cpu")
 
 
-def test_a_retried_pod_uploads_under_a_name_of_its_own() -> None:
+def test_retried_pods_upload_under_different_names() -> None:
     train = container_named("train")
-    (pod,) = [each for each in train["env"] if each["name"] == "POD"]
+    (pod,) = [variable for variable in train["env"] if variable["name"] == "POD"]
     assert pod["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
     assert '"$BUNDLES/$POD"' in train["args"][0]
 
@@ -156,8 +165,8 @@ def test_a_retried_pod_uploads_under_a_name_of_its_own() -> None:
 RECIPE = DOCKER / "kubernetes/recipe.toml"
 
 
-def test_the_recipe_is_one() -> None:
-    log = dict(each.split("=", 1) for each in KUSTOMIZATION["configMapGenerator"][0]["literals"])["LOG"]
+def test_the_recipe_is_valid() -> None:
+    log = dict(literal.split("=", 1) for literal in KUSTOMIZATION["configMapGenerator"][0]["literals"])["LOG"]
     assert load_recipe(RECIPE, []).data.train == log
 
 
@@ -207,16 +216,16 @@ def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) ->
     assert exported() == ["a", "b", "sent twice"], "another pod may still have events that are less than 30 minutes old"
 
 
-@pytest.mark.parametrize("known", [0, 60])
-def test_no_event_that_the_service_takes_stops_training(
-    s3: S3Server, tmp_path: Path, known: int, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("event_count", [0, 60])
+def test_accepted_events_do_not_stop_training(
+    s3: S3Server, tmp_path: Path, event_count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     built(tmp_path)
     Releases(tmp_path / "releases").publish("first")
-    unknown = [organic(each, each) for each in ('{"history":["3"]}', '{"user_id":""}', '{"user_id":null}')]
+    unknown = [organic(line, line) for line in ('{"history":["3"]}', '{"user_id":""}', '{"user_id":null}')]
     unknown.append(organic("empty label", label=""))
     events = FolderEvents(tmp_path / "events", days=7, most_bytes=1 << 20)
-    events.append([organic(str(n), f'{{"user_id":"u{n}"}}') for n in range(known)] + unknown).result(10)
+    events.append([organic(str(n), f'{{"user_id":"u{n}"}}') for n in range(event_count)] + unknown).result(10)
     events.close()
     environment = {"EVENTS": s3.url(), "RELEASES": str(tmp_path / "releases"), "LOG": str(tmp_path / "log.parquet")}
     upload_events(tmp_path / "events", environment["EVENTS"])
@@ -230,14 +239,14 @@ def test_no_event_that_the_service_takes_stops_training(
     (tmp_path / "longtail-train").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
     (tmp_path / "longtail-train").chmod(0o700)
     assert started("train", tmp_path, **environment, BUNDLES="s3://shop/bundles", POD="p").wait(60) == 0
-    override = next(each for each in (tmp_path / "arguments").read_text().splitlines() if each.startswith("data.train"))
-    found = check(load_recipe(RECIPE, [override]))
-    assert found.problems == []
-    assert sum(split["pairs"] for split in found.splits.values()) == 600 + known
+    override = next(line for line in (tmp_path / "arguments").read_text().splitlines() if line.startswith("data.train"))
+    report = check(load_recipe(RECIPE, [override]))
+    assert report.problems == []
+    assert sum(split["pairs"] for split in report.splits.values()) == 600 + event_count
 
 
 @pytest.mark.parametrize("feedback", [False, True])
-def test_training_reads_the_log_and_what_was_exported(tmp_path: Path, feedback: bool) -> None:
+def test_training_reads_the_log_and_exported_feedback(tmp_path: Path, feedback: bool) -> None:
     (tmp_path / "longtail-train").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/arguments\n')
     (tmp_path / "longtail-train").chmod(0o700)
     (tmp_path / "work").mkdir()
@@ -263,43 +272,46 @@ def clone(tmp_path: Path) -> Path:
 
 def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """What `kubectl apply -k` would apply, by kind and name without the hash of its content."""
-    found = yaml.safe_load_all(run("kubectl", "kustomize", str(folder)))
-    return {(each["kind"], re.sub(r"-[a-z0-9]{10}$", "", each["metadata"]["name"])): each for each in found}
+    documents = yaml.safe_load_all(run("kubectl", "kustomize", str(folder)))
+    return {
+        (document["kind"], re.sub(r"-[a-z0-9]{10}$", "", document["metadata"]["name"])): document
+        for document in documents
+    }
 
 
-def test_the_base_is_rendered_whole(clone: Path) -> None:
-    made = [(each["kind"], each["metadata"]["name"]) for each in RESOURCES]
-    made += [("ConfigMap", each["name"]) for each in KUSTOMIZATION["configMapGenerator"]]
-    made += [("Secret", each["name"]) for each in KUSTOMIZATION["secretGenerator"]]
-    assert sorted(rendered(clone)) == sorted(made)
+def test_the_base_renders_every_resource(clone: Path) -> None:
+    expected = [(resource["kind"], resource["metadata"]["name"]) for resource in RESOURCES]
+    expected += [("ConfigMap", resource["name"]) for resource in KUSTOMIZATION["configMapGenerator"]]
+    expected += [("Secret", resource["name"]) for resource in KUSTOMIZATION["secretGenerator"]]
+    assert sorted(rendered(clone)) == sorted(expected)
 
 
-def test_the_overlay_of_the_readme_changes_what_it_says(clone: Path) -> None:
+def test_the_overlay_of_the_readme_applies(clone: Path) -> None:
     (overlay := clone.parent.parent / "overlay").mkdir()
     (text,) = re.findall(r"(?ms)^```yaml\n(apiVersion: kustomize.*?)^```", (DOCKER / "README.md").read_text())
     (overlay / "kustomization.yaml").write_text(text)
-    found = rendered(overlay)
-    assert {each["metadata"]["namespace"] for each in found.values()} == {"shop"}
-    service = found["StatefulSet", "longtail"]["spec"]
+    documents = rendered(overlay)
+    assert {document["metadata"]["namespace"] for document in documents.values()} == {"shop"}
+    service = documents["StatefulSet", "longtail"]["spec"]
     (container,) = service["template"]["spec"]["containers"]
     assert (service["replicas"], container["resources"]["limits"]["nvidia.com/gpu"]) == (3, "1")
     assert "memory" in container["resources"]["limits"]
     assert container["image"] == "registry.example.com/longtail-serving-gpu:0.1.0"
-    scaler = found["HorizontalPodAutoscaler", "longtail"]["spec"]
+    scaler = documents["HorizontalPodAutoscaler", "longtail"]["spec"]
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 12)
-    settings = found["ConfigMap", "longtail"]
+    settings = documents["ConfigMap", "longtail"]
     assert settings["data"]["RELEASES"] == "s3://shop/releases"
     assert "LONGTAIL_DATABASE_URL" in settings["data"]
     # Pods refer to the settings by the name with the hash of what they now are.
     assert {"configMapRef": {"name": settings["metadata"]["name"]}} in container["envFrom"]
-    assert found["CronJob", "longtail-training"]["spec"]["schedule"] == "30 1 * * *"
+    assert documents["CronJob", "longtail-training"]["spec"]["schedule"] == "30 1 * * *"
 
 
 REPLICAS: dict[str, Any] = yaml.safe_load((DOCKER / "compose.replicas.yaml").read_text())
 
 
 @pytest.mark.parametrize("name", REPLICAS["services"])
-def test_a_service_beside_replicas_is_hardened_and_pinned(name: str) -> None:
+def test_services_of_the_replicas_file_are_hardened_and_pinned(name: str) -> None:
     service = REPLICAS["services"][name]
     assert service["read_only"] is (name != "milvus")  # which writes beside its volume
     assert service["cap_drop"] == ["ALL"]
@@ -309,9 +321,9 @@ def test_a_service_beside_replicas_is_hardened_and_pinned(name: str) -> None:
     assert re.fullmatch(rf"[a-z./-]+:[\w.-]+{digest}", service["image"])
 
 
-def test_replicas_have_state_of_their_own() -> None:
+def test_replicas_have_separate_state() -> None:
     replicas = [REPLICAS["services"][f"serving-{name}"] for name in "ab"]
-    assert len({each["volumes"][0] for each in replicas}) == 2
+    assert len({replica["volumes"][0] for replica in replicas}) == 2
     fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
     assert {name for name in replicas[0]["environment"] if name.startswith("LONGTAIL_")} <= fields
     balancer = (DOCKER / "nginx.conf").read_text()

@@ -39,23 +39,25 @@ def declared(image: str) -> dict[str, Requirement]:
 def pins(image: str) -> list[tuple[Requirement, list[str], bool]]:
     """Each pin, its hashes, and whether pyproject.toml asks for it itself."""
     text = (DOCKER / f"requirements-{image}.txt").read_text()
-    found = []
+    blocks = []
     for block in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]:
         line = block.splitlines()[0].rstrip(" \\")
-        found.append((Requirement(line), re.findall(r"--hash=sha256:[0-9a-f]{64}", block), "pyproject.toml" in block))
-    return found
+        blocks.append((Requirement(line), re.findall(r"--hash=sha256:[0-9a-f]{64}", block), "pyproject.toml" in block))
+    return blocks
 
 
 @pytest.mark.parametrize("image", EXTRAS)
-def test_pins_are_those_of_pyproject(image: str) -> None:
-    wanted = declared(image)
-    direct = {canonicalize_name(pin.name) for pin, _, asked in pins(image) if asked}
-    assert direct == set(wanted), "run docker/lock.sh"
-    for pin, _, asked in pins(image):
-        if asked:
+def test_pins_match_pyproject(image: str) -> None:
+    requirements = declared(image)
+    direct = {canonicalize_name(pin.name) for pin, _, is_direct in pins(image) if is_direct}
+    assert direct == set(requirements), "run docker/lock.sh"
+    for pin, _, is_direct in pins(image):
+        if is_direct:
             (exact,) = pin.specifier
             assert exact.operator == "=="
-            assert wanted[canonicalize_name(pin.name)].specifier.contains(Version(exact.version)), "run docker/lock.sh"
+            assert requirements[canonicalize_name(pin.name)].specifier.contains(Version(exact.version)), (
+                "run docker/lock.sh"
+            )
 
 
 @pytest.mark.parametrize("image", [*EXTRAS, "build"])
@@ -72,7 +74,7 @@ def test_pins_name_no_index_and_no_path(image: str) -> None:
     assert not re.search(r"://|(?m:^--)|[ =]/", text)
 
 
-def test_build_tool_is_the_one_of_pyproject() -> None:
+def test_build_tool_matches_pyproject() -> None:
     (requirement,) = map(Requirement, PROJECT["build-system"]["requires"])
     ((pin, _, _),) = pins("build")
     (exact,) = pin.specifier
@@ -87,7 +89,7 @@ def test_service_has_no_training_framework(image: str) -> None:
 
 
 @pytest.mark.parametrize("unaudited", [None, "serving-gpu"])
-def test_an_audit_fails_where_pins_could_not_be_audited(tmp_path: Path, unaudited: str | None) -> None:
+def test_audit_fails_when_a_pin_cannot_be_audited(tmp_path: Path, unaudited: str | None) -> None:
     (audit := tmp_path / "bin/pip-audit").parent.mkdir()
     # pip-audit fails for what it could not look up only if it is strict.
     audit.write_text(

@@ -72,11 +72,11 @@ def test_every_source_drafts_the_recipe_of_init(kind: str, tmp_path: Path, monke
     )  # fmt: skip
     drafted = longtail.trainer.load_recipe(tmp_path / "recipe.toml")  # type: ignore[attr-defined]
     (recipe,) = trained
-    places = {"train", "labels", "queries"}
-    assert recipe.data.model_dump(exclude=places) == drafted.data.model_dump(exclude=places)
+    paths = {"train", "labels", "queries"}
+    assert recipe.data.model_dump(exclude=paths) == drafted.data.model_dump(exclude=paths)
     assert recipe.model_dump(exclude={"data"}) == drafted.model_dump(exclude={"data"})
-    kept = {path.name for path in (tmp_path / "out.data").iterdir()}
-    assert kept == {"recipe.toml"} | (set() if kind == "path" else {"clicks.parquet", "labels.parquet"})
+    file_names = {path.name for path in (tmp_path / "out.data").iterdir()}
+    assert file_names == {"recipe.toml"} | (set() if kind == "path" else {"clicks.parquet", "labels.parquet"})
 
 
 def test_a_fitted_model_answers_and_is_indexed(fitted: tuple[longtail.Model, Path], tmp_path: Path) -> None:
@@ -94,17 +94,17 @@ def test_a_fitted_model_answers_and_is_indexed(fitted: tuple[longtail.Model, Pat
     assert len(repr(longtail.evaluate(model))) <= 200
 
 
-def test_lists_of_a_model_can_be_audited_as_they_are(fitted: tuple[longtail.Model, Path]) -> None:
+def test_lists_of_a_model_can_be_audited(fitted: tuple[longtail.Model, Path]) -> None:
     """Lists of labels that each query has in test, and nothing else, find everything."""
     order = CLICKS.sort_by("clicked_at")
     train, test = order.slice(0, 280), order.slice(280)
     lists = fitted[0].recommend(pa.table({"user_id": range(40), "history": [[]] * 40}), k=16, exclude_history=False)
-    found = longtail.audit(lists, train.to_pandas(), test, query="user_id", label="product_id", k=16, baselines=())
-    assert found.metrics["recall@16"].value == 1.0
-    assert len(repr(found)) <= 200
+    report = longtail.audit(lists, train.to_pandas(), test, query="user_id", label="product_id", k=16, baselines=())
+    assert report.metrics["recall@16"].value == 1.0
+    assert len(repr(report)) <= 200
 
 
-def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_fits_leave_no_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="product"):
         longtail.fit(CLICKS, label="product", out=tmp_path / "out")
     with pytest.raises(longtail.trainer.RecipeError, match="did you mean 'training'"):  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
         longtail.fit(tmp_path / "recipe.toml", label="product_id", out=tmp_path / "new")
 
 
-def test_vectors_of_a_frame_are_a_model(tmp_path: Path) -> None:
+def test_vectors_in_a_frame_become_a_model(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(30, 4)).astype(np.float32)
     frame = pd.DataFrame({

@@ -43,14 +43,14 @@ def test_answers_need_no_training_framework(releases: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_every_name_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     assert [name for name in longtail.__all__ if not hasattr(longtail, name)] == []
     assert {*longtail.__all__} <= {*dir(longtail)}
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         longtail.nothing  # noqa: B018
 
 
-def test_every_public_object_is_one_short_line(releases: Path, model: longtail.Model, tmp_path: Path) -> None:
+def test_repr_of_public_objects_is_one_short_line(releases: Path, model: longtail.Model, tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_job(tmp_path))
     release, bundle = Releases(releases).open("first"), model.bundle
     objects = [
@@ -76,7 +76,7 @@ def evaluate_stored(bundle: longtail.bundle.Bundle) -> object:
     )
 
 
-def test_a_line_shows_arrays_by_their_shape_and_is_cut() -> None:
+def test_repr_shows_array_shapes_and_is_cut() -> None:
     class Thing(BaseModel, arbitrary_types_allowed=True):
         vectors: np.ndarray
         ids: pa.Array

@@ -62,12 +62,12 @@ def test_values_of_other_libraries_are_sent_as_json(value: Any, sent: Any) -> No
         (np.array([1j]), "queries.0.features.age.0: expected a value that JSON can represent, received complex"),
     ],
 )
-def test_others_are_refused_by_the_field_s_name(value: Any, expected: str) -> None:
+def test_unsupported_values_are_refused_by_field(value: Any, expected: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{expected}$"):
         encoded({"queries": [{"features": {"age": value}}]})
 
 
-def test_an_id_of_numpy_is_one_id() -> None:
+def test_numpy_ids_are_ids() -> None:
     assert encoded(similar(np.int64(3)).body) == b'{"id":3}'  # type: ignore[arg-type]
     assert encoded(similar(np.array([3, 4])).body) == b'{"ids":[3,4]}'
     assert encoded(similar("34").body) == b'{"id":"34"}'

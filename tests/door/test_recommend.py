@@ -75,7 +75,7 @@ def assert_same(rows: list[dict[str, Any]], lists: list[list[dict[str, Any]]]) -
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_one_query_is_answered_as_by_the_service(options: dict[str, Any], model: longtail.Model, service: str) -> None:
+def test_one_query_gets_the_answer_of_the_service(options: dict[str, Any], model: longtail.Model, service: str) -> None:
     features = {"user_id": "u3", "history": ["item-1", "item-2"]}
     frame = model.recommend(features, k=7, **options)
     lists = labels_of(service, "retrieve", {"queries": [{"features": features, "k": 7, **options}]})
@@ -86,7 +86,7 @@ def test_one_query_is_answered_as_by_the_service(options: dict[str, Any], model:
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", FRAMES)
-def test_a_frame_of_queries_is_answered_in_its_kind(
+def test_a_frame_of_queries_gets_a_frame_of_its_library(
     kind: str, options: dict[str, Any], model: longtail.Model, service: str
 ) -> None:
     source = FRAMES[kind](USERS)
@@ -130,7 +130,7 @@ def test_values_of_pandas_and_numpy_are_plain(model: longtail.Model) -> None:
     assert rows_of(model.recommend(features, k=np.int64(3), bias_removal=np.float32(0.5))) == rows_of(plain)
 
 
-def test_a_vector_stands_for_features(model: longtail.Model, service: str) -> None:
+def test_a_query_may_be_a_vector(model: longtail.Model, service: str) -> None:
     vector = model.bundle.embeddings[4]
     rows = rows_of(model.recommend(vector=vector, k=3))
     assert_same(rows, labels_of(service, "retrieve", {"queries": [{"vector": vector.tolist(), "k": 3}]}))
@@ -143,7 +143,7 @@ def test_an_explanation_is_a_column(model: longtail.Model, service: str) -> None
     assert np.float32(rows[0]["explanation"]["taste"]) == np.float32(first["explanation"]["taste"])
 
 
-def test_similar_labels_are_those_of_the_service(model: longtail.Model, service: str) -> None:
+def test_similar_labels_match_the_service(model: longtail.Model, service: str) -> None:
     assert_same(rows_of(model.similar("item-7", k=4)), labels_of(service, "similar", {"id": "item-7", "k": 4}))
     several = model.similar(["item-7", "item-8"], k=2)
     assert_same(rows_of(several), labels_of(service, "similar", {"ids": ["item-7", "item-8"], "k": 2}))
@@ -156,13 +156,13 @@ def test_an_empty_answer_has_its_columns(model: longtail.Model) -> None:
     assert nothing.column_names == ["user_id", "rank", "label_id", "score", "bucket"]
 
 
-def test_unknown_labels_are_a_warning(model: longtail.Model) -> None:
+def test_unknown_labels_warn(model: longtail.Model) -> None:
     with pytest.warns(UserWarning, match="ids that this release does not have were left out: 2 in exclude"):
         model.recommend({"user_id": "u3"}, exclude=["nothing", "none", "item-1"])
 
 
 @pytest.mark.parametrize("queries", [{"user_id": "u3"}, USERS])
-def test_a_wrong_option_is_refused_as_by_the_service(queries: Any, model: longtail.Model) -> None:
+def test_a_wrong_option_gets_the_error_of_the_service(queries: Any, model: longtail.Model) -> None:
     with pytest.raises(ServingError, match="did you mean 'bias_removal'"):
         model.recommend(queries, bias_removel=1)
     with pytest.raises(ServingError, match=r"expected -1\.0 <= bias_removal <= 2\.0, received 7\.0"):
@@ -189,16 +189,16 @@ def test_a_server_of_a_model_answers_with_its_scores(model: longtail.Model) -> N
         httpx.get(server.url)
 
 
-def test_the_places_of_a_model_give_the_same_answers(releases: Path, model: longtail.Model) -> None:
+def test_bundle_release_and_releases_load_the_same_model(releases: Path, model: longtail.Model) -> None:
     expected = rows_of(model.recommend({"user_id": "u3"}, k=5))
-    for place in (releases, str(releases), releases / "first", releases / "first" / "bundle"):
-        rows = rows_of(longtail.load(place).recommend({"user_id": "u3"}, k=5))
+    for source in (releases, str(releases), releases / "first", releases / "first" / "bundle"):
+        rows = rows_of(longtail.load(source).recommend({"user_id": "u3"}, k=5))
         assert [row["label_id"] for row in rows] == [row["label_id"] for row in expected]
         assert [row["score"] for row in rows] == pytest.approx([row["score"] for row in expected], rel=3e-6)
     assert rows_of(longtail.load(releases, "first").recommend({"user_id": "u3"}, k=5)) == expected
 
 
-def test_nothing_published_is_said(tmp_path: Path) -> None:
+def test_loading_without_a_published_release_fails_clearly(tmp_path: Path) -> None:
     Releases(tmp_path)
     with pytest.raises(longtail.index.ReleaseNotFoundError, match="expected a bundle, a release or a directory"):  # type: ignore[attr-defined]
         longtail.load(tmp_path)

@@ -166,21 +166,21 @@ def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s
     wrong = next(path for path in store.list() if path.startswith("c/index/") and path.endswith(".faiss"))
     (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
     store.upload(shop.folder / "zeros", wrong)
-    s3.seen.clear()
+    s3.requests.clear()
     with Releases(shop.url).shelf.turn() as (now, move):
         move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
     until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
     time.sleep(3)
-    assert 1 <= len([path for method, path in s3.seen if method == "GET" and path.endswith(wrong)]) <= 3
+    assert 1 <= len([path for method, path in s3.requests if method == "GET" and path.endswith(wrong)]) <= 3
     assert served(service) == "a"
 
 
 @pytest.mark.nightly
 def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop: Shop, s3: S3Server) -> None:
     shop.given = {"workers": 2}
-    s3.seen.clear()
+    s3.requests.clear()
     service = shop.start()
-    reads = [path for method, path in s3.seen if method == "GET" and path.endswith("index.faiss")]
+    reads = [path for method, path in s3.requests if method == "GET" and path.endswith("index.faiss")]
     assert len(reads) == 1
     shop.releases.publish("b")
     until(lambda: all(served(service) == "b" for _ in range(20)), "every worker to serve b")

@@ -72,7 +72,7 @@ def test_every_cell_runs(path: Path, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_of_these_cells_and_of_no_machine(path: Path) -> None:
+def test_outputs_match_the_cells_and_name_no_machine(path: Path) -> None:
     notebook = read(path)
     message = f"the cells of {path.name} have changed since it ran; run `python -m tests.examples.execute {path.stem}`"
     assert notebook.metadata["longtail"]["outputs_of"] == hash_of_cells(notebook), message

@@ -56,7 +56,7 @@ def url(shelf: str, s3: S3Server) -> str:
     source, target = ObjectStore(shelf), ObjectStore(copied)
     for path in source.list():
         assert target.put(path, source.read(path) or b"")
-    s3.seen.clear()
+    s3.requests.clear()
     return copied
 
 
@@ -73,7 +73,7 @@ def answers(release: Release) -> tuple[np.ndarray, np.ndarray]:
 
 def downloads(s3: S3Server) -> list[str]:
     """What was read of the index, by name."""
-    return [path.rsplit("/", 1)[1] for method, path in s3.seen if method == "GET" and path.endswith(".faiss")]
+    return [path.rsplit("/", 1)[1] for method, path in s3.requests if method == "GET" and path.endswith(".faiss")]
 
 
 @contextmanager
@@ -427,9 +427,9 @@ def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
     for name in ("a", "b", "c"):
         releases.publish(name)
     assert releases.current() == "c"
-    s3.seen.clear()
+    s3.requests.clear()
     assert releases.current() == "c"
-    assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.seen] == [("GET", "CURRENT")]
+    assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.requests] == [("GET", "CURRENT")]
 
 
 def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

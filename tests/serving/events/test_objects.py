@@ -38,12 +38,12 @@ def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> 
     assert (upload_events(one, url), upload_events(other, f"{url}/")) == (1, 1)
     assert keys_in(download_events(url)) == ["a", "b", "c"]
     keep(one, "d")
-    s3.seen.clear()
+    s3.requests.clear()
     assert upload_events(one, url) == 1
-    assert sum(method == "PUT" for method, _ in s3.seen) == 1
-    s3.seen.clear()
+    assert sum(method == "PUT" for method, _ in s3.requests) == 1
+    s3.requests.clear()
     assert keys_in(download_events(url)) == ["a", "b", "c", "d"]
-    assert sum(path.endswith(".parquet") for _, path in s3.seen) == 1
+    assert sum(path.endswith(".parquet") for _, path in s3.requests) == 1
 
 
 def test_a_download_is_for_its_owner_alone(s3: S3Server, tmp_path: Path) -> None:
