@@ -105,7 +105,7 @@ def test_a_head_that_never_ends_is_refused_after_64_kib(client: socket.socket, s
 
 @pytest.mark.parametrize("piece", [b"a" * 65_536, b"a: b\r\n" * 10_000], ids=["value", "fields"])
 @pytest.mark.parametrize("start", [LIVE + b"X: ", CHUNKED + b"0\r\nX: "], ids=["head", "trailers"])
-def test_others_are_answered_beside_a_head_that_never_ends(
+def test_other_requests_are_answered_during_an_endless_head(
     service: ServerProcess, client: socket.socket, start: bytes, piece: bytes
 ) -> None:
     errors: list[ConnectionError] = []
@@ -208,6 +208,6 @@ def test_an_idle_connection_stays_open_longer_than_a_head_may_take(client: socke
     assert read_to_end(client) == b""  # after five idle seconds
 
 
-def test_what_is_not_http_gets_400(client: socket.socket) -> None:
+def test_malformed_http_gets_400(client: socket.socket) -> None:
     client.sendall(b"what is this\r\n\r\n")
     assert_refused(read_to_end(client), 400, "malformed_request")

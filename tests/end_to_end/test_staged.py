@@ -16,7 +16,7 @@ from tests.serving.process import until
 pytestmark = pytest.mark.process
 
 
-def test_a_release_is_asked_unseen_then_published(tmp_path: Path) -> None:
+def test_a_staged_release_gets_shadow_queries_then_is_published(tmp_path: Path) -> None:
     for seed, name in enumerate(("first", "second")):
         build(make_bundle(labels=60, seed=seed).write(tmp_path / name), tmp_path / "r", name=name)
     shelf = Releases(tmp_path / "r")

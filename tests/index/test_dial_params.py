@@ -79,7 +79,7 @@ def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release
     return Releases(root / "releases").open("one")
 
 
-def test_a_release_finds_at_every_place_and_depth_what_was_promised_with_no_more_effort_than_it_takes(
+def test_search_params_reach_the_promised_recall_with_least_effort(
     release: Release,
 ) -> None:
     calibration = Calibration(release.bundle, release.bundle.rows())
@@ -120,9 +120,7 @@ def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> No
         np.testing.assert_allclose(scores[place], alone[0][0], rtol=1e-5)
 
 
-def test_under_a_filter_the_effort_is_that_of_its_place_for_the_hundred_best(
-    release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_filters_use_the_search_params_of_depth_100(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[SearchParams] = []
     search = FaissIndex.search
 

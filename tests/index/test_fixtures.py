@@ -17,7 +17,7 @@ from tests.index.conftest import brute_force
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "0.1.0"
 
 
-def test_the_release_answers_what_it_answered_at_any_weights() -> None:
+def test_fixture_answers_are_unchanged_at_any_weights() -> None:
     releases = Releases(FIXTURES / "releases")
     assert (releases.names(), releases.current()) == (["ivf"], "ivf")
     release = releases.verify("ivf")

@@ -13,7 +13,7 @@ from tests.index.test_filters import check
 
 
 @pytest.mark.parametrize("spec", KINDS)
-def test_hidden_labels_are_never_answered_whatever_the_filter(spec: str, opened: Callable[[str], Release]) -> None:
+def test_hidden_labels_are_never_answered_under_any_filter(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)
     labels = release.searcher.labels
     best = np.argsort(-brute_force(release.bundle, release.bundle.calibration_queries[0], 1.0))
@@ -54,6 +54,6 @@ def test_recall_holds_when_the_best_labels_are_hidden(spec: str, opened: Callabl
         (np.zeros((1, 1), np.int64), r"received int64 \[1, 1\]"),
     ],
 )
-def test_wrong_rows_say_what_is_wrong(rows: np.ndarray, message: str, opened: Callable[[str], Release]) -> None:
+def test_invalid_rows_are_refused(rows: np.ndarray, message: str, opened: Callable[[str], Release]) -> None:
     with pytest.raises(QueryError, match=message):
         opened("flat").searcher.without(rows)

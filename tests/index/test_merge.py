@@ -101,7 +101,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     assert read_label_changes(log) == since
 
 
-def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_label(tmp_path: Path) -> None:
+def test_merging_twice_changes_no_label(tmp_path: Path) -> None:
     path, log, _ = written(tmp_path, upsert("new-1", year=1), upsert("item-5", year=2), hide("item-6"))
     merge_labels(path, log, tmp_path / "merged")
     again = merge_labels(tmp_path / "merged", log, tmp_path / "again")
@@ -145,9 +145,7 @@ def test_columns_keep_their_types(tmp_path: Path) -> None:
     assert merged["day"].null_count == 0
 
 
-def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_merges_are_refused_without_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, log, _ = written(tmp_path, upsert("new-1", year=1))
     with pytest.raises(LongtailIndexError, match=r"none\.log: expected label changes of a service, found none"):
         merge_labels(path, tmp_path / "none.log", tmp_path / "merged")
@@ -168,7 +166,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     assert not (tmp_path / "merged").exists()
 
 
-def test_what_was_chosen_together_keeps_its_labels(tmp_path: Path) -> None:
+def test_merged_cooccurrence_keeps_its_labels(tmp_path: Path) -> None:
     records = [upsert("new-1", genres=["g1"]), upsert("item-5", genres=["g2"], year=3), hide("item-7")]
     path, log, before = written(tmp_path, *records, cooccurrence=True)
     merge_labels(path, log, tmp_path / "merged")

@@ -197,7 +197,7 @@ def test_build_writes_a_release_that_it_may_not_publish(
         ("a =", "TOML: Invalid value"),
     ],
 )
-def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, message: str, releases: Releases) -> None:
+def test_an_invalid_promise_is_refused_before_publishing(text: str, message: str, releases: Releases) -> None:
     write_promise(releases, text)
     with pytest.raises(BundleError, match=rf"promise\.toml: .*{re.escape(message)}"):
         releases.publish("good")

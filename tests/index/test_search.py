@@ -91,7 +91,7 @@ def test_k_beyond_the_catalogue_returns_every_label_once(spec: str, opened: Call
 
 
 @pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq"])
-def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str], Release]) -> None:
+def test_one_query_equals_its_row_in_a_batch(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
     rng = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
         (np.zeros((1, 13), np.float32), 5, [Filter(buckets=frozenset({4}))], r"filter buckets: .* received \[4\]"),
     ],
 )
-def test_wrong_searches_say_what_is_wrong(
+def test_invalid_searches_are_refused(
     queries: np.ndarray,
     k: int,
     filters: list[Filter | None] | None,

@@ -55,7 +55,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_what_was_verified_is_not_read_again(releases: Releases, whole: list[bool]) -> None:
+def test_verified_files_are_not_read_again(releases: Releases, whole: list[bool]) -> None:
     assert reopen(releases).searcher.labels == 600
     assert whole == [False]
     releases.open("first")

@@ -215,7 +215,7 @@ def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.Ca
     assert "the last minute" not in command(capsys, tmp_path, "--until", "0m")
 
 
-def test_what_is_not_kept_any_more_is_said(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expired_events_are_reported(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, noon = run_of(tmp_path), datetime.fromtimestamp(NOON, UTC).isoformat()
     keep(answer(run, "a", "ctl", 5, [0, 1], NOON - 10), answer(run, "b", "new", 6, [0, 1], NOON - 10))
     keep(choice(run, "b", "new", 6, {0: 0}, NOON - 5))
@@ -236,7 +236,7 @@ def test_what_is_not_kept_any_more_is_said(keep: Keep, tmp_path: Path, capsys: p
     assert "this is one look" in command(capsys, tmp_path)
 
 
-def test_without_an_experiment_or_a_state_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_experiment_or_state_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["experiments", str(tmp_path)])
     assert "expected a file of experiments, found none" in capsys.readouterr().err

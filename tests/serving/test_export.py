@@ -208,7 +208,7 @@ def test_no_feature_takes_another_columns_name(releases: Path, sent: str, column
     assert row.keys() - TYPES.keys() <= {column}
 
 
-def test_events_that_other_exports_have_are_said(releases: Path) -> None:
+def test_events_in_other_exports_are_reported(releases: Path) -> None:
     keep(releases, choice(["x"], {}), choice(["y"], {}, at=NOON + 60, answer="b"))
     rows, said = exported(releases, window=(0, NOON + 60))
     assert [row["label_id"] for row in rows] == ["x"]
@@ -217,7 +217,7 @@ def test_events_that_other_exports_have_are_said(releases: Path) -> None:
     assert "are not kept" in exported(releases)[1][1]
 
 
-def test_lines_that_are_no_events_are_said(releases: Path) -> None:
+def test_invalid_event_lines_are_reported(releases: Path) -> None:
     (releases / "events" / f"one{DAMAGED}").write_bytes(b"rubbish\n")
     assert exported(releases)[1][1] == f"left out: lines of one{DAMAGED} that are no events"
 

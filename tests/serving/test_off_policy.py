@@ -181,7 +181,7 @@ def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
     assert settings_of(back)[1]["says"] == "worse"
 
 
-def test_the_truth_is_inside_at_every_look_and_where_it_is_not_covered_that_is_said() -> None:
+def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> None:
     """Looks from the 10th answer on; all λ together. Recall is of head, torso, tail, and all."""
     expected_recall = {name: [recall_of(at, bucket) for at in (0.0, *LAMBDAS)]
                        for name, bucket in (("head", 0), ("torso", 1), ("tail", 2), ("all", None))}  # fmt: skip
@@ -434,7 +434,7 @@ def test_a_log_that_says_nothing_is_an_error(tmp_path: Path) -> None:
         ([], "expected a folder of events, found none"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_impossible_estimates_are_refused(
     releases: Path, options: list[str], message: str,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -452,7 +452,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_without_a_release_that_is_said(tmp_path: Path) -> None:
+def test_a_missing_release_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OffPolicyError, match="expected a published release, found none"):
         off_policy(tmp_path, tmp_path, WINDOW)
 

@@ -70,9 +70,7 @@ def test_a_misspelt_variable_is_refused(name: str, meant: str, tmp_path: Path, m
         Settings(releases=tmp_path)
 
 
-def test_variables_that_read_like_no_setting_are_let_pass_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubernetes_variables_are_ignored_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_kubernetes = ["LONGTAIL_PORT_8000_TCP_ADDR", "LONGTAIL_SERVICE_HOST", "LONGTAIL_SERVICE_PORT"]
     for name in of_kubernetes:
         monkeypatch.setenv(name, "10.0.0.1")

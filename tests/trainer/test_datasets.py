@@ -188,7 +188,7 @@ def tiny_gowalla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny_gowalla")
-def test_what_is_prepared_is_ready_to_train(tmp_path: Path) -> None:
+def test_prepared_data_sets_are_ready_to_train(tmp_path: Path) -> None:
     raw = write(tmp_path / "raw", {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"})
 
     prepare("gowalla", tmp_path / "out", raw, say=pytest.fail)

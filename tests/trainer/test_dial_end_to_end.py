@@ -173,7 +173,7 @@ PRIORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cell",
     [pytest.param(cell, marks=pytest.mark.nightly if place else []) for place, cell in enumerate(PRIORS)],
 )
-def test_the_prior_puts_later_probabilities_in_the_scores_whatever_the_noise(cell: str, tmp_path: Path) -> None:
+def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_path: Path) -> None:
     """f + k·log(ν·π*/π_w) is k·log p*(y|x): p(x|y) is that of `COUNTS` on every day, and π moves by `RISE`."""
     loss, data = PRIORS[cell]
     taste_XG = COUNTS / COUNTS.sum(axis=0)

@@ -101,7 +101,7 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
         by_path.value(bias_removal=0.25)
 
 
-def test_pairs_of_labels_that_a_bundle_lacks_are_counted_and_said(
+def test_pairs_with_labels_missing_from_the_bundle_are_reported(
     finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     users = [f"u{i}" for i in range(10)]

@@ -54,7 +54,7 @@ def test_the_page_needs_nothing_else(page: str) -> None:
     assert "<script" not in page
 
 
-def test_the_page_escapes_what_it_is_told(page: str) -> None:
+def test_the_page_escapes_its_text(page: str) -> None:
     assert "softmax &lt;in_batch&gt;" in page
     assert "<title>" in page
     assert "$" not in page
@@ -71,7 +71,7 @@ COMPARED = Comparison(
 )  # fmt: skip
 
 
-def test_baselines_stand_beside_the_model_with_the_verdict() -> None:
+def test_the_report_compares_baselines_with_the_model() -> None:
     page = html_report(
         tiny.recipe(), DIAL, TrainingHistory([1.0], {}, 1), {}, DefaultFigures(compared=COMPARED)
     ).decode()

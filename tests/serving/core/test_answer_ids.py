@@ -41,7 +41,7 @@ def test_twenty_labels_take_about_a_hundred_url_safe_characters() -> None:
     counted=st.booleans(),
     drawn=st.sets(st.integers(0, 119)),
 )
-def test_what_is_signed_is_read_again(
+def test_signed_ids_are_read_back(
     labels: list[str],
     release: str,
     priors: list[float],
@@ -78,7 +78,7 @@ def test_labels_after_the_hundredth_are_not_held() -> None:
     assert found.positions(["99", "5"]) == [99, 5]
 
 
-def test_labels_that_were_drawn_after_the_hundredth_keep_place_and_propensity() -> None:
+def test_drawn_labels_after_the_hundredth_keep_position_and_propensity() -> None:
     random.seed(0)  # of 200 labels, two have the same code once in three
     labels, propensities = [str(id_) for id_ in range(1000)], np.ones(1000, np.float32)
     propensities[[7, 150, 999]] = 0.5, 0.25, 0.01
@@ -118,7 +118,7 @@ def test_no_other_text_is_an_answer_id(text: str) -> None:
         read(text)
 
 
-def test_cut_forged_and_expired_are_told_apart() -> None:
+def test_cut_forged_and_expired_ids_have_different_errors() -> None:
     text = sign(["a"])
     for cut in (text[:-1], text[:20], text + "=", text + "\n", ""):
         with pytest.raises(AnswerIdError, match="cut") as refused:

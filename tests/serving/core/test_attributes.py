@@ -26,7 +26,7 @@ from tests.serving.plane import ExactSearcher, results_of
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-def test_masks_equal_conditions_told_label_by_label() -> None:
+def test_masks_equal_conditions_checked_label_by_label() -> None:
     columns = shop_columns()
     shown = [DisplayColumns(columns).to_json(row) for row in range(LABELS)]
     attributes = LabelAttributes(columns)
@@ -131,7 +131,7 @@ BAD: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("filter_", "field", "message"), BAD, ids=[field[:20] for _, field, _ in BAD])
-def test_what_does_not_fit_is_named(filter_: Any, field: str, message: str) -> None:
+def test_mismatched_conditions_are_named(filter_: Any, field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as caught:
         LabelAttributes(shop_columns()).select(filter_, "queries.0.filter")
     assert caught.value.field == f"queries.0.filter.{field}"

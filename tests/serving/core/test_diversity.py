@@ -190,7 +190,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("options", "field", "message"), BAD, ids=[str(place) for place in range(len(BAD))])
-def test_what_cannot_be_kept_apart_is_named(options: dict[str, Any], field: str, message: str) -> None:
+def test_invalid_diversity_options_are_refused(options: dict[str, Any], field: str, message: str) -> None:
     query = Query.model_validate({"features": {"user": "east"}, "k": 2, **options})
     with pytest.raises(InvalidRequestError, match=message) as caught:
         plane_retriever().retrieve([query])

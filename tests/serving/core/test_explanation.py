@@ -166,7 +166,7 @@ def test_an_interval_holds_no_gap_however_small() -> None:
     assert gaps
 
 
-def test_what_was_drawn_has_no_interval() -> None:
+def test_drawn_labels_have_no_interval() -> None:
     bundle = make_bundle(labels=90)
     labels = answer(bundle, k=8, explain=True, bias_removal=1.5, explore={"tail": 3})["labels"]
     drawn = [label["explanation"]["bias_removal"] for label in labels if label["propensity"] < 1]

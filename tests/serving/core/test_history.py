@@ -42,7 +42,7 @@ def test_the_request_says_or_else_the_release(default: bool, asked: bool | None,
     assert len(everything) == 60
 
 
-def test_a_history_is_left_out_beside_all_else() -> None:
+def test_excluded_history_combines_with_other_filters() -> None:
     assert not {"item-1", "item-2", "item-7"} & {*ids(True, exclude=["item-7", "item-2"])}
     assert ids(True, allow=["item-1", "item-5"]) == ["item-5"]
     by_default = ids(True, k=5)

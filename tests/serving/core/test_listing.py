@@ -73,7 +73,7 @@ def test_every_label_comes_once_in_its_state(limit: int) -> None:
     assert sizes[-1] > 0
 
 
-def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages() -> None:
+def test_lasting_labels_are_listed_once_despite_changes_between_pages() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     order = np.random.default_rng(5).permutation(L)
     table = bundle.labels

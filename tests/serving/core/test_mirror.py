@@ -94,7 +94,7 @@ def test_organic_choices_are_organic_recall_of_both(mirror: Mirror, tmp_path: Pa
     assert found.queries == 0
 
 
-def test_a_busy_mirror_lets_nobody_wait(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staged, go_on = other_plane(), threading.Event()
     retrieve = staged.retrieve
 
@@ -112,7 +112,7 @@ def test_a_busy_mirror_lets_nobody_wait(mirror: Mirror, tmp_path: Path, monkeypa
     assert 64 <= found.queries <= 66
 
 
-def test_counts_go_on_after_a_restart_and_begin_anew_beside_another_release(tmp_path: Path) -> None:
+def test_mirror_counts_survive_restarts_and_reset_with_releases(tmp_path: Path) -> None:
     for expected in (1, 2):
         mirror = Mirror(tmp_path, 0)
         mirror.use(other_plane(), plane_retriever())

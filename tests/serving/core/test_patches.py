@@ -127,7 +127,7 @@ def test_a_patch_is_dated_by_itself() -> None:
     assert now["item-9"]["display"]["title"] == "After"
 
 
-def test_patches_need_no_tower_beside_labels_that_do() -> None:
+def test_patches_need_no_tower_even_with_added_labels() -> None:
     both = after(upsert("new", genres=["g1"]), patch("item-3", title="Here"))
     assert answered(both)["item-3"]["display"]["title"] == "Here"
     assert both.overlay.skipped.keys() == {"new"}

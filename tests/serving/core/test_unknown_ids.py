@@ -36,7 +36,7 @@ def test_entries_of_a_history_and_queries_without_any() -> None:
     assert together == {"query": IdCounts(1, 1, 0), "history": IdCounts(1, 3, 2)}
 
 
-def test_the_id_of_a_remembered_query_and_a_history_beside_the_features() -> None:
+def test_unknown_ids_of_remembered_queries_and_histories_are_counted() -> None:
     queries = [
         {"features": {"user_id": "u3"}, "history": ["item-1", "zz"]}, {"features": {"user_id": "U3"}},
     ]  # fmt: skip

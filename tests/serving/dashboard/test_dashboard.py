@@ -172,7 +172,7 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
         (503, {"type": "not_ready", "message": "no release is loaded yet"}, "Not ready"),
     ],
 )
-def test_a_service_that_refuses_is_said(status: int, error: dict[str, str], word: str, tmp_path: Path) -> None:
+def test_a_refusing_service_is_reported(status: int, error: dict[str, str], word: str, tmp_path: Path) -> None:
     refused = (status, {"error": error, "request_id": "r"})
     with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release?include=curve"), refused)) as url:
         document, _ = shown(url, tmp_path)

@@ -133,7 +133,7 @@ def test_only_an_admin_key_may_change_things(client: httpx.Client, method: str, 
         assert client.request(method, path, json=body, headers=headers).status_code in (200, 409)
 
 
-def test_refused_requests_are_counted_apart(client: httpx.Client) -> None:
+def test_refused_requests_are_counted_separately(client: httpx.Client) -> None:
     def counted(route: str) -> float:
         metrics = client.get("/metrics", headers=header(ASKING)).text
         return float(metrics.split(f'longtail_requests_total{{route="{route}",status="4xx"}} ')[1].split()[0])
@@ -144,7 +144,7 @@ def test_refused_requests_are_counted_apart(client: httpx.Client) -> None:
     assert (counted("refused"), counted("/v1/retrieve")) == (before[0] + 2, before[1])
 
 
-def test_who_may_not_is_told_before_what_is_sent_is_read(client: httpx.Client) -> None:
+def test_unauthorised_requests_are_refused_before_reading_the_body(client: httpx.Client) -> None:
     assert client.post("/v1/labels", content=b"\xff" * 30_000).status_code == 401
     assert client.post("/v1/labels", content=b"\xff" * 30_000, headers=header(ASKING)).status_code == 403
 
@@ -175,7 +175,7 @@ def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
         assert client.get("/v1/release", headers=header("any")).status_code == 200
 
 
-def test_api_keys_alone_let_nobody_change_things(tmp_path: Path) -> None:
+def test_api_keys_cannot_change_labels(tmp_path: Path) -> None:
     with guarded(tmp_path, api_keys=(ASKING,)) as client:
         assert client.delete("/v1/labels/b", headers=header(ASKING)).status_code == 403
         assert client.delete("/v1/labels/b").status_code == 401

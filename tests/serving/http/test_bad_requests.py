@@ -210,7 +210,7 @@ def test_json_that_cannot_be_answered(client: httpx.Client, case: str) -> None:
     assert error == {"type": "invalid_request", "message": message} | ({} if field is None else {"field": field})
 
 
-def test_a_feature_in_place_of_features_is_shown_where_it_goes(client: httpx.Client) -> None:
+def test_a_feature_outside_features_gets_a_hint(client: httpx.Client) -> None:
     error = check(post(client, "/v1/retrieve", {"queries": [{"user_id": "u42"}]}), 422, "invalid_request")
     assert error["field"] == "queries.0.user_id"
     assert error["message"].endswith(

@@ -56,7 +56,7 @@ def test_pages_follow_one_another(app: Starlette, client: httpx.Client) -> None:
     assert client.head("/v1/labels").status_code == 200
 
 
-def test_what_is_hidden_is_found_and_brought_back(client: httpx.Client) -> None:
+def test_hidden_labels_are_listed_and_restored(client: httpx.Client) -> None:
     assert change(client, "delete", ["b", 4, "b"]).json()["accepted"] == 2
     assert listed(client, state="hidden") == [("4", "hidden"), ("b", "hidden")]
     assert listed(client, state="visible", bucket="head") == [("a", "visible")]

@@ -144,7 +144,7 @@ def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path
         assert sum(propensity < 1 for propensity in event["propensities"]) == 1
 
 
-def test_every_result_has_its_own_id_where_one_is_wanted(client: httpx.Client) -> None:
+def test_every_result_has_an_answer_id_on_request(client: httpx.Client) -> None:
     similar = client.post("/v1/similar", json={"ids": ["a", "b"], "k": 2}).json()["results"]
     ids = {*ids_of(client, EAST, EAST), *ids_of(client), *(result["answer_id"] for result in similar)}
     assert len(ids) == 5

@@ -66,7 +66,7 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: Starlette, client:
     assert broken() == []
 
 
-def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
+def test_an_unreadable_label_log_is_reported_until_readable(
     tmp_path: Path, app: Starlette, client: httpx.Client
 ) -> None:
     service = app.state.service

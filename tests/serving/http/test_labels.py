@@ -126,7 +126,7 @@ def test_release(client: httpx.Client) -> None:
     }
 
 
-def test_the_curve_of_a_release_comes_when_it_is_wanted(client: httpx.Client) -> None:
+def test_the_curve_is_included_on_request(client: httpx.Client) -> None:
     response = client.get("/v1/release?include=curve")
     ReleaseAnswer.model_validate_json(response.content)
     whole = response.json()

@@ -68,7 +68,7 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
     }
 
 
-def test_only_the_columns_asked_for_come_with_labels(client: httpx.Client) -> None:
+def test_display_selects_columns(client: httpx.Client) -> None:
     query = {"features": {"user": "north"}, "k": 3, "bias_removal": 0}
     asked = (True, False, [], ["year"], ["title", "year"])
     everything, none, empty, years, both = retrieve(client, *({**query, "display": display} for display in asked))

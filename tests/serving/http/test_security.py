@@ -414,7 +414,7 @@ def test_the_command_refuses_a_bundle_and_one_release(
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "https://evil.example/r", "ftp://a/b", "memory://r"])
-def test_other_hosts_than_object_stores_are_asked_for_nothing(
+def test_only_object_stores_are_contacted(
     tmp_path: Path, served: list[Settings], capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     assert exit_code("run", url, "--state", str(tmp_path)) == 2
