@@ -1,4 +1,4 @@
-"""Answer a table of queries offline into Parquet files, with the answers of `POST /v1/retrieve`.
+"""Answer a table of queries into Parquet files.
 
 OUT holds `_batch.json` with the options and the release, `_labels.jsonl` with the labels that were added and hidden
 when the batch began, `_begun.txt` with that time, if labels have lifetimes and `at` names no other, and files of
@@ -89,7 +89,7 @@ class _Excluded(RequestModel):
 
 @dataclass(frozen=True)
 class _Slice:
-    """A range of rows of a file of queries, whose answers form one file."""
+    """Rows of a file whose answers form one file."""
 
     number: int
     part: FileRows
@@ -130,8 +130,8 @@ def answer(
         StoreError: the state cannot be read.
         OSError: the disk is full or not writable.
     """
-    found = Releases(releases)
-    name = name_of(found, release)
+    all_releases = Releases(releases)
+    name = name_of(all_releases, release)
     options = _checked(table_options)
     try:
         files = _files(queries, out)
@@ -140,21 +140,21 @@ def answer(
         if (out / _MANIFEST).exists():
             _agree(out, manifest)
         with open_database(memory=MEMORY) as duck:
-            with found.manifests(name) as folder:
+            with all_releases.manifests(name) as folder:
                 features = _features_of(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, table_options, say)
             if (empty_files := duck.empty_in_words()) is not None:
                 say(empty_files)
             slices = _slices(table, str(queries))
-            mine = [each for each in slices if each.number % share[1] == share[0]]
-            missing = [each for each in mine if not (out / each.name).exists()]
+            mine = [item for item in slices if item.number % share[1] == share[0]]
+            missing = [item for item in mine if not (out / item.name).exists()]
             if len(missing) < len(mine):
                 say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
             if not missing:
                 return
-            retriever = _loaded(found, name, options)
+            retriever = _loaded(all_releases, name, options)
             _agree(out, manifest)
-            retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
+            retriever = retriever.with_changes(_label_changes(out, state or all_releases.root / ".state"))
             retriever = retriever.as_of(_moment(out, table_options.at))
             for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
@@ -182,14 +182,17 @@ def checked(model: type[Options], values: Mapping[str, Any]) -> Options:
 
 
 def _files(queries: Path | str, out: Path) -> list[DataFile]:
-    """Find the files of queries, and refuse files of answers among them."""
+    """Find the files of queries; leave out answers."""
     answers = out.resolve()
-    found = find_files(queries)
-    return [file for file in found if file.system is not None or answers not in Path(file.path).resolve().parents]
+    return [
+        file
+        for file in find_files(queries)
+        if file.system is not None or answers not in Path(file.path).resolve().parents
+    ]
 
 
 def _read(
-    duck: Database, files: Sequence[DataFile], where: str, features: Sequence[Feature], table_options: TableOptions,
+    duck: Database, files: Sequence[DataFile], source: str, features: Sequence[Feature], table_options: TableOptions,
     say: Callable[[str], None],
 ) -> Table:  # fmt: skip
     """Read the table of queries: columns of features, columns to keep, `exclude` and `history`."""
@@ -197,35 +200,35 @@ def _read(
     lists = [name for name in (table_options.exclude, table_options.history) if name is not None]
     needed = [*(table_options.keep or ()), *lists]
 
-    def wanted(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
+    def choose_columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
         if not {*expected} & {*opened.names}:
-            found = ", ".join(opened.names)
+            columns = ", ".join(opened.names)
             raise BatchError(
-                f"{opened.file.name}: expected columns of the features {', '.join(expected)}, found {found}"
+                f"{opened.file.name}: expected columns of the features {', '.join(expected)}, found {columns}"
             )
         every = table_options.keep is None
         names = [name for name in opened.names if name in expected or (every and not is_nested(opened.column(name)[1]))]
         read = {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
         return read | as_written(opened, [feature for feature in features if feature.name in read])
 
-    table = read_table(duck, files, wanted, where, views=("parquet",))
+    table = read_table(duck, files, choose_columns, source, views=("parquet",))
     for part in table.parts:
         for name in table.kinds:
             part.opened.column(name.removeprefix(WRITTEN))
     table.refuse_rejected()
     for name in lists:
         if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
-            raise BatchError(f"{where}: column {name!r}: expected lists of label ids, found {type_name(kind)}")
-    if taken := [name for name in _kept(table, table_options) if name in _ANSWERS]:
-        raise BatchError(f"{where}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
+            raise BatchError(f"{source}: column {name!r}: expected lists of label ids, found {type_name(kind)}")
+    if reserved := [name for name in _columns_to_keep(table, table_options) if name in _ANSWERS]:
+        raise BatchError(f"{source}: column {reserved[0]!r}: expected other names than the answers' own; see --keep")
     table.find_types([name for name in table.kinds if name not in lists])
     if absent := [name for name in expected if name not in table.kinds]:
-        say(f"{where}: no column {', '.join(map(repr, absent))}: queries are answered as without these features")
+        say(f"{source}: no column {', '.join(map(repr, absent))}: queries are answered as without these features")
     return table
 
 
 def _features_of(manifest: Manifest) -> list[Feature]:
-    """List the features of a query, and the id by which the release remembers it."""
+    """List the features of a query, and its id."""
     features, together = manifest.query_features, manifest.cooccurrence
     if together is None or REMEMBERED not in manifest.files:
         return features
@@ -234,23 +237,23 @@ def _features_of(manifest: Manifest) -> list[Feature]:
     return features if name in by_name else [*features, Feature(name=name, kind="id", vocabulary=REMEMBERED)]
 
 
-def _kept(table: Table, table_options: TableOptions) -> list[str]:
+def _columns_to_keep(table: Table, table_options: TableOptions) -> list[str]:
     """List the columns to copy into the answers."""
     if table_options.keep is not None:
         return list(dict.fromkeys(table_options.keep))
     return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(WRITTEN)]
 
 
-def _slices(table: Table, where: str) -> list[_Slice]:
+def _slices(table: Table, source: str) -> list[_Slice]:
     starts = [(part, start) for part in table.parts for start in range(0, part.rows, ROWS)]
     if not starts:
-        raise BatchError(f"{where}: expected a table with rows, found none")
+        raise BatchError(f"{source}: expected a table with rows, found none")
     return [_Slice(number, part, start, min(ROWS, part.rows - start)) for number, (part, start) in enumerate(starts)]
 
 
-def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever:
+def _loaded(releases: Releases, name: str, options: Mapping[str, Any]) -> Retriever:
     """Load a release, and check that it supports the options."""
-    retriever = load_release(found, name)
+    retriever = load_release(releases, name)
     try:
         retriever.check_options(Query.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:
@@ -258,12 +261,12 @@ def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever
     return retriever
 
 
-def _label_changes(out: Path, place: StateLocation) -> list[LabelRecord]:
-    """Read the label changes that the first process of the batch recorded for all processes."""
+def _label_changes(out: Path, row: StateLocation) -> list[LabelRecord]:
+    """Read the label changes that the batch's first process recorded."""
     path = out / _LABELS
     if not path.exists():
         try:
-            changes = read_label_changes(place)
+            changes = read_label_changes(row)
         except FileNotFoundError:
             changes = LabelChanges()
         _add(path, "\n".join(map(record_json, changes.records())))
@@ -279,16 +282,16 @@ def _moment(out: Path, at: str | None) -> float:
 
 
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
-    """Write the batch's options and release, or check that they equal those of an earlier process."""
+    """Write the batch's options, or compare them with earlier ones."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / _MANIFEST
     if _add(path, json.dumps(manifest, indent=1, ensure_ascii=False)):
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    earlier = json.loads(path.read_text(encoding="utf-8"))
     for name, value in json.loads(json.dumps(manifest)).items():
-        if found.get(name) != value:
+        if earlier.get(name) != value:
             raise BatchError(
-                f"{path}: expected a batch of {name} {json.dumps(value)}, found {json.dumps(found.get(name))}: "
+                f"{path}: expected a batch of {name} {json.dumps(value)}, found {json.dumps(earlier.get(name))}: "
                 "give another OUT, or remove this one"
             )
 
@@ -327,21 +330,21 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
 def _write(
     retriever: Retriever, part: _Slice, table: Table, table_options: TableOptions, options: Mapping[str, Any], out: Path
 ) -> Counter[str]:
-    """Answer the rows of a slice into one file, which is complete or absent; count what a column does not say."""
-    kept = _kept(table, table_options)
-    found = table.read_rows(part.part, part.start, part.rows)
-    schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
+    """Answer a slice into one file, complete or absent; count what a column does not say."""
+    keep = _columns_to_keep(table, table_options)
+    rows_of_slice = table.read_rows(part.part, part.start, part.rows)
+    schema = pa.schema([*rows_of_slice.select(keep).schema, *_ANSWERS.items()], {"release": retriever.name})
     working, notes = out / f".{part.name}.{uuid4().hex}", Counter[str]()
     try:
         with pq.ParquetWriter(working, schema) as writer:
-            for rows, answers in _answered(retriever, part, found, table_options, options):
+            for rows, answers in _answered(retriever, part, rows_of_slice, table_options, options):
                 for basis in ("cooccurrence", "popularity"):
                     notes[f"answered by {basis} alone"] += answers.bases.get(basis, 0)
                 notes["floors not met"] += answers.floored[1]
                 offsets = pa.array([0, *answers.ends_B], pa.int32())
                 values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
-                lists = [pa.ListArray.from_arrays(offsets, each) for each in values]
-                writer.write_table(pa.table([*rows.select(kept).combine_chunks().columns, *lists], schema=schema))
+                lists = [pa.ListArray.from_arrays(offsets, item) for item in values]
+                writer.write_table(pa.table([*rows.select(keep).combine_chunks().columns, *lists], schema=schema))
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
@@ -351,7 +354,7 @@ def _write(
 def answers_to(
     retriever: Retriever, queries: Path | str, table_options: TableOptions, say: Callable[[str], None]
 ) -> Iterator[tuple[pa.Table, Retrieval]]:
-    """Yield rows of a table of queries and their answers, as `POST /v1/retrieve` gives them.
+    """Yield rows of a table of queries and their answers.
 
     The options are not checked. Columns of `table_options.keep` that the table lacks are left out.
 
@@ -375,15 +378,15 @@ def answers_to(
 def _answered(
     retriever: Retriever, part: _Slice, table: pa.Table, table_options: TableOptions, options: Mapping[str, Any]
 ) -> Iterator[tuple[pa.Table, Retrieval]]:
-    """Yield the rows of a slice and their answers, some at a time."""
+    """Yield rows of a slice and their answers in blocks."""
     for start in range(0, part.rows, _AT_ONCE):
         rows = table.slice(start, _AT_ONCE)
         try:
             yield rows, retriever.retrieve(_queries(rows, part, start, retriever, table_options, options))
         except InvalidRequestError as error:
-            _, place, *path = (error.field or "queries.0").split(".")
-            where = f"{'.'.join(path)}: " if path else ""
-            raise part.wrong(start + int(place), f"{where}{error.message}") from error
+            _, row, *path = (error.field or "queries.0").split(".")
+            source = f"{'.'.join(path)}: " if path else ""
+            raise part.wrong(start + int(row), f"{source}{error.message}") from error
 
 
 def _queries(
@@ -404,11 +407,11 @@ def _queries(
     for row, (excluded, history) in enumerate(zip(*lists, strict=True)):
         for name, labels in ((table_options.exclude, excluded), (table_options.history, history)):
             if isinstance(labels, str):
-                found = f"column {name!r}: expected lists of label ids, found {describe(labels)}"
-                raise part.wrong(first + row, found)
-        given = {name: values[row] for name, values in columns.items()}
+                problem = f"column {name!r}: expected lists of label ids, found {describe(labels)}"
+                raise part.wrong(first + row, problem)
+        features = {name: values[row] for name, values in columns.items()}
         try:
-            query = Query.model_validate({**options, "features": given, "history": history})
+            query = Query.model_validate({**options, "features": features, "history": history})
             query.exclude.extend(_Excluded.model_validate({"exclude": excluded or []}).exclude)
             queries.append(query)
         except ValidationError as error:

@@ -162,9 +162,9 @@ def copy_labels(
     ],
 ) -> None:
     """Copy label changes to another state, such as a database."""
-    place = _place_of(state)
-    assert place is not None
-    print(f"{copy_label_changes(source, place):,} label changes copied to {place}")
+    location = _read_state(state)
+    assert location is not None
+    print(f"{copy_label_changes(source, location):,} label changes copied to {location}")
 
 
 @app.command(epilog="Example: longtail-serve export-feedback releases --out feedback.parquet")
@@ -267,7 +267,7 @@ def off_policy(
         )
     report = estimate_off_policy(
         releases, _events_of(releases, state, events), read_window(since, until, time(), events), at or (),
-        release=release, state=_place_of(state), event=event, unit=unit,
+        release=release, state=_read_state(state), event=event, unit=unit,
     )  # fmt: skip
     if out is not None:
         from longtail.serving.off_policy_page import html_report  # the service does without matplotlib
@@ -317,17 +317,17 @@ def batch(
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
     try:
-        given = json.loads(options)
+        shared_options = json.loads(options)
     except ValueError as error:
         raise typer.BadParameter(
             f"expected a JSON object, received {options}: {error}", param_hint="--options"
         ) from None
-    if not isinstance(given, dict):
+    if not isinstance(shared_options, dict):
         raise typer.BadParameter(f"expected a JSON object, received {options}", param_hint="--options")
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    shared = given if k is None else {"k": k, **given}
+    shared = shared_options if k is None else {"k": k, **shared_options}
     if max_per_query is not None and not inverted:
         raise typer.BadParameter("expected --invert with --max-per-query, received none", param_hint="--max-per-query")
     if inverted:
@@ -335,15 +335,15 @@ def batch(
             raise typer.BadParameter(
                 "expected no --exclude, --keep, --history, --at or --shard with --invert, received one"
             )
-        place = _place_of(state)
+        location = _read_state(state)
         rows = invert(
-            releases, as_source(queries), out, shared, max_per_query=max_per_query, release=release, state=place
+            releases, as_source(queries), out, shared, max_per_query=max_per_query, release=release, state=location
         )
         print(f"{out}: {rows:,} rows")
         return
     table_options = TableOptions(shared, exclude, keep, history, at)
     answer(
-        releases, as_source(queries), out, table_options, release=release, state=_place_of(state),
+        releases, as_source(queries), out, table_options, release=release, state=_read_state(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
@@ -365,24 +365,24 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _events_of(releases: str, state: str | None, events: str | None) -> Path:
-    """Return the folder of events from the options, or the default of a service of these releases."""
+    """Return the folder of events, by default the releases' own."""
     if events is not None and events.startswith("kafka:"):  # the URL may hold a password, so it is not shown
         raise typer.BadParameter(
             "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
         )
     if events is not None:
         return download_events(events) if is_url(events) else local_path(events)
-    place = _place_of(state)
-    if isinstance(place, Path):
-        return place / "events"
-    if place is not None or is_url(releases):
+    location = _read_state(state)
+    if isinstance(location, Path):
+        return location / "events"
+    if location is not None or is_url(releases):
         raise typer.BadParameter("expected --events, the folder of events, received none", param_hint="--events")
     return local_path(releases) / ".state" / "events"
 
 
-def _settings(**given: Any) -> Settings:
+def _settings(**shared_options: Any) -> Settings:
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in shared_options.items() if value is not None})
     except ValidationError as error:
         name, wrong = explain(error)
     except ValueError as error:  # the message names the file or variable
@@ -390,7 +390,7 @@ def _settings(**given: Any) -> Settings:
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
 
 
-def _place_of(state: str | None) -> StateLocation | None:
+def _read_state(state: str | None) -> StateLocation | None:
     """Parse `--state` into a directory or database; raises typer.BadParameter."""
     try:
         return None if state is None else parse_location(state)

@@ -40,7 +40,7 @@ class UnauthenticatedError(ServingError):
 
 
 class ForbiddenError(ServingError):
-    """A request with an ordinary API key for an action that needs an admin key."""
+    """An action without the admin key that it needs."""
 
 
 class MalformedBodyError(ServingError):
@@ -60,7 +60,7 @@ class BodyTooLargeError(ServingError):
 
 
 class InvalidRequestError(ServingError):
-    """A request in valid JSON that the service or the release cannot answer."""
+    """Valid JSON that the service cannot answer."""
 
 
 class NoLabelTowerError(ServingError):
@@ -68,11 +68,11 @@ class NoLabelTowerError(ServingError):
 
 
 class UnknownLabelError(ServingError):
-    """The request is about a label that the current release does not have."""
+    """A label that the current release lacks."""
 
 
 class NoQueriesError(ServingError):
-    """Queries for a label, of a release without an index of queries."""
+    """Queries for a label without an index of queries."""
 
 
 class UnknownReleaseError(ServingError):

@@ -1,4 +1,4 @@
-"""Define all settings of an operator, which are read when the process starts."""
+"""Define the settings of a service."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _split_at_commas(keys: object) -> object:
 
 
 def _read_releases(value: object) -> object:
-    """Convert a string to a URL without a final slash, or to a path; return other values unchanged."""
+    """Read a URL or a path; return other values unchanged."""
     if isinstance(value, str) and is_url(value):
         try:
             check_scheme(value)
@@ -234,7 +234,7 @@ class Settings(BaseSettings):
 
     @property
     def releases_directory(self) -> Path:
-        """Return the directory of the served releases, or of their copies if `releases` is a URL."""
+        """Get the directory of the releases or their copies."""
         releases = self.releases
         return releases if isinstance(releases, Path) else copies_path(releases.rstrip("/"))
 
@@ -257,12 +257,12 @@ class Settings(BaseSettings):
 
     @property
     def max_total_k(self) -> int:
-        """Return the largest sum of k over the queries or ids of a request."""
+        """Get the largest sum of k of a request."""
         return max(self.max_k, _LABELS_PER_QUERY * self.max_queries)
 
     @property
     def state_location(self) -> StateLocation:
-        """Return where label changes and the keys of answer ids are stored."""
+        """Get where label changes and signing keys are."""
         return self.database_url or self.state_directory
 
     @model_validator(mode="after")
@@ -295,7 +295,7 @@ class Settings(BaseSettings):
         return self
 
     def read_keys(self) -> tuple[list[str], list[str]]:
-        """Read the API keys and the admin keys from settings and files.
+        """Read API and admin keys from settings and files.
 
         Raises:
             ValueError: a key is too short, a file is not UTF-8, or an address that others can reach has no key.

@@ -42,7 +42,7 @@ Refusal = Literal["malformed", "forged", "expired"]
 
 
 class AnswerIdError(Exception):
-    """An answer id that this service did not create, or that is too old."""
+    """An answer id that is forged, cut or expired."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
@@ -128,9 +128,9 @@ def sign_answer(
     if propensities_K is not None:
         first = [position for position in drawn if position < MAX_LABELS]
         parts += [bytes((len(first),))]
-        parts += [_DRAWN.pack(position, _code_of(float(propensities_K[position]))) for position in first]
+        parts += [_DRAWN.pack(position, _encode_propensity(float(propensities_K[position]))) for position in first]
         parts += [
-            _DRAWN_LATER.pack(position, code, _code_of(float(propensities_K[position])))
+            _DRAWN_LATER.pack(position, code, _encode_propensity(float(propensities_K[position])))
             for position, code in zip(drawn_later, later_codes, strict=True)
         ]
     content = b"".join(parts)
@@ -180,7 +180,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     if rest < len(content):
         end = rest + 1 + content[rest] * _DRAWN.size
         drawn, later = list(_DRAWN.iter_unpack(content[rest + 1 : end])), list(_DRAWN_LATER.iter_unpack(content[end:]))
-    drawn_places = [*drawn, *((place, propensity) for place, _, propensity in later)]
+    drawn_positions = [*drawn, *((position, propensity) for position, _, propensity in later)]
     return AnswerRecord(
         name=signature.hex(),
         release=release,
@@ -192,8 +192,8 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         arm=arm,
         restricted=bool(flags & _RESTRICTED),
         codes=codes,
-        later={code: place for place, code, _ in reversed(later)},
-        propensities={place: 2 ** (-propensity / _STEPS) for place, propensity in drawn_places},
+        later={code: position for position, code, _ in reversed(later)},
+        propensities={position: 2 ** (-propensity / _STEPS) for position, propensity in drawn_positions},
         nonce=nonce,
     )
 
@@ -203,7 +203,7 @@ def _codes(labels: Sequence[str], nonce: int) -> list[int]:
     return [(zlib.crc32(label.encode("utf-8", "replace")) * nonce & 0xFFFFFFFF) >> 16 for label in labels]
 
 
-def _code_of(propensity: float) -> int:
+def _encode_propensity(propensity: float) -> int:
     return min(65_535, round(-math.log2(max(propensity, 2.0**-63)) * _STEPS))
 
 

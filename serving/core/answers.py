@@ -1,4 +1,4 @@
-"""Hold the answers to a batch of queries as columns, and write them as JSON.
+"""Hold the answers to a batch as columns; write them as JSON.
 
 Legend: `B` queries in the batch, `K` labels of one answer, `N` answered labels of the whole batch.
 """
@@ -22,7 +22,7 @@ NO_UNKNOWN = 0, 0
 
 @dataclass(kw_only=True)
 class Retrieval(AnsweredBatch):
-    """Answers to a batch of queries, with the figures that monitoring counts.
+    """Answers to a batch of queries, with figures for monitoring.
 
     Attributes:
         queries: the resolved queries.

@@ -35,13 +35,13 @@ _BLOCK = 1 << 12
 
 
 class _Block:
-    """The attributes of some rows of an overlay, and the labels that passed recent filters, as bits."""
+    """Attributes of some overlay rows, with cached filter results."""
 
     def __init__(
         self, kinds: Mapping[str, FilterKind], columns: DisplayColumns, display: Sequence[Mapping[str, JsonValue]]
     ) -> None:
         def column(name: str) -> pa.ChunkedArray:
-            return pa.chunked_array([columns.column(name, [shown[name] for shown in display])])
+            return pa.chunked_array([columns.column(name, [label[name] for label in display])])
 
         self._attributes = attributes = Attributes(kinds, len(display), column)
         self.bits = lru_cache(_most_kept(len(display)))(
@@ -105,7 +105,7 @@ class LabelAttributes:
         attributes._of_overlay = lru_cache(_most_kept(len(rows)))(select) if len(rows) else None
         return attributes
 
-    def select(self, filter_: Mapping[str, JsonValue], where: str) -> tuple[Selection, Selection | None]:
+    def select(self, filter_: Mapping[str, JsonValue], field: str) -> tuple[Selection, Selection | None]:
         """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
 
         The overlay's rows count from its first label. Equal filters get the same objects, so that their queries share a
@@ -117,12 +117,12 @@ class LabelAttributes:
         Raises:
             InvalidRequestError: a column cannot be filtered by, or an operator or value does not fit the column.
         """
-        return self.select_all(self.read(filter_, where))
+        return self.select_all(self.read(filter_, field))
 
-    def read(self, filter_: Mapping[str, JsonValue], where: str) -> tuple[Condition, ...]:
+    def read(self, filter_: Mapping[str, JsonValue], field: str) -> tuple[Condition, ...]:
         """Read the conditions of a filter in a canonical order; raises like `select`."""
         try:
-            return tuple(read_conditions(self.kinds, filter_, where))
+            return tuple(read_conditions(self.kinds, filter_, field))
         except ConditionError as error:
             raise InvalidRequestError(error.message, field=error.field) from error
 

@@ -83,7 +83,7 @@ class Catalogue:
         self.row_of = labels.row_of
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
-        """Return a catalogue with an overlay's labels that shares memory with this one."""
+        """Create a catalogue with an overlay that shares this one's memory."""
         catalogue = copy.copy(self)
         catalogue._overlay, catalogue.labels = overlay, overlay.labels
         catalogue.attributes = self.attributes.with_overlay(overlay.rows)
@@ -96,7 +96,7 @@ class Catalogue:
         self.attributes.forget()
 
     def mean_bytes(self, display: bool | Sequence[str]) -> float:
-        """Estimate the mean JSON size of a label, in bytes, with all, none or some display columns."""
+        """Estimate the mean JSON size of a label, in bytes."""
         if isinstance(display, bool):
             return self.label_bytes if display else _LABEL_BYTES
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
@@ -135,39 +135,37 @@ class Catalogue:
         if not ids:
             return NO_ROWS, 0
         rows_N = self.rows_in_order(ids)
-        known = rows_N[rows_N >= 0]
-        return distinct(known), len(rows_N) - len(known)
+        known_rows = rows_N[rows_N >= 0]
+        return distinct(known_rows), len(rows_N) - len(known_rows)
 
     def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
         """Look up ids, int64 [N]; −1 for an unknown id."""
         texts = set(map(type, ids)) == {str}
         rows = self._rows(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
-        known = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
-        return np.fromiter(known, np.int64, len(known))
+        known_rows = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
+        return np.fromiter(known_rows, np.int64, len(known_rows))
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Get the label embeddings of some rows, float32 [N, D]."""
-        return self._gather(
-            self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
-        )
+        return self._gather(self._embeddings_LD, lambda added, rows: added.embeddings[rows], np.array(rows, np.int64))
 
     def values(self, column: str, rows_N: Int64) -> list[list[Hashable]]:
         """Get the values of every row in a display column, [N]: all entries of a list, none for null."""
-        first, shown = len(self._ids), list[Any]([None] * len(rows_N))
+        first, values_N = len(self._ids), list[Any]([None] * len(rows_N))
         below = np.flatnonzero(rows_N < first)
         values = self._display[column].take(pa.array(rows_N[below])).to_pylist()
-        for place, value in zip(below.tolist(), values, strict=True):
-            shown[place] = value
-        for place in np.flatnonzero(rows_N >= first).tolist():
-            shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
-        return [_distinct_entries(value) for value in shown]
+        for i, value in zip(below.tolist(), values, strict=True):
+            values_N[i] = value
+        for i in np.flatnonzero(rows_N >= first).tolist():
+            values_N[i] = self._overlay.added.display[rows_N[i] - first][column]  # type: ignore[union-attr]
+        return [_distinct_entries(value) for value in values_N]
 
     def buckets(self, rows_N: Int64) -> Int8:
         """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""
-        return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
+        return self._gather(self._labels.buckets, lambda added, rows: added.buckets[rows], rows_N)
 
     def passes(self, filter_: Filter, rows_N: Int64) -> Bools:
-        """Compute which rows are in the buckets and sets of a filter, bool [N]."""
+        """Check rows against a filter's buckets and sets, bool [N]."""
         passes_N = np.ones(len(rows_N), np.bool_)
         if filter_.buckets is not None:
             passes_N &= np.isin(self.buckets(rows_N), list(filter_.buckets))
@@ -178,15 +176,15 @@ class Catalogue:
         return passes_N
 
     def priors(self, rows_N: Int64, priors: Priors) -> Float32:
-        """Return the values of a release's priors of every row, float32 [N, P]."""
-        return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)
+        """Get the priors of every row, float32 [N, P]."""
+        return self._gather(priors.values_LP, lambda added, rows: added.priors[rows], rows_N)
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
-        """Get the bucket of every label, −1 for ids that this release lacks."""
+        """Get the bucket of every label, −1 if unknown."""
         return [-1 if row is None else self._bucket(row) for row in self._rows(ids)]
 
     def spelled(self, ids: Sequence[str]) -> list[str]:
-        """Return the distinct ids as this release spells their labels, such as `39` for `39.0`; others stay."""
+        """Spell ids as this release does, such as `39` for `39.0`; others stay."""
         spelled = dict[str, None]()
         for id_, row in zip(ids, self._rows(ids), strict=True):
             spelled[id_ if row is None or self._row(id_) is not None else respelled(id_)] = None
@@ -199,7 +197,7 @@ class Catalogue:
         return int(self.buckets(np.array([row]))[0])
 
     def answered(self, rows_N: Int64) -> AnsweredLabels:
-        """Get the columns of answered labels, for the answer and for counting."""
+        """Get the columns of answered labels."""
         first, cached, rows = len(self._ids), self._json_of_row, rows_N.tolist()
         missing = [row for row in rows if row not in cached and row < first]
         if missing:
@@ -237,9 +235,9 @@ class Catalogue:
         else:
             rows = [self._row(id_) for id_ in ids]
         if None in rows:
-            for place, id_ in enumerate(ids):
-                if rows[place] is None and (other := respelled(id_)) != id_:
-                    rows[place] = self._row(other)
+            for i, id_ in enumerate(ids):
+                if rows[i] is None and (other := respelled(id_)) != id_:
+                    rows[i] = self._row(other)
         return rows
 
     def _row(self, id_: str) -> int | None:
@@ -250,50 +248,50 @@ class Catalogue:
     def _gather(
         self, of_catalogue: npt.NDArray[Any], of_added: Callable[[AddedLabels, Int64], npt.NDArray[Any]], rows_N: Int64
     ) -> npt.NDArray[Any]:
-        """Gather one column at rows of the catalogue and of the overlay."""
+        """Gather a column from the catalogue and the overlay."""
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return of_catalogue[rows_N]
         above_N = rows_N >= first
-        taken = of_catalogue[np.where(above_N, 0, rows_N)]
-        taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
-        return taken
+        values_N = of_catalogue[np.where(above_N, 0, rows_N)]
+        values_N[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
+        return values_N
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Create `LabelAnswer` of the HTTP API for rows, without release and request id."""
+        """Create `LabelAnswer` of the HTTP API for rows."""
         first = len(self._ids)
         of_catalogue = np.array([row for row in rows if row < first], np.int64)
-        shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
+        display_of_row = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
         answers = []
         for row in rows:
             labels: Labels | AddedLabels = self._labels
-            place, log_pi = row, self._labels.log_pi
+            i, log_pi = row, self._labels.log_pi
             if row >= first:
                 labels = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-                place, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
+                i, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
             answer = {
                 "id": self.id_of(row),
-                "count": int(labels.counts[place]),
-                "log_pn": labels.log_pn[place],
-                "log_popularity": log_pi[place],
-                "bucket": BUCKET_NAMES[labels.buckets[place]],
-                "bias": None if labels.bias is None else labels.bias[place],
-                "display": shown[row] if row < first else labels.display[place],
+                "count": int(labels.counts[i]),
+                "log_pn": labels.log_pn[i],
+                "log_popularity": log_pi[i],
+                "bucket": BUCKET_NAMES[labels.buckets[i]],
+                "bias": None if labels.bias is None else labels.bias[i],
+                "display": display_of_row[row] if row < first else labels.display[i],
             }
             answers.append(answer)
         return answers
 
     def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
-        taken = pa.array(rows_N)
+        arrow_rows = pa.array(rows_N)
         names = list(self._display)
-        columns = [column.take(taken).to_pylist() for column in self._display.values()]
+        columns = [column.take(arrow_rows).to_pylist() for column in self._display.values()]
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _distinct_entries(value: Any) -> list[Any]:
-    """Return the distinct entries of a list, or the value in a list, without null and NaN."""
+    """List the distinct entries of a value, without null and NaN."""
     # NaN != NaN, so the comparison drops NaN.
     if isinstance(value, list):
         return list(dict.fromkeys([entry for entry in value if entry is not None and entry == entry]))

@@ -1,4 +1,4 @@
-"""Estimate what a request costs before its labels are known, and cut large requests into pieces."""
+"""Estimate what a request costs, and cut large ones into pieces."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def add_up(costs: Sequence[Cost]) -> Cost:
 
 
 def cut(costs: Sequence[Cost], max_batch: int) -> list[tuple[slice, Cost]]:
-    """Cut the queries of a request into pieces no larger than a batch, with their costs."""
+    """Cut a request into pieces no larger than a batch."""
     starts, sums = [0], [costs[0]]
     for position, cost in enumerate(costs[1:], start=1):
         together = add_up([sums[-1], cost])

@@ -59,7 +59,7 @@ def release_json(retriever: Retriever, *, curve: bool = False) -> dict[str, Any]
 
 
 def _filterable(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """Return `Filterable` of the HTTP API for every column that can be filtered by."""
+    """List `Filterable` of the HTTP API by column."""
     return [
         {"name": name, "kind": kind, "operators": operators(kind)} for name, kind in catalogue.attributes.kinds.items()
     ]
@@ -67,16 +67,16 @@ def _filterable(catalogue: Catalogue) -> list[dict[str, Any]]:
 
 def _weights(priors: Priors) -> dict[str, Any]:
     """Return what requests may weigh."""
-    shown: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
+    weights_json: dict[str, Any] = {"priors": [], "bonus": {}, "slope": {}, "decay": {}}
     for prior in priors.settings:
         more = {"priors": "name", "bonus": "filter", "slope": "origin"}.get(prior.group)
         limits = prior.model_dump(include={"minimum", "default", "maximum", *([more] if more else [])})
         if prior.group == "priors":
             state = prior.exposure
             limits["exposure"] = state and state.model_dump() | {"half_life": f"{state.half_life / 3600:g}h"}
-            shown["priors"].append(limits)
+            weights_json["priors"].append(limits)
         elif more is None:
             limits = {"half_life": f"{24 * math.log(2) / prior.maximum:g}h"}
         if prior.group != "priors":
-            shown[prior.group][prior.key] = limits
-    return shown
+            weights_json[prior.group][prior.key] = limits
+    return weights_json

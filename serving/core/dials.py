@@ -1,4 +1,4 @@
-"""Limit the weights of a score to what a release allows, and read those of a request.
+"""Read the weights of a request within a release's limits.
 
 Legend: `P` priors.
 """
@@ -68,7 +68,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Dials:
-    """Limits and defaults of λ, μ, ω and the weights of priors for one kind of request.
+    """Limits and defaults of all weights for one kind of request.
 
     Where ν is π, one coordinate of the index holds λ + μ, so the sum must stay within the limits of λ, for which recall
     of the index was measured. With a tree p_n(y|x) the coordinate holds μ alone, except in requests for similar labels,
@@ -111,7 +111,7 @@ class Dials:
         dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
-        defaults_P = np.array([_around_zero(_range(each)).default for each in priors.settings], np.float32)
+        defaults_P = np.array([_around_zero(_range(prior)).default for prior in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
         weighed, table = bool(defaults_P.any()), len(priors.of_table)
@@ -179,14 +179,14 @@ class Dials:
         return weight
 
     def reach(self, popularity: float) -> tuple[float, float]:
-        """Return the smallest and the largest λ that are allowed with a given μ."""
+        """Get the smallest and largest λ allowed with μ."""
         low, high = self.bias_removal.minimum, self.bias_removal.maximum
         if self.total is not None:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
         return low, high
 
     def judged_at(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
-        """Return the λ whose promise holds for an answer at these weights, the others at their defaults; else NaN.
+        """Get the λ whose promise holds at these weights; else NaN.
 
         Args:
             priors: weights of all priors, or of the first ones if the others have their defaults.
@@ -206,7 +206,7 @@ class Dials:
         return math.nan if self.total is None else bias_removal + beyond
 
     def _read_priors(self, options: SearchOptions, prefix: str, at: float | None) -> tuple[Float32, float]:
-        """Return a request's weight of every prior, float32 [P], and what decay adds to the scores of all labels.
+        """Read the weights of priors, float32 [P], and decay's shift of all scores.
 
         Raises InvalidRequestError for a name or a weight that the release does not have.
         """
@@ -215,11 +215,11 @@ class Dials:
         if options.decay is not None:
             groups["decay"] = {options.decay.column: options.decay.per_day(f"{prefix}decay.half_life")}
         for group, weights in groups.items():
-            places = {prior.key: place for place, prior in enumerate(self.priors) if prior.group == group}
+            index_of = {prior.key: i for i, prior in enumerate(self.priors) if prior.group == group}
             for name, weight in weights.items():
-                if name not in places:
-                    raise _unknown_prior(group, name, list(places), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
-                prior = self.priors[places[name]]
+                if name not in index_of:
+                    raise _unknown_prior(group, name, list(index_of), f"{prefix}{_FIELD_OF_NAME.get(group, group)}")
+                prior = self.priors[index_of[name]]
                 fits = prior.minimum <= weight <= prior.maximum + _SAME * abs(prior.maximum)
                 if group == "decay" and options.decay is not None:
                     if not fits:
@@ -233,18 +233,18 @@ class Dials:
                     shift = weight * (prior.origin - (lifetimes.now() if at is None else at) / DAY_SECONDS)
                 if not fits:
                     raise _range(prior).refusal(f"{group}.{name}", describe(weight), f"{prefix}{group}.{name}")
-                weights_P[places[name]] = weight
+                weights_P[index_of[name]] = weight
         return weights_P, shift
 
 
-def _unknown_prior(group: str, name: str, known: list[str], field: str) -> InvalidRequestError:
-    """Create the error about a name that the release has no prior of."""
-    hint = did_you_mean(name, known) or f"; longtail-index build --{group} declares others"
+def _unknown_prior(group: str, name: str, names: list[str], field: str) -> InvalidRequestError:
+    """Create the error of an unknown prior."""
+    hint = did_you_mean(name, names) or f"; longtail-index build --{group} declares others"
     if (group, name) == ("bonus", "head"):
         hint = ": the others are measured against it, so give each of them a bonus below 0"
     noun = {"priors": "priors", "bonus": "bonuses"}.get(group, "columns")
     return InvalidRequestError(
-        f"expected {noun} of this release, {known}, received {describe(name)}{hint}", field=field
+        f"expected {noun} of this release, {names}, received {describe(name)}{hint}", field=field
     )
 
 

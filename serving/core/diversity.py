@@ -47,23 +47,23 @@ def diversify_each(
         Size of the pool of each diverse query, by the query's position.
     """
     pools: dict[int, int] = {}
-    left = {place: query.diversity.pool for place, query in enumerate(queries) if query.diversity is not None}
-    found = {place: (best[0][place], best[1][place]) for place in left}
-    while left:
+    depths = {i: query.diversity.pool for i, query in enumerate(queries) if query.diversity is not None}
+    pools_of = {i: (best[0][i], best[1][i]) for i in depths}
+    while depths:
         deeper: dict[int, int] = {}
-        for place, depth in left.items():
-            (rows_P, scores_P), query = found[place], queries[place]
+        for i, depth in depths.items():
+            (rows_P, scores_P), query = pools_of[i], queries[i]
             assert query.diversity is not None
             chosen = choose(rows_P, scores_P, query.k, query.diversity, catalogue)
             if len(chosen) < query.k and len(rows_P) >= depth and depth < query.diversity.most:
-                deeper[place] = min(2 * depth, query.diversity.most)
+                deeper[i] = min(2 * depth, query.diversity.most)
                 continue
-            pools[place] = len(rows_P)
-            best[0][place], best[1][place] = rows_P[chosen], scores_P[chosen]
+            pools[i] = len(rows_P)
+            best[0][i], best[1][i] = rows_P[chosen], scores_P[chosen]
         if deeper:
             part = batch.subset(np.array(list(deeper)))
-            found = dict(zip(deeper, zip(*ranker.rank_each(part, list(deeper.values())), strict=True), strict=True))
-        left = deeper
+            pools_of = dict(zip(deeper, zip(*ranker.rank_each(part, list(deeper.values())), strict=True), strict=True))
+        depths = deeper
     return pools
 
 
@@ -71,7 +71,7 @@ def choose(
     rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue, pool: int | None = None,
     reserved: Sequence[int] = (),
 ) -> Int64:  # fmt: skip
-    """Choose at most k positions, int64, in the order of the answer: by score, or as MMR takes the labels.
+    """Choose at most k positions, int64, in the answer's order: by score, or as MMR takes the labels.
 
     Args:
         pool: number of labels, the first ones, that may be taken without being reserved; None: all.
@@ -84,14 +84,14 @@ def choose(
     if diversity.weight > 0:
         return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue, pool, reserved_set)
     chosen = [*reserved]
-    for place in range(pool):
+    for i in range(pool):
         if len(chosen) == k:
             break
-        if place not in reserved_set and crowds.has_room(place):
-            crowds.take(place)
-            chosen.append(place)
-    taken = np.array(chosen, np.int64)
-    return taken[np.argsort(-scores_P[taken], kind="stable")] if reserved else taken
+        if i not in reserved_set and crowds.has_room(i):
+            crowds.take(i)
+            chosen.append(i)
+    chosen_P = np.array(chosen, np.int64)
+    return chosen_P[np.argsort(-scores_P[chosen_P], kind="stable")] if reserved else chosen_P
 
 
 def _marginal(
@@ -104,23 +104,23 @@ def _marginal(
     # Scores are scaled to [0, 1] over the pool; if all are equal, `spread` is 0, and only the cosines decide.
     spread = float(scores_P[0] - scores_P[pool - 1]) if pool else 0.0
     worth_P = (1 - weight) * (scores_P - scores_P[pool - 1 : pool]).astype(np.float64) / (spread or 1.0)
-    worth_P[[place for place in range(pool, len(rows_P)) if place not in reserved]] = -np.inf
+    worth_P[[i for i in range(pool, len(rows_P)) if i not in reserved]] = -np.inf
     nearest_P = np.zeros(len(rows_P), np.float32)
     chosen: list[int] = []
     spare = k - len(reserved)
     while len(chosen) < min(k, len(rows_P)):
-        place = int(np.argmax(worth_P - weight * nearest_P))
-        if worth_P[place] == -np.inf:
+        i = int(np.argmax(worth_P - weight * nearest_P))
+        if worth_P[i] == -np.inf:
             break
-        worth_P[place] = -np.inf  # taken or ruled out: never looked at again
-        if place not in reserved:
-            if not spare or not crowds.has_room(place):
+        worth_P[i] = -np.inf  # taken or ruled out: never looked at again
+        if i not in reserved:
+            if not spare or not crowds.has_room(i):
                 continue
-            crowds.take(place)
+            crowds.take(i)
             spare -= 1
-        cosines_P = vectors_PD @ vectors_PD[place]
+        cosines_P = vectors_PD @ vectors_PD[i]
         nearest_P = np.maximum(nearest_P, cosines_P) if chosen else cosines_P
-        chosen.append(place)
+        chosen.append(i)
     return np.array(chosen, np.int64)
 
 
@@ -129,17 +129,17 @@ class Crowds:
 
     def __init__(self, rows_P: Int64, max_per: Mapping[str, int], catalogue: Catalogue) -> None:
         self._columns = [(most, catalogue.values(name, rows_P)) for name, most in max_per.items()]
-        self._taken: dict[int, Counter[Hashable]] = defaultdict(Counter)
+        self._counts: dict[int, Counter[Hashable]] = defaultdict(Counter)
 
-    def has_room(self, place: int) -> bool:
+    def has_room(self, i: int) -> bool:
         """Return whether every value of this label may have another label."""
         return all(
-            self._taken[column][value] < most
+            self._counts[column][value] < most
             for column, (most, values_P) in enumerate(self._columns)
-            for value in values_P[place]
+            for value in values_P[i]
         )
 
-    def take(self, place: int) -> None:
+    def take(self, i: int) -> None:
         """Count a label as taken."""
         for column, (_, values_P) in enumerate(self._columns):
-            self._taken[column].update(values_P[place])
+            self._counts[column].update(values_P[i])

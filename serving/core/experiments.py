@@ -1,4 +1,4 @@
-"""Read `experiments.toml`, which defines arms with shares and settings, and assign an arm to every unit.
+"""Read `experiments.toml`, and assign an arm to every unit.
 
 A unit (a user) is in the arm with the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's name, the
 arm's name and the unit: weighted rendezvous hashing [Schindelhauer, Schomaker 2005, "Weighted distributed hash
@@ -40,7 +40,7 @@ class ExperimentsError(ServingError):
 
 
 class Arm(SearchOptions):
-    """Settings for queries of requests that do not set the same fields."""
+    """Settings for queries that leave the same fields open."""
 
     share: float = Field(ge=0, le=1, allow_inf_nan=False)
     """Share of the experiment's units."""
@@ -74,7 +74,7 @@ class Experiment(RequestModel):
     _unavailable: frozenset[str] = PrivateAttr(frozenset())
 
     @model_validator(mode="after")
-    def _whole(self) -> Experiment:
+    def _check_shares(self) -> Experiment:
         total = math.fsum(arm.share for arm in self.arms.values())
         if abs(total - 1) > 1e-6:
             raise ValueError(f"shares of arms with the sum 1, not {total:.6g}")

@@ -41,7 +41,7 @@ def parts_of_scores(
     shift: float,
     tree: bool,
 ) -> list[dict[str, Any]]:
-    """Return `Explanation` of the HTTP API for the labels of one query, without the interval.
+    """Create `Explanation` of the HTTP API without the interval.
 
     Args:
         shift: what `decay` adds to the scores of all labels, which the scores here are without.
@@ -53,26 +53,24 @@ def parts_of_scores(
     weighed_KP = np.zeros((len(rows_K), len(weights_P)), np.float32)
     if weights_P.any():
         weighed_KP = catalogue.priors(rows_K, priors) * weights_P
-    shown = [
-        (place, prior) for place, prior in enumerate(priors.settings) if prior.source == "table" or weights_P[place]
-    ]
-    found = []
-    for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
+    shown_priors = [(i, prior) for i, prior in enumerate(priors.settings) if prior.source == "table" or weights_P[i]]
+    explanations = []
+    for i, label in enumerate(catalogue.labels_json(rows_K.tolist())):
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
         bias *= np.float32(query.bias_B) if isinstance(query.bias_B, float) else query.bias_B[0]
         noise = query.bias_removal_B[0] * label["log_pn"]
         if tree:
-            noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum() + boost_K[place])
-        parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
-        parts["cooccurrence"] = boost_K[place]
+            noise = scores_K[i] - (taste_K[i] + bias + popularity + weighed_KP[i].sum() + boost_K[i])
+        parts = {"taste": taste_K[i], "bias": bias, "noise": noise, "popularity": popularity}
+        parts["cooccurrence"] = boost_K[i]
         part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # −0 + 0 is 0
-        for column, prior in shown:
+        for column, prior in shown_priors:
             if prior.source == "date":
-                part["decay"] = weighed_KP[place, column] + np.float32(shift)
+                part["decay"] = weighed_KP[i, column] + np.float32(shift)
             else:
-                part.setdefault(prior.group, {})[prior.key] = weighed_KP[place, column]
-        found.append(part)
-    return found
+                part.setdefault(prior.group, {})[prior.key] = weighed_KP[i, column]
+        explanations.append(part)
+    return explanations
 
 
 def _boosts(query: Batch, rows_K: Int64) -> Float32:
@@ -82,7 +80,7 @@ def _boosts(query: Batch, rows_K: Int64) -> Float32:
 
 
 def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:
-    """List the entries of a history that add most to a label's c, at most 5, with their shares of c.
+    """List at most 5 history entries that add most to c.
 
     An entry that is repeated stands once.
     """
@@ -98,7 +96,7 @@ def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:
 def intervals(
     ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]
 ) -> Generator[None, None, list[tuple[float, float] | None]]:
-    """Find the interval of λ around the query's own in which each label is among the k best, [K].
+    """Find the interval of λ in which each label is answered, [K].
 
     Searches like the service at 33 values of λ between the limits, then bisects where a label leaves. None: the label
     is not among the best at the query's own λ, such as a label that was drawn. Yields after every search, so that the
@@ -107,16 +105,16 @@ def intervals(
     Args:
         query: a batch of one query.
     """
-    own, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
-    lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), own)))
+    query_dial, lists = float(query.bias_removal_B[0]), _Lists(ranker, query, rows_K, limits)
+    lists.search(np.unique(np.append(np.linspace(*limits, _CELLS + 1), query_dial)))
     yield
     for step in (-1, 1):
-        yield from _bisect(lists, own, step)
-    low_K = yield from _last(lists, own, -1)
-    high_K = yield from _last(lists, own, 1)
+        yield from _bisect(lists, query_dial, step)
+    low_K = yield from _last(lists, query_dial, -1)
+    high_K = yield from _last(lists, query_dial, 1)
     return [
         (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
-        for inside, low, high in zip(lists.inside_of[own], low_K, high_K, strict=True)
+        for inside, low, high in zip(lists.inside_of[query_dial], low_K, high_K, strict=True)
     ]
 
 
@@ -144,12 +142,12 @@ class _Lists:
         self.inside_of |= zip(bias_removal_N.tolist(), inside_NK, strict=True)
 
     def along(self, query_dial: float, step: int) -> Float64:
-        """Return the searched λ from the query's own in one direction, float64 [N]."""
+        """List the searched λ in one direction, float64 [N]."""
         searched_N = np.array(sorted(self.best_of, reverse=step < 0))
         return searched_N[(searched_N - query_dial) * step >= 0]
 
     def leaves(self, near: float, far: float, wanted_K: Bools) -> Float64:
-        """Find the first λ between two searched ones at which each wanted label leaves the best; else `far`.
+        """Find where each label leaves between two searched λ; else `far`.
 
         Each wanted label is among the best at both. A score is linear in λ, so only labels that are above a label at
         one of the two can be above it between them.
@@ -197,13 +195,13 @@ class _Lists:
 
 
 def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
-    """Search where each label leaves in one direction, until its last cell is a thousandth of the dial."""
+    """Bisect where labels leave, to a thousandth of the dial."""
     widest = lists.widest_cell / 2**_HALVINGS * (1 + 1e-9)
     while True:
         along_N = lists.along(query_dial, step)
         ahead_NK = np.array([lists.inside_of[at] for at in along_N])
-        places_K = ahead_NK.argmin(axis=0)
-        inner_K, outer_K = along_N[np.maximum(places_K - 1, 0)], along_N[places_K]
+        first_outside_K = ahead_NK.argmin(axis=0)
+        inner_K, outer_K = along_N[np.maximum(first_outside_K - 1, 0)], along_N[first_outside_K]
         wanted_K = ahead_NK[0] & ~ahead_NK.all(axis=0) & (np.abs(outer_K - inner_K) > widest)
         if not wanted_K.any():
             return
@@ -213,7 +211,7 @@ def _bisect(lists: _Lists, query_dial: float, step: int) -> Iterator[None]:
 
 
 def _last(lists: _Lists, query_dial: float, step: int) -> Generator[None, None, Float64]:
-    """Find the last λ in one direction up to which each label stays among the best, float64 [K]."""
+    """Find the last λ at which each label stays, float64 [K]."""
     along_N = lists.along(query_dial, step)
     ends_K, stays_K = np.full(lists.inside_of[query_dial].shape, query_dial), lists.inside_of[query_dial]
     for near, far in pairwise(along_N.tolist()):

@@ -68,9 +68,9 @@ class Draws:
     lottery: Lottery = field(default_factory=Lottery)
     names: Sequence[str] = ()
 
-    def of(self, place: int) -> np.random.Generator:
+    def of(self, i: int) -> np.random.Generator:
         """Create the generator of a query; it depends only on the seed and the query's name."""
-        name = self.names[place] if self.names else str(place)
+        name = self.names[i] if self.names else str(i)
         digest = blake2b(f"{self.lottery.seed}:{name}".encode("utf-8", "replace"), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
 
@@ -117,24 +117,24 @@ def explore_each(
     Returns:
         The explored answers, by the position of the query.
     """
-    exploring = [place for place, query in enumerate(queries) if query.explore]
-    found: dict[int, dict[int, tuple[Int64, Float32]]] = {place: {} for place in exploring}
-    for bucket in sorted({bucket for place in exploring for bucket in queries[place].explore}):
-        places = [place for place in exploring if bucket in queries[place].explore]
+    exploring = [i for i, query in enumerate(queries) if query.explore]
+    ranked: dict[int, dict[int, tuple[Int64, Float32]]] = {i: {} for i in exploring}
+    for bucket in sorted({bucket for i in exploring for bucket in queries[i].explore}):
+        positions = [i for i in exploring if bucket in queries[i].explore]
         filters: list[Filter | None] = [
-            replace(queries[place].filter or Filter(), buckets=frozenset([bucket])) for place in places
+            replace(queries[i].filter or Filter(), buckets=frozenset([bucket])) for i in positions
         ]
-        part = batch.subset(np.array(places))._replace(filters=filters)
+        part = batch.subset(np.array(positions))._replace(filters=filters)
         # k of the bucket's labels may be shown without chance; the candidates come after them.
-        pools = [queries[place].k + max(draws.lottery.candidates, queries[place].explore[bucket]) for place in places]
-        for place, rows_P, scores_P in zip(places, *ranker.rank_each(part, pools), strict=True):
-            found[place][bucket] = rows_P, scores_P
+        pools = [queries[i].k + max(draws.lottery.candidates, queries[i].explore[bucket]) for i in positions]
+        for i, rows_P, scores_P in zip(positions, *ranker.rank_each(part, pools), strict=True):
+            ranked[i][bucket] = rows_P, scores_P
     explored = {}
-    for place in exploring:
-        shown = (best[0][place], best[1][place], buckets_of(best[0][place]))
-        others = (floored[place], queries[place].k) if place in floored else None
-        explored[place] = explore(shown, found[place], queries[place].explore, draws.lottery, draws.of(place), others)
-        best[0][place], best[1][place] = explored[place].rows_K, explored[place].scores_K
+    for i in exploring:
+        answer = (best[0][i], best[1][i], buckets_of(best[0][i]))
+        others = (floored[i], queries[i].k) if i in floored else None
+        explored[i] = explore(answer, ranked[i], queries[i].explore, draws.lottery, draws.of(i), others)
+        best[0][i], best[1][i] = explored[i].rows_K, explored[i].scores_K
     return explored
 
 
@@ -148,13 +148,13 @@ def slots_of(explored: Iterable[Explored]) -> dict[int, int]:
 
 def explore(
     best: tuple[Int64, Float32, Int8],
-    found: Mapping[int, tuple[Int64, Float32]],
+    ranked: Mapping[int, tuple[Int64, Float32]],
     floors: Mapping[int, int],
     lottery: Lottery,
     chance: np.random.Generator,
     floored: tuple[Candidates, int] | None = None,
 ) -> Explored:
-    """Return an answer with drawn slots in place of the best one.
+    """Draw slots of an answer at random.
 
     Args:
         best: rows, scores and buckets of the best eligible labels, best first, [K] each.
@@ -164,32 +164,32 @@ def explore(
         chance: generator of the draws.
         floored: candidates of the other places, if the query has floors, and k.
     """
-    of_bucket = {bucket: _merged(best, found[bucket], bucket) for bucket in floors}
+    of_bucket = {bucket: _merge(best, ranked[bucket], bucket) for bucket in floors}
     slots = {bucket: min(floor, len(of_bucket[bucket][0])) for bucket, floor in floors.items()}
     if floored is None:
-        kept = _certain(best, of_bucket, slots)
+        certain_labels = _choose_certain(best, of_bucket, slots)
     else:
         free: dict[int, int] = {}
         while slots != free:  # until each bucket has as many labels as slots, without the certain ones
             slots = free or slots
-            kept = floored[0].best(floored[1] - sum(slots.values()))
+            certain_labels = floored[0].best(floored[1] - sum(slots.values()))
             free = {
-                bucket: min(count, int((~np.isin(of_bucket[bucket][0], kept[0])).sum()))
+                bucket: min(count, int((~np.isin(of_bucket[bucket][0], certain_labels[0])).sum()))
                 for bucket, count in slots.items()
             }
     drawn: list[tuple[Int64, Float32, Float64]] = []
     candidates = {}
     for bucket, (rows_P, scores_P) in of_bucket.items():
-        left_C = np.flatnonzero(~np.isin(rows_P, kept[0]))[: max(lottery.candidates, slots[bucket])]
+        left_C = np.flatnonzero(~np.isin(rows_P, certain_labels[0]))[: max(lottery.candidates, slots[bucket])]
         rows_C, scores_C = rows_P[left_C], scores_P[left_C]
         propensities_C = inclusion_probabilities(scores_C, slots[bucket], lottery.temperature)
         chosen = draw(propensities_C, chance)
         drawn.append((rows_C[chosen], scores_C[chosen], propensities_C[chosen]))
         candidates[bucket] = len(rows_C)
-    return _placed(kept, drawn, slots, candidates, chance)
+    return _arrange(certain_labels, drawn, slots, candidates, chance)
 
 
-def _certain(
+def _choose_certain(
     best: tuple[Int64, Float32, Int8], of_bucket: Mapping[int, tuple[Int64, Float32]], slots: Mapping[int, int]
 ) -> tuple[Int64, Float32]:
     """Return the labels that chance does not touch: of each explored bucket the best, of the others all."""
@@ -198,49 +198,53 @@ def _certain(
     free = max(0, len(rows_K) - sum(slots.values()))
     others = np.flatnonzero(~np.isin(rows_K, np.concatenate(reserved)))[:free]
     explored_others = np.isin(buckets_K[others], list(slots))
-    kept = [(rows_K[others[~explored_others]], scores_K[others[~explored_others]])]
+    certain_labels = [(rows_K[others[~explored_others]], scores_K[others[~explored_others]])]
     for bucket, (rows_P, scores_P) in of_bucket.items():
         certain = int(np.count_nonzero(buckets_K[others] == bucket))
-        kept.append((rows_P[:certain], scores_P[:certain]))
-    rows, scores = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+        certain_labels.append((rows_P[:certain], scores_P[:certain]))
+    rows, scores = (np.concatenate(parts) for parts in zip(*certain_labels, strict=True))
     return rows, scores
 
 
-def _merged(best: tuple[Int64, Float32, Int8], found: tuple[Int64, Float32], bucket: int) -> tuple[Int64, Float32]:
-    """Merge a bucket's labels with its labels among the best, best first.
+def _merge(best: tuple[Int64, Float32, Int8], ranked: tuple[Int64, Float32], bucket: int) -> tuple[Int64, Float32]:
+    """Merge a bucket's labels with those of the best list.
 
     An approximate search of the bucket may have missed some of the latter.
     """
     mine_K = best[2] == bucket
-    missed_K = mine_K & ~np.isin(best[0], found[0])
-    rows_P, scores_P = np.append(found[0], best[0][missed_K]), np.append(found[1], best[1][missed_K])
+    missed_K = mine_K & ~np.isin(best[0], ranked[0])
+    rows_P, scores_P = np.append(ranked[0], best[0][missed_K]), np.append(ranked[1], best[1][missed_K])
     order = np.argsort(-scores_P, kind="stable")
     return rows_P[order], scores_P[order]
 
 
-def _placed(
-    kept: tuple[Int64, Float32],
+def _arrange(
+    certain_labels: tuple[Int64, Float32],
     drawn: Sequence[tuple[Int64, Float32, Float64]],
     slots: dict[int, int],
     candidates: dict[int, int],
     chance: np.random.Generator,
 ) -> Explored:
     """Arrange the answer: drawn labels at uniformly random positions, the others by score."""
-    rows, scores = kept
+    rows, scores = certain_labels
     order = np.argsort(-scores, kind="stable")
     drawn_rows, drawn_scores, propensities = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
-    places = chance.choice(len(rows) + len(drawn_rows), len(drawn_rows), replace=False)
-    left = np.setdiff1d(np.arange(len(rows) + len(drawn_rows)), places)
-    shown = Explored(
+    positions = chance.choice(len(rows) + len(drawn_rows), len(drawn_rows), replace=False)
+    free = np.setdiff1d(np.arange(len(rows) + len(drawn_rows)), positions)
+    answer = Explored(
         rows_K=np.empty(len(rows) + len(drawn_rows), np.int64),
         scores_K=np.empty(len(rows) + len(drawn_rows), np.float32),
         propensities_K=np.ones(len(rows) + len(drawn_rows), np.float32),
         slots=slots,
         candidates=candidates,
     )
-    shown.rows_K[left], shown.scores_K[left] = rows[order], scores[order]
-    shown.rows_K[places], shown.scores_K[places], shown.propensities_K[places] = drawn_rows, drawn_scores, propensities
-    return shown
+    answer.rows_K[free], answer.scores_K[free] = rows[order], scores[order]
+    answer.rows_K[positions], answer.scores_K[positions], answer.propensities_K[positions] = (
+        drawn_rows,
+        drawn_scores,
+        propensities,
+    )
+    return answer
 
 
 def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -> Float64:
@@ -264,8 +268,8 @@ def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -
     certain_C = np.zeros(len(scores_C), np.bool_)
     # Probabilities above 1 become 1 and the rest is scaled up, which may push further ones above 1; so repeat.
     while True:
-        left = slots - np.count_nonzero(certain_C)
-        probabilities_C: Float64 = np.where(certain_C, 1.0, left * shares_C / shares_C[~certain_C].sum())
+        free = slots - np.count_nonzero(certain_C)
+        probabilities_C: Float64 = np.where(certain_C, 1.0, free * shares_C / shares_C[~certain_C].sum())
         more_C = ~certain_C & (probabilities_C > _NEARLY_CERTAIN)
         if not more_C.any():
             return probabilities_C

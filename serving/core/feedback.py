@@ -82,17 +82,17 @@ class Event(RequestModel):
     def _named(self) -> Self:
         if self.answer_id is None and self.features is None:
             raise PydanticCustomError("answer_or_features", "expected an answer_id or features, received neither")
-        given = sorted(self.model_fields_set.intersection(_OF_ORGANIC))
-        if self.answer_id is not None and given:
+        organic_options = sorted(self.model_fields_set.intersection(_OF_ORGANIC))
+        if self.answer_id is not None and organic_options:
             raise PydanticCustomError(
                 "answer_or_features", "expected {keys} in an event without answer_id, received one that has it",
-                {"keys": " and ".join(given)},
+                {"keys": " and ".join(organic_options)},
             )  # fmt: skip
         return self
 
 
 class Choice:
-    """An event in the forms in which it is written and counted."""
+    """An event as it is written and counted."""
 
     def __init__(self, event: Event, labels: Sequence[str], chosen: ChosenLabels, **fields: Any) -> None:
         self.chosen, self.event = chosen, event.event
@@ -130,12 +130,12 @@ def read_choices(
             the features.
     """
     choices = []
-    for place, event in events.items():
+    for i, event in events.items():
         try:
             answer = read_answer(str(event.answer_id))
         except AnswerIdError as error:
             raise InvalidRequestError(
-                f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
+                f"expected the answer_id of a result of this service, {error}", field=f"events.{i}.answer_id"
             ) from error
         retriever = retriever_of(answer.release)
         labels = retriever.catalogue.spelled(event.distinct)
@@ -144,7 +144,7 @@ def read_choices(
             try:
                 retriever.check_features(event.features, "events")
             except InvalidRequestError as error:
-                raise error.renumbered("events", [place]) from error
+                raise error.renumbered("events", [i]) from error
         chosen = ChosenLabels(
             source="feedback",
             release=answer.release,
@@ -185,7 +185,7 @@ def read_choices(
 def retrieve_unseen(
     events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings, client: str | None = None
 ) -> list[Choice]:
-    """Retrieve the answers that the release would have given to the queries of organic choices.
+    """Retrieve the answers that organic choices would have had.
 
     Args:
         client: fingerprint of the API key that sent the events.
@@ -247,7 +247,7 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
 
 
 def arm_fields(arm: ArmAnswer | None) -> dict[str, Any]:
-    """Return the columns of an event for the arm of its answer."""
+    """List an event's columns about its arm."""
     if arm is None or not arm.counted:
         return {}
     # The column is a signed 64-bit integer, the unit an unsigned one.

@@ -1,4 +1,4 @@
-"""Mirror the published releases of an object store in a directory, which the service follows.
+"""Mirror the releases of an object store in a directory.
 
 If the store is slow, inconsistent or gone, the local releases stay in service, even after a restart. A local pointer
 moves only after every file of the release that it names was downloaded and verified.
@@ -52,7 +52,7 @@ class Backoff:
 
 
 class ReleaseFetcher:
-    """Fetches releases for all processes on this host that serve the same URL.
+    """Fetches a URL's releases for all processes of this host.
 
     One process fetches at a time; when it ends, another takes over.
     """
@@ -62,7 +62,7 @@ class ReleaseFetcher:
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
         self._lock: TextIOWrapper | None = None
-        self._seen = Pointers()
+        self._last_pointers = Pointers()
         self._fetched: set[str] = set()
         """Names fetched since the store's pointers last changed; a reused name comes with changed pointers."""
         self._backoff = Backoff()
@@ -82,7 +82,7 @@ class ReleaseFetcher:
 
     @property
     def problem(self) -> str | None:
-        """Why the published release cannot be served here, as the end of `The published release, …`."""
+        """Why the published release is not served: the end of a sentence."""
         with suppress(OSError, ValueError, LookupError, TypeError):
             problem: str | None = json.loads((self._directory / _STATUS).read_bytes())["problem"]
             return problem
@@ -126,8 +126,8 @@ class ReleaseFetcher:
         # An error of the store, or wrong content, must not stop the service.
         try:
             remote = self._remote = self._remote or RemoteReleases(url)
-            there = remote.pointers()
-            if there.current is None and here.pointers().current is not None:
+            remote_pointers = remote.pointers()
+            if remote_pointers.current is None and here.pointers().current is not None:
                 # No command unpublishes a release without naming another, so this must be a wrong or an emptied store.
                 self._log("", f"{url} names none")
                 return f"at {url}, is not there, the one before is served", False
@@ -136,28 +136,28 @@ class ReleaseFetcher:
             self._log("", error)
             return f"at {url}, cannot be looked for", False
         self._logged.pop("", None)
-        if there != self._seen or again:
+        if remote_pointers != self._last_pointers or again:
             self._backoff.reset()
-        if there != self._seen:
-            self._seen, self._fetched = there, set()
-        wanted = {name for name in (there.current, there.staged) if name is not None}
+        if remote_pointers != self._last_pointers:
+            self._last_pointers, self._fetched = remote_pointers, set()
+        names = {name for name in (remote_pointers.current, remote_pointers.staged) if name is not None}
         self._fetched = {name for name in self._fetched if (self._directory / name).is_dir()}
         if not self._backoff.waits:
-            results = [self._try(remote, name) for name in sorted(wanted - self._fetched)]
+            results = [self._try(remote, name) for name in sorted(names - self._fetched)]
             if not all(results):
                 self._backoff.failed()
         remote.keep(EXPERIMENTS_FILE, experiments)
         # Pointers move only to releases that are here; the others keep their old value.
-        known = {None, *self._fetched}
+        local_names = {None, *self._fetched}
         with here.turn() as (now, move):
-            after = there if there.current in known else now
-            staged = there.staged if there.staged in known else now.staged
+            after = remote_pointers if remote_pointers.current in local_names else now
+            staged = remote_pointers.staged if remote_pointers.staged in local_names else now.staged
             after = after.model_copy(update={"staged": staged, "deleting": (), "by": now.by})
             if moved := after != now:
                 move(after)
-        if there.current not in known:
-            return f"{there.current}, cannot be fetched, the one before is served", moved
-        remote.drop_copies({*wanted, *there.history[-2:]}, there.history)
+        if remote_pointers.current not in local_names:
+            return f"{remote_pointers.current}, cannot be fetched, the one before is served", moved
+        remote.drop_copies({*names, *remote_pointers.history[-2:]}, remote_pointers.history)
         return None, moved
 
     def _try(self, remote: RemoteReleases, name: str) -> bool:
@@ -172,7 +172,7 @@ class ReleaseFetcher:
         return True
 
     def _log(self, name: str, error: Exception | str) -> None:
-        """Log an error, unless it is the same as the last one for this name."""
+        """Log an error once per name."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         if self._logged.get(name) != message:
             logger.error("%s cannot be fetched: %s", name or "what is published", message)

@@ -104,13 +104,13 @@ class Candidates:
         return self._rows_C[chosen], self._scores_C[chosen]
 
     def _released(self, reserved: Sequence[int], k: int) -> list[int]:
-        """Release, up the scores, each reserved label without which a list of k labels meets as much."""
+        """Release, up the scores, reserved labels that no floor needs."""
         is_reserved_C = np.zeros(len(self._rows_C), np.bool_)
         is_reserved_C[reserved] = True
-        wanted = k - len(reserved)
-        free = np.flatnonzero(~is_reserved_C[: self._pool])[:wanted]
+        free_slots = k - len(reserved)
+        free = np.flatnonzero(~is_reserved_C[: self._pool])[:free_slots]
         # The list holds the reserved labels, and all of the pool before `end`.
-        end = int(free[-1]) + 1 if 0 < wanted == free.size else self._pool if wanted else 0
+        end = int(free[-1]) + 1 if 0 < free_slots == free.size else self._pool if free_slots else 0
         met_F = self._meets_FC[:, [*reserved, *free]].sum(axis=1)
         for position in reversed(reserved):
             while end < self._pool and is_reserved_C[end]:
@@ -127,12 +127,12 @@ class Candidates:
 
 
 def meets(query: ResolvedQuery, rows_N: Int64, catalogue: Catalogue) -> Bools:
-    """Compute which floors of a query each label that may be answered meets, bool [F, N]."""
+    """Compute which floors each label meets, bool [F, N]."""
     return np.array([catalogue.passes(_filter(query, floor, catalogue), rows_N) for floor in query.floors])
 
 
 def _filter(query: ResolvedQuery, floor: Floor, catalogue: Catalogue) -> Filter:
-    """Return the filter of the labels that may be answered and meet a floor."""
+    """Create the filter of the labels that meet a floor."""
     eligible = query.filter or Filter()
     before = () if eligible.selection is None else eligible.selection.conditions
     assert before is not None  # a set without conditions could not be narrowed

@@ -1,4 +1,4 @@
-"""Follow the published release, the staged release and experiments.toml, in one thread.
+"""Follow published and staged releases and experiments.toml.
 
 A release that CURRENT names is loaded while the present one serves, and replaces it after answering a query. A staged
 release is loaded for shadow traffic. Where releases are at a URL, the fetcher keeps local copies, which are followed.
@@ -45,7 +45,7 @@ _DAMAGE = (ReleaseCorruptError, ReleaseMismatchError, BundleCorruptError)
 
 
 class ReleaseFollower:
-    """Polls CURRENT, and in another thread label changes, so that loading a release delays no change.
+    """Polls CURRENT in one thread, label changes in another.
 
     If a release cannot be loaded, the one in service stays. Loading is retried at growing intervals of at most a
     minute, or at once when CURRENT names another release. An error is logged once, and every attempt is counted.
@@ -74,7 +74,7 @@ class ReleaseFollower:
         self._clock = clock
         self._engine_problem: str | None = None
         self.experiments = ExperimentFollower(root, service)
-        self._waking, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
+        self._waking, self._fetch_requested, self._looked = threading.Event(), threading.Event(), threading.Event()
         self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
         self._directory: int | None = None
@@ -105,7 +105,7 @@ class ReleaseFollower:
         """Stop following; waits for a running load, and some seconds for a database."""
         self._stopping.set()
         self._waking.set()
-        self._asked.set()
+        self._fetch_requested.set()
         releases, labels, *stores = self._threads
         releases.join()
         labels.join(_PATIENCE_SECONDS)
@@ -113,7 +113,7 @@ class ReleaseFollower:
             store.join(_LAST_SECONDS)
 
     def check(self) -> None:
-        """Check CURRENT and STAGED once, and load the releases they name unless they are loaded."""
+        """Check CURRENT and STAGED once, and load what is new."""
         with self._checking:
             self._check()
             self._check_staged()
@@ -131,7 +131,7 @@ class ReleaseFollower:
         before = self._served
         if self._fetcher is not None:
             self._looked.clear()
-            self._asked.set()
+            self._fetch_requested.set()
             self._looked.wait(_PATIENCE_SECONDS)
         with self._checking:
             self._failure = None
@@ -174,7 +174,7 @@ class ReleaseFollower:
         logger.info("serving release %s, loaded in %.1f s", name, self._clock() - started)
 
     def _is_fetched_again(self, name: str) -> bool:
-        """Return whether the local copy was replaced by another release of the same name."""
+        """Check whether the local copy was replaced under its name."""
         return self._fetcher is not None and self._directory_of(name) not in (None, self._directory)
 
     def _directory_of(self, name: str) -> int | None:
@@ -202,7 +202,7 @@ class ReleaseFollower:
         self._staged = name, self._served
 
     def _ask_engine(self) -> None:
-        """Probe the index's server after a failure, so that its recovery is noticed without traffic."""
+        """Probe the index's server after a failure."""
         served = self._service.current
         engine = None if served is None else served.engine
         if engine is not None and engine.problem is not None:
@@ -211,12 +211,12 @@ class ReleaseFollower:
         problem = None if engine is None else engine.problem
         if problem == self._engine_problem:
             return
-        told = f"The server that holds the index does not answer: {problem}."
-        self._service.monitoring.set_trouble("engine", problem and told)
+        sentence = f"The server that holds the index does not answer: {problem}."
+        self._service.monitoring.set_trouble("engine", problem and sentence)
         if problem is None:
             logger.info("the server that holds the index answers again")
         elif self._engine_problem is None:
-            logger.error("%s", told)
+            logger.error("%s", sentence)
         self._engine_problem = problem
 
     def _too_early(self, name: str | None) -> bool:
@@ -260,13 +260,13 @@ class ReleaseFollower:
 
     def _follow_store(self, fetcher: ReleaseFetcher) -> None:
         while not self._stopping.is_set():
-            again = self._asked.is_set()
-            self._asked.clear()
+            again = self._fetch_requested.is_set()
+            self._fetch_requested.clear()
             if fetcher.check(again=again):
                 self._waking.set()
             if again:
                 self._looked.set()
-            self._asked.wait(self._service.settings.poll_seconds)
+            self._fetch_requested.wait(self._service.settings.poll_seconds)
 
     def _follow_labels(self) -> None:
         use_one_openmp_thread()
@@ -320,7 +320,7 @@ class ExperimentFollower:
         self._unavailable: dict[str, str] = {}
 
     def check(self) -> None:
-        """Read the file and check the releases of its arms; raises nothing."""
+        """Check CURRENT and STAGED once, and load what is new. raises nothing."""
         try:
             self._read()
         except (OSError, ExperimentsError) as error:

@@ -1,4 +1,4 @@
-"""Find the labels that a query chose, as far as its answer needs them, and count the ids of queries.
+"""Look up the labels that queries chose; count ids.
 
 Legend: `H` labels of a history, `R` labels that a query said no to.
 """
@@ -40,7 +40,7 @@ class CountedIds(NamedTuple):
 
 
 class Histories:
-    """Reads histories of queries, from their features or from what a bundle remembers.
+    """Reads histories from features or from the release.
 
     Attributes:
         query_id: feature with the id of a query, by which the bundle remembers queries; None: it remembers none.
@@ -57,7 +57,7 @@ class Histories:
         self.query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
 
     def read(self, query: Query, prefix: str, catalogue: Catalogue, overlay: Overlay, *, counted: bool) -> History:
-        """Look up the labels that a query chose, as far as its answer needs them.
+        """Look up the labels that a query chose.
 
         Args:
             counted: whether ω is not 0.
@@ -96,7 +96,7 @@ class Histories:
         return History(last_H, left_out, sum(map(len, rows)), unknown)
 
     def _remembered(self, features: Features, prefix: str, overlay: Overlay, *, refused: bool = False) -> Int64:
-        """Get the rows of the labels that the release remembers a query to have chosen, or refused, int64 [H]."""
+        """Get the labels that the release remembers of a query, int64 [H]."""
         value = None if self.query_id is None else features.get(self.query_id)
         if value is None or self._remembers is None:
             return NO_ROWS
@@ -150,7 +150,7 @@ class Histories:
 
 
 def _texts(ids: Sequence[Any]) -> Sequence[str]:
-    """Convert the entries of a list to ids, without entries that are none."""
+    """Convert a list to ids; leave out other values."""
     if set(map(type, ids)) == {str}:
         return ids
     return [id_ for id_ in map(id_text, ids) if id_ is not None]

@@ -1,4 +1,4 @@
-"""Find the likeliest known queries of labels, in a release with an index of queries.
+"""Find the likeliest known queries of labels.
 
 Legend: `N` labels, `E` dimensions of augmented labels, `D` of embeddings, `K` queries of a label's answer.
 """
@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 
 def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
-    """Find the likeliest known queries of each label, as `QueriesResult` of the HTTP API; numbers are NumPy's.
+    """Find the likeliest known queries of each label; numbers are NumPy's.
 
     The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.building.queries`.
     Raises NoQueriesError, InvalidRequestError, NoLabelTowerError or UnknownLabelError.
@@ -45,17 +45,17 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
         heads = [{"id": str(id_)} for id_ in request.labels] or [{}]
         answers += [{**head, "bias_removal": bias_removal} for head in heads]
     rows_NE, dim = np.stack(rows), retriever.manifest.dim
-    found = index.near(rows_NE[:, :dim], searches)
+    retrieval = index.near(rows_NE[:, :dim], searches)
     lambdas_N = np.array([answer["bias_removal"] for answer in answers], np.float32)
     # b + λ·log ν + μ·log π + Σ w·r of each label: its score for the vector 0.
     zeros_ND, popularity = np.zeros((len(rows), dim), np.float32), retriever.manifest.popularity.default
     weights_NE = bundle.augmentation.queries(zeros_ND, lambdas_N, popularity, bundle.priors.defaults)
     terms_N = np.einsum("ij,ij->i", rows_NE, weights_NE) / np.float32(retriever.manifest.temperature)
-    for place, (result, answer, end) in enumerate(zip(found.results, answers, found.ends_B, strict=True)):
-        rows_K = found.rows_N[end - len(result["labels"]) : end]
+    for i, (result, answer, end) in enumerate(zip(retrieval.results, answers, retrieval.ends_B, strict=True)):
+        rows_K = retrieval.rows_N[end - len(result["labels"]) : end]
         log_z_K = -index.bundle.priors.values_LP[rows_K, index.priors.index(repr(answer["bias_removal"]))]
-        log_n_K = found.bias_removal_B[place] * index.bundle.labels.log_pn[rows_K]
-        log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[place]
+        log_n_K = retrieval.bias_removal_B[i] * index.bundle.labels.log_pn[rows_K]
+        log_p_K = np.array([query["score"] for query in result["labels"]], np.float32) - log_n_K + terms_N[i]
         choices_K = np.exp(log_p_K) * (index.bundle.labels.counts[rows_K] + 0.5)
         columns = result["labels"], log_p_K + log_z_K, log_p_K, choices_K.astype(np.float32)
         answer["queries"] = [
@@ -67,20 +67,20 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
 
 
 def _compared_at(retriever: Retriever, request: QueriesFor) -> float:
-    """Return the λ of a request, at which the index of queries holds log Z; raises InvalidRequestError."""
-    wanted = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
+    """Get the λ of a request at which log Z is known; raises InvalidRequestError."""
+    bias_removal = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
     for value in map(float, retriever.queries.priors):
-        if abs(value - wanted) <= _ROUNDING:
+        if abs(value - bias_removal) <= _ROUNDING:
             return value
     raise InvalidRequestError(
         f"expected a bias_removal at which queries are compared, one of {[*map(float, retriever.queries.priors)]}, "
-        f"received {wanted}",
+        f"received {bias_removal}",
         field="bias_removal",
     )
 
 
 def _left_out(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[Int64]:
-    """List for each label the queries that refused or chose it, int64, ascending; raises InvalidRequestError."""
+    """List the queries that chose or refused each label; raises InvalidRequestError."""
     remembered = retriever.bundle.remembered
     excluded = retriever.manifest.exclude_history if request.exclude_history is None else request.exclude_history
     if request.exclude_history and remembered is None:

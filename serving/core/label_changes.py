@@ -60,16 +60,16 @@ class LabelFollower:
     """Reads and writes label changes. Not thread-safe: the service holds a lock.
 
     Args:
-        place: state directory or database with the changes of all workers and replicas.
+        location: state directory or database with the changes of all workers and replicas.
 
     Attributes:
         unreadable: whether the last read failed; the caller sets it.
     """
 
-    def __init__(self, place: StateLocation) -> None:
-        self._store = LabelStore(place)
+    def __init__(self, location: StateLocation) -> None:
+        self._store = LabelStore(location)
         self._position: LabelPosition | None = None
-        self._shared = isinstance(place, Postgres)
+        self._shared = isinstance(location, Postgres)
         self._reading_since: float | None = None
         self.unreadable = False
         self._so_far = LabelChanges()
@@ -91,7 +91,7 @@ class LabelFollower:
         self._store.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
     def read(self, retrievers: Sequence[Retriever], served: Retriever | None) -> dict[Retriever, Retriever]:
-        """Apply the changes that all workers have written since the last call to each release.
+        """Apply all workers' changes since the last call.
 
         Args:
             retrievers: all loaded releases; a release that cannot embed new labels is left out.
@@ -124,10 +124,10 @@ class LabelFollower:
         """Close the connections."""
         self._store.close()
 
-    def _shorten(self, found: LabelRead) -> None:
-        """Compact the log if most of its changes were superseded by later ones."""
+    def _shorten(self, log: LabelRead) -> None:
+        """Compact a log of mostly superseded changes."""
         try:
-            if len(found.records) > 2 * len(replay(found.records).records()):
+            if len(log.records) > 2 * len(replay(log.records).records()):
                 self._store.compact()
         except StoreError as error:
             logger.warning("%s", error)
@@ -165,32 +165,32 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Ups
 def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
     """Create the records of a PATCH; raises a ServingError that names the label."""
     at = datetime.now(UTC)
-    for place, label in enumerate(labels):
-        retriever.catalogue.row(label.id, field=f"labels.{place}.id")
+    for i, label in enumerate(labels):
+        retriever.catalogue.row(label.id, field=f"labels.{i}.id")
     records = [Patch(id=str(label.id), at=at, display=label.display) for label in labels]
     retriever.overlay.check_patches(records)
     return records
 
 
 def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
-    """Create a record for each distinct label, even if already hidden, so that retries succeed."""
+    """Create one record per label, so that retries succeed."""
     _refuse_unknown(ids, retriever.knows)
     at = datetime.now(UTC)
     return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
 def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
-    """Create a record for each distinct label, even if it was never hidden."""
+    """Create one record per label."""
     _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or retriever.overlay.row_of(id_) is not None)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
 def _refuse_unknown(ids: Sequence[LabelId], knows: Callable[[str], bool]) -> None:
-    unknown = {str(id_): place for place, id_ in reversed(list(enumerate(ids))) if not knows(str(id_))}
+    unknown = {str(id_): i for i, id_ in reversed(list(enumerate(ids))) if not knows(str(id_))}
     if unknown:
-        first = sorted(unknown.items(), key=lambda found: found[1])[:_MOST_NAMED]
-        named = ", ".join(f"{describe(id_)} (ids.{place})" for id_, place in first)
+        first = sorted(unknown.items(), key=lambda item: item[1])[:_MOST_NAMED]
+        named = ", ".join(f"{describe(id_)} (ids.{i})" for id_, i in first)
         raise UnknownLabelError(
             f"expected ids of labels of this release, received {len(unknown)} that it does not have: {named}"
             + (", …" if len(unknown) > _MOST_NAMED else "")

@@ -1,4 +1,4 @@
-"""Find which labels of a catalogue are available at a time, to the second.
+"""Find the labels available at a time, to the second.
 
 Legend: `L` labels, `M` rows of the overlay, `N` boundaries: every time at which a lifetime begins or ends, ascending.
 """
@@ -20,18 +20,18 @@ _YEAR_10_000 = 253_402_300_800
 
 
 def now() -> float:
-    """Return the time that decides which labels are available, seconds since 1970; tests replace this function."""
+    """Get the time for lifetimes, in seconds since 1970; tests replace this function."""
     return time.time()
 
 
 def available(lifetimes_M2: Int64, at: float) -> Bools:
-    """Compute which labels are available at a time, bool [M], from `bundle.lifetimes`."""
+    """Compute which labels are available at a time, bool [M]."""
     mask_M: Bools = (lifetimes_M2[:, 0] <= at) & (at < lifetimes_M2[:, 1])
     return mask_M
 
 
 class Span(NamedTuple):
-    """The available labels of a catalogue in begin <= t < end."""
+    """A catalogue's available labels in begin <= t < end."""
 
     begin: float
     end: float
@@ -55,25 +55,25 @@ class Lifetimes:
         self._last: Span | None = None
 
     def at(self, at: float) -> Span:
-        """Get the available labels at a time, seconds since 1970."""
+        """Narrow a span to the time until an overlay's label changes."""
         last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
             return last
-        place = int(np.searchsorted(self._times_N, second, side="right"))
-        begin = float(self._times_N[place - 1]) if place else float(limits.min)
-        end = float(self._times_N[place]) if place < len(self._times_N) else float(limits.max)
+        i = int(np.searchsorted(self._times_N, second, side="right"))
+        begin = float(self._times_N[i - 1]) if i else float(limits.min)
+        end = float(self._times_N[i]) if i < len(self._times_N) else float(limits.max)
         if last is None:
             labels = Eligible.from_mask(available(self._lifetimes_L2, at))
         else:
             before = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
-            changed_R = distinct(self._rows_N[min(before, place) : max(before, place)])
+            changed_R = distinct(self._rows_N[min(before, i) : max(before, i)])
             labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
         span = self._last = Span(begin, end, labels)
         return span
 
 
 class Available(NamedTuple):
-    """The available rows of a release in begin <= t < end: `labels` of the index, and bool [M] of the overlay."""
+    """A release's available rows in begin <= t < end: `labels` of the index, and bool [M] of the overlay."""
 
     begin: float
     end: float
@@ -82,7 +82,7 @@ class Available(NamedTuple):
 
     @classmethod
     def at(cls, at: float, span: Span, lifetimes_M2: Int64, in_use_M: Bools) -> Self:
-        """Narrow a span of the index to the time until an overlay's label comes or ends."""
+        """Narrow a span to the time until an overlay's label changes."""
         limits = np.iinfo(np.int64)
         begin = max(span.begin, float(lifetimes_M2[lifetimes_M2 <= at].max(initial=limits.min)))
         end = min(span.end, float(lifetimes_M2[lifetimes_M2 > at].min(initial=limits.max)))
@@ -102,5 +102,5 @@ class Available(NamedTuple):
 
     @property
     def next_change(self) -> datetime | None:
-        """Return when a label comes or ends next, if before the year 10000."""
+        """Get when a label comes or ends next."""
         return datetime.fromtimestamp(self.end, UTC) if self.end < _YEAR_10_000 else None

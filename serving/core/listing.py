@@ -49,49 +49,52 @@ class LabelListing(RequestModel):
     bucket: BucketName | None = Field(default=None, description="Only labels of this frequency bucket.")
 
 
-def list_labels(retriever: Retriever, asked: LabelListing) -> dict[str, Any]:
+def list_labels(retriever: Retriever, listing: LabelListing) -> dict[str, Any]:
     """Create `labels` and `next_cursor` of the HTTP API's `LabelPage`."""
-    catalogue, overlay, found = retriever.catalogue, retriever.overlay, list[int]()
-    if asked.state != "added":
-        found += _first(_rows_after(catalogue, asked.cursor), catalogue, overlay, asked)
-    if asked.state in ("all", "added"):
-        found += _first(_added_after(overlay, asked.cursor), catalogue, overlay, asked)
-    ids = {row: catalogue.id_of(row) for row in found}
-    shown = sorted(found, key=ids.__getitem__)[: asked.limit]
-    labels = catalogue.labels_json(shown)
-    available = retriever.at().available(np.array(shown, np.int64)).tolist()
-    for label, state, now in zip(labels, _states(overlay, shown), available, strict=True):
+    catalogue, overlay, rows = retriever.catalogue, retriever.overlay, list[int]()
+    if listing.state != "added":
+        rows += _first(_rows_after(catalogue, listing.cursor), catalogue, overlay, listing)
+    if listing.state in ("all", "added"):
+        rows += _first(_added_after(overlay, listing.cursor), catalogue, overlay, listing)
+    ids = {row: catalogue.id_of(row) for row in rows}
+    page = sorted(rows, key=ids.__getitem__)[: listing.limit]
+    labels = catalogue.labels_json(page)
+    available = retriever.at().available(np.array(page, np.int64)).tolist()
+    for label, state, now in zip(labels, _states(overlay, page), available, strict=True):
         label |= {"state": state, "available": now}
-    return {"labels": labels, "next_cursor": ids[shown[-1]] if len(found) > asked.limit else None}
+    return {"labels": labels, "next_cursor": ids[page[-1]] if len(rows) > listing.limit else None}
 
 
 def _first(
-    rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]], catalogue: Catalogue, overlay: Overlay, asked: LabelListing
+    rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]],
+    catalogue: Catalogue,
+    overlay: Overlay,
+    listing: LabelListing,
 ) -> list[int]:
-    """Find the first rows in the requested state, one more than a page holds."""
-    wanted, found = asked.limit + 1, list[int]()
+    """Find the first rows of a page, and one more."""
+    most, first = listing.limit + 1, list[int]()
     for start in range(0, len(rows_N), _CHUNK):
         rows = overlay.served(rows_N[start : start + _CHUNK].astype(np.int64))
-        if asked.state in ("visible", "hidden"):
-            rows = rows[np.isin(rows, overlay.hidden) == (asked.state == "hidden")]
-        if asked.bucket is not None:
-            rows = rows[catalogue.buckets(rows) == BUCKET_NAMES.index(asked.bucket)]
-        found += rows[: wanted - len(found)].tolist()
-        if len(found) == wanted:
+        if listing.state in ("visible", "hidden"):
+            rows = rows[np.isin(rows, overlay.hidden) == (listing.state == "hidden")]
+        if listing.bucket is not None:
+            rows = rows[catalogue.buckets(rows) == BUCKET_NAMES.index(listing.bucket)]
+        first += rows[: most - len(first)].tolist()
+        if len(first) == most:
             break
-    return found
+    return first
 
 
 def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Get the release's rows whose ids follow one, in order of ids."""
+    """Get the release's rows after an id, in order."""
     rows_L = catalogue.row_of.order
     if after is None:
         return rows_L
-    return rows_L[bisect_right(range(len(rows_L)), after, key=lambda place: catalogue.id_of(int(rows_L[place]))) :]
+    return rows_L[bisect_right(range(len(rows_L)), after, key=lambda i: catalogue.id_of(int(rows_L[i]))) :]
 
 
 def _added_after(overlay: Overlay, after: str | None) -> Int64:
-    """Get the rows of added labels whose ids follow one, in order of ids."""
+    """Get the added rows after an id, in order."""
     rows = overlay.new_rows
     if not rows.size:
         return NO_ROWS

@@ -40,7 +40,7 @@ def load_release(
     max_new_labels: int = 0,
     state: Path | None = None,
 ) -> Retriever:
-    """Open and verify a release, answer a first query, and measure what it promises.
+    """Open and verify a release, try it, and measure its promises.
 
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
@@ -62,7 +62,7 @@ def load_release(
 
 
 def _warm(retriever: Retriever) -> None:
-    """Answer a real query, so that everything loaded lazily is ready before clients come."""
+    """Answer a query, so that lazy parts are loaded."""
     manifest, id_ = retriever.manifest, retriever.catalogue.id_of(0)
     k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
     retriever.retrieve(
@@ -86,7 +86,7 @@ def _retriever(release: Release, **options: Any) -> Retriever:
 
 
 def _measure_promises(release: Release, available: Eligible | None) -> Promises | None:
-    """Measure the answers to the calibration queries at the default dials, and their candidates at other λ.
+    """Measure the answers to the calibration queries.
 
     Labels that are not available now are in no answer, here as in the service.
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
@@ -136,7 +136,7 @@ def _at(batch: Batch, bias_removal: float) -> Batch:
 def _candidates(
     ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float
 ) -> CalibrationCandidates:
-    """Score the candidates at both ends of λ, between which scores are linear."""
+    """Score the candidates at both ends of λ."""
     shape, lengths_B = (len(rows_B), max(map(len, rows_B))), list(map(len, rows_B))
     inside_BP = np.arange(shape[1]) < np.array(lengths_B)[:, None]
 

@@ -43,7 +43,7 @@ _NICENESS = 10
 _COUNTS = "staged"
 _Z = 1.96
 _ByBucket = Annotated[list[int], Field(min_length=len(BUCKET_NAMES), max_length=len(BUCKET_NAMES))]
-_PLACES = {"all": [*range(len(BUCKET_NAMES))]} | {bucket: [place] for place, bucket in enumerate(BUCKET_NAMES)}
+_BUCKETS_OF = {"all": [*range(len(BUCKET_NAMES))]} | {bucket: [i] for i, bucket in enumerate(BUCKET_NAMES)}
 
 
 class StagedCounts(BaseModel):
@@ -98,12 +98,15 @@ class StagedCounts(BaseModel):
 
     @classmethod
     def read_all(cls, state: Path, staged: str, current: str) -> StagedCounts:
-        """Add up the counts of one pair of releases over all processes of a service."""
+        """Add up a pair's counts over all processes."""
         total = cls(staged=staged, current=current)
         for path in sorted((state / _COUNTS).glob("*.json")):
-            found = cls.read(path)
-            if found is not None and (found.staged, found.current) == (staged, current):
-                total = total.plus(found)
+            counts_of_worker = cls.read(path)
+            if counts_of_worker is not None and (counts_of_worker.staged, counts_of_worker.current) == (
+                staged,
+                current,
+            ):
+                total = total.plus(counts_of_worker)
         return total
 
     def figures(self) -> dict[str, object]:
@@ -117,19 +120,19 @@ class StagedCounts(BaseModel):
             "skipped": self.skipped,
             "overlap": None if not answered else self.overlap / answered,
             "exposure": {
-                bucket: {"staged": _share(self.exposures, place), "current": _share(self.exposures_of_current, place)}
-                for place, bucket in enumerate(BUCKET_NAMES)
+                bucket: {"staged": _share(self.exposures, i), "current": _share(self.exposures_of_current, i)}
+                for i, bucket in enumerate(BUCKET_NAMES)
             },
-            "organic_recall": {bucket: self._recall(places) for bucket, places in _PLACES.items()},
+            "organic_recall": {bucket: self._recall(buckets) for bucket, buckets in _BUCKETS_OF.items()},
         }
 
-    def _recall(self, places: list[int]) -> dict[str, object]:
-        """Compute organic recall of some buckets, and the paired difference with its 95 % interval."""
-        positives = sum(self.positives[place] for place in places)
+    def _recall(self, buckets: list[int]) -> dict[str, object]:
+        """Compute organic recall and the paired difference's 95 % interval."""
+        positives = sum(self.positives[i] for i in buckets)
         if not positives:
             return {"positives": 0, "staged": None, "current": None, "difference": None, "interval": None}
         gained, lost, both = (
-            sum(counts[place] for place in places) for counts in (self.hits, self.hits_of_current, self.hits_of_both)
+            sum(counts[i] for i in buckets) for counts in (self.hits, self.hits_of_current, self.hits_of_both)
         )
         difference = (gained - lost) / positives
         # Each label contributes +1, −1 or 0 to the difference: E[d²] is the share of discordant labels.
@@ -172,9 +175,9 @@ class Mirror:
             names = staged.name, current.name
             self.staged, self._current = staged, current
             if (self._counts.staged, self._counts.current) != names:
-                kept = StagedCounts.read(self._state / _COUNTS / f"{self._worker}.json")
-                fits = kept is not None and (kept.staged, kept.current) == names
-                self._counts = kept if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
+                earlier = StagedCounts.read(self._state / _COUNTS / f"{self._worker}.json")
+                fits = earlier is not None and (earlier.staged, earlier.current) == names
+                self._counts = earlier if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
 
     def offer(self, retriever: Retriever, queries: Sequence[Query], retrieval: Retrieval, share: float) -> None:
         """Mirror a random share of the queries of a batch; returns at once.
@@ -193,14 +196,14 @@ class Mirror:
                 served.append((query, labels, retrieval.buckets_N[start:end]))
 
         def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
-            for each in served:
-                _count_query(*each, staged, counts)
+            for answer in served:
+                _count_query(*answer, staged, counts)
 
         if served:
             self._put(len(served), count)
 
     def offer_choices(self, events: Sequence[Event], k: int) -> None:
-        """Count the organic choices that each release would have answered among k labels; returns at once."""
+        """Count the organic choices that each release would answer; returns at once."""
         organic = [event for event in events if event.features is not None]
 
         def count(staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
@@ -249,8 +252,8 @@ class Mirror:
             self._trouble = str(error)
 
 
-def _share(counts: list[int], place: int) -> float | None:
-    return counts[place] / sum(counts) if sum(counts) else None
+def _share(counts: list[int], i: int) -> float | None:
+    return counts[i] / sum(counts) if sum(counts) else None
 
 
 def _lower_priority() -> None:
@@ -270,11 +273,11 @@ def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retr
         counts.reason = counts.reason or str(error)[:300]
         return
     counts.queries += 1
-    found = set(staged.catalogue.ids_of(retrieval.rows_N).to_pylist())
-    counts.overlap += len(found.intersection(labels)) / len(labels) if labels else 1.0
+    staged_ids = set(staged.catalogue.ids_of(retrieval.rows_N).to_pylist())
+    counts.overlap += len(staged_ids.intersection(labels)) / len(labels) if labels else 1.0
     for sums, buckets in ((counts.exposures, retrieval.buckets_N), (counts.exposures_of_current, buckets_K)):
-        for bucket, shown in enumerate(np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()):
-            sums[bucket] += shown
+        for bucket, exposures in enumerate(np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()):
+            sums[bucket] += exposures
 
 
 def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:

@@ -110,16 +110,16 @@ class Overlay:
 
     @property
     def new_rows(self) -> Int64:
-        """Return the rows of the added labels that the release was not built with, int64 [N], ascending."""
+        """List the rows of labels that are new, int64 [N], ascending."""
         return self.base + np.flatnonzero(self.rows.in_use_M & (self.added.catalogue_rows == NEW_LABEL))
 
     def row_of(self, id_: str) -> int | None:
-        """Get the overlay row of a label, L … L + M − 1; None without one."""
+        """Get a label's overlay row, from L on; None without one."""
         row = self.rows.row_of(id_)
         return None if row is None else self.base + row
 
     def searcher_within(self, labels: Eligible, in_use_M: Bools) -> LabelSearcher:
-        """Create a searcher of some labels of the catalogue, and of some rows of the overlay, bool [M]."""
+        """Create a searcher of some labels and overlay rows, bool [M]."""
         visible = self._visible.within(labels)
         if not self.rows.count:
             return visible
@@ -132,7 +132,7 @@ class Overlay:
         return position < len(self.hidden) and int(self.hidden[position]) == row
 
     def served(self, rows_N: Int64) -> Int64:
-        """Replace the rows of catalogue labels that were embedded again by their overlay rows, int64 [N]."""
+        """Replace embedded-again catalogue rows by overlay rows, int64 [N]."""
         if not self.replaced.size:
             return rows_N
         positions_N = np.minimum(np.searchsorted(self.replaced, rows_N), len(self.replaced) - 1)
@@ -148,7 +148,7 @@ class Overlay:
         return built_N
 
     def after(self, upsert: Upsert) -> Upsert:
-        """Complete an upsert by the columns and priors that earlier changes of its label have set."""
+        """Complete an upsert by what earlier changes have set."""
         return self._release.adder.after(self.changes, upsert)
 
     def load_tower(self) -> None:
@@ -157,7 +157,7 @@ class Overlay:
             self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse the labels of a request that could not be served, before they are acknowledged.
+        """Refuse labels that could not be served.
 
         Raises:
             NoLabelTowerError: the release has no label tower, or has a tree p_n(y|x).
@@ -187,7 +187,7 @@ class Overlay:
         return rows_NE
 
     def embed(self, features: Features) -> Float32:
-        """Compute the augmented row of a label from its features, float32 [1, E]; raises like `check`."""
+        """Compute a label's augmented row, float32 [1, E]; raises like `check`."""
         adder, upsert = self._release.adder, Upsert(id="", at=datetime.now(UTC), features=dict(features))
         with serving_errors("labels"):
             try:
@@ -199,7 +199,7 @@ class Overlay:
         return self._release.augmented(adder.add([upsert])[0])
 
     def check_patches(self, patches: Sequence[Patch]) -> None:
-        """Refuse the columns of a request that could not be served, before they are acknowledged.
+        """Refuse columns that could not be served.
 
         Raises:
             NoLabelTowerError: the release has a tree p_n(y|x).
@@ -212,7 +212,7 @@ class Overlay:
         self.check(upserts)
 
     def undone_patches(self, before: Overlay) -> list[str]:
-        """Return ids of labels with patches that `before` applies, and that are older than this release's table."""
+        """List patched labels that a newer table overrides."""
         ours, theirs = self._release.adder, before._release.adder
         return [
             id_
@@ -236,7 +236,7 @@ class Overlay:
         release = self._release
         changes = self.changes.after(records) if changes is None else changes
         touched = dict.fromkeys(record.id for record in records)
-        upserts = [one for id_ in touched if (one := release.adder.change_of(changes, id_)) is not None]
+        upserts = [upsert for id_ in touched if (upsert := release.adder.change_of(changes, id_)) is not None]
         with serving_errors("labels"):
             more, refused = release.adder.add(upserts)
         if refused:
@@ -276,7 +276,7 @@ class Overlay:
         )
 
     def _replaced_after(self, rows: OverlayRows, touched_R: Int64) -> tuple[Int64, Int64]:
-        """Return `replaced` and `replacing` after changes of the labels of some catalogue rows, ascending."""
+        """Update `replaced` and `replacing` after changes, ascending."""
         begin, replaced, replacing = len(self.rows), self.replaced, self.replacing.copy()
         if rows.origin is not self.rows.origin:  # all rows have other numbers
             begin, replaced, replacing = 0, NO_ROWS, NO_ROWS
@@ -296,7 +296,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class _BuiltRelease:
-    """The parts of a release as built, which all its overlays share."""
+    """Parts of a release that all its overlays share."""
 
     adder: LabelAdder
     rows: Mapping[str, int]
@@ -310,12 +310,12 @@ class _BuiltRelease:
         return rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
-        """Get the rows of the ids that the catalogue has, int64, ascending."""
+        """Get the catalogue's rows of ids, int64, ascending."""
         return np.sort(np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64))
 
 
 class OverlaySearcher:
-    """Searches an index, scores all rows of an overlay, and merges both.
+    """Searches an index and all rows of an overlay.
 
     Args:
         base: searches the rows 0 … first − 1.
@@ -333,7 +333,7 @@ class OverlaySearcher:
     def search(
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[Float32, Int64]:
-        """Find the k best eligible rows of index and overlay, like `index.Searcher.search`.
+        """Find the k best eligible rows of index and overlay.
 
         Returns:
             Scores float32 [B, K], descending, and rows int64 [B, K]; −inf and −1 where too few are eligible.
@@ -344,19 +344,19 @@ class OverlaySearcher:
         below = None if filters is None else [filter_ and self._of_base(filter_) for filter_ in filters]
         scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
         # Overlay rows below the index's k-th best cannot be in the answer.
-        least_B, found = kth_best(scores_BK, k), []
+        least_B, candidates = kth_best(scores_BK, k), []
         step = max(1, _SCORES_AT_ONCE // len(self._rows_ME))
         for start in range(0, len(queries_BE), step):
             scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
             for query, scores_M in enumerate(scores_bM, start=start):
-                places_C = np.flatnonzero(scores_M >= least_B[query])
+                rows_C = np.flatnonzero(scores_M >= least_B[query])
                 if self._in_use_M is not None:
-                    places_C = places_C[self._in_use_M[places_C]]
+                    rows_C = rows_C[self._in_use_M[rows_C]]
                 if filters is not None and (filter_ := filters[query]) is not None:
-                    places_C = places_C[self._of_added(filter_).mask(self._buckets_M)[places_C]]
-                found.append((scores_M[places_C], places_C + self._first))
-        own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in found), default=0))
-        for query, (scores_C, rows_C) in enumerate(found):
+                    rows_C = rows_C[self._of_added(filter_).mask(self._buckets_M)[rows_C]]
+                candidates.append((scores_M[rows_C], rows_C + self._first))
+        own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in candidates), default=0))
+        for query, (scores_C, rows_C) in enumerate(candidates):
             own_BC[query, : len(rows_C)], own_rows_BC[query, : len(rows_C)] = scores_C, rows_C
         return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
 
@@ -366,12 +366,12 @@ class OverlaySearcher:
         below_R = self._base.scores(query_E, rows_R[:split], filter_ and self._of_base(filter_))
         if split == len(rows_R):
             return below_R
-        places_R = rows_R[split:] - self._first
-        above_R = self._rows_ME[places_R] @ query_E
+        rows_M = rows_R[split:] - self._first
+        above_R = self._rows_ME[rows_M] @ query_E
         if self._in_use_M is not None:
-            above_R[~self._in_use_M[places_R]] = -np.inf
+            above_R[~self._in_use_M[rows_M]] = -np.inf
         if filter_ is not None:
-            above_R[~self._of_added(filter_).mask(self._buckets_M)[places_R]] = -np.inf
+            above_R[~self._of_added(filter_).mask(self._buckets_M)[rows_M]] = -np.inf
         return np.concatenate([below_R, above_R])
 
     def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:
@@ -398,7 +398,7 @@ class OverlaySearcher:
         return Filter(exclude, allow, filter_.buckets, filter_.selection)
 
     def _of_added(self, filter_: Filter) -> Filter:
-        """Get the part of a filter for the overlay, with rows counted from its first."""
+        """Get a filter's part for the overlay."""
         exclude, allow = (
             None if rows is None else rows[rows >= self._first] - self._first
             for rows in (filter_.exclude, filter_.allow)

@@ -26,7 +26,7 @@ _AUGMENTED = "augmented"
 
 
 class _Arrays:
-    """Columns with room for more rows, and the rows of each label."""
+    """Growing columns, and the rows of each label."""
 
     def __init__(self, columns: _Columns, length: int) -> None:
         self.length = length
@@ -51,7 +51,7 @@ class _Arrays:
 
 @dataclass(frozen=True)
 class OverlayRows:
-    """Rows of the labels that changed since a release was built, and retired rows. Immutable.
+    """Rows of changed labels, retired ones included. Immutable.
 
     Attributes:
         added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns, M rows.

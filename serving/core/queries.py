@@ -44,7 +44,7 @@ every query, which takes longer than the rest of the validation."""
 
 
 class _OneError:
-    """Annotation that validates a union with a single error, where pydantic reports one per type."""
+    """Annotation of a union that reports a single error."""
 
     def __init__(self, type_: str, message: str, *choices: CoreSchema) -> None:
         self._schema = core_schema.union_schema(
@@ -55,7 +55,7 @@ class _OneError:
         return self._schema
 
 
-def _whole(value: float) -> int:
+def _to_integer(value: float) -> int:
     """Convert a whole float to an integer, like training; raises ValueError."""
     if not value.is_integer():
         raise ValueError(value)
@@ -64,7 +64,9 @@ def _whole(value: float) -> int:
 
 _WHOLE = (
     core_schema.int_schema(strict=True),
-    core_schema.no_info_after_validator_function(_whole, core_schema.float_schema(strict=True, allow_inf_nan=False)),
+    core_schema.no_info_after_validator_function(
+        _to_integer, core_schema.float_schema(strict=True, allow_inf_nan=False)
+    ),
 )
 LabelId = Annotated[
     str | int,
@@ -95,7 +97,7 @@ _Display = Annotated[
 
 
 def _bound_arrays(schema: Any) -> None:
-    """Make lists and dictionaries of a schema stop at the first error, and bound their lengths."""
+    """Bound a schema's lists, and stop at their first error."""
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "dict"):
             schema["fail_fast"] = True
@@ -124,7 +126,7 @@ class RequestModel(BaseModel):
 
 
 class AtLeast(RequestModel):
-    """So many of an answer's labels, of one bucket, or that pass a filter, or both."""
+    """A floor of labels of a bucket, a filter or both."""
 
     bucket: BucketName | None = Field(default=None, description="The frequency bucket of these labels.")
     filter: dict[str, JsonValue] = Field(
@@ -159,7 +161,7 @@ class Decay(RequestModel):
 
 
 class SearchOptions(RequestModel):
-    """Which labels may be answered, how many, and where the three dials stand."""
+    """Which labels may be answered, and at which weights."""
 
     k: int = Field(
         default=10,
@@ -327,7 +329,7 @@ class Query(SearchOptions):
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:
-    """Encode features as JSON, including integers beyond 64 bits, which orjson refuses."""
+    """Encode features as JSON, also integers beyond 64 bits."""
     try:
         return orjson.dumps(features)
     except orjson.JSONEncodeError:
@@ -363,10 +365,10 @@ class SimilarQuery(OfLabels, SearchOptions):
     def _one_of_id_and_ids(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise _either("id", "ids", self.id)
-        if self.by == "cooccurrence" and (given := [name for name in _ALONE if name in self.model_fields_set]):
+        if self.by == "cooccurrence" and (names := [name for name in _ALONE if name in self.model_fields_set]):
             raise PydanticCustomError(
                 "by_alone", "expected no {name} beside by: cooccurrence, which alone ranks, received one",
-                {"name": given[0]},
+                {"name": names[0]},
             )  # fmt: skip
         return self
 
@@ -405,10 +407,10 @@ class QueriesFor(OfLabels):
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
-        given = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
-        if len(given) == 1:
+        names = [name for name in ("id", "ids", "features") if getattr(self, name) is not None]
+        if len(names) == 1:
             return self
-        received = {"received": " and ".join(given) or "none"}
+        received = {"received": " and ".join(names) or "none"}
         raise PydanticCustomError("one_of_three", "expected one of id, ids and features, received {received}", received)
 
 
@@ -443,15 +445,15 @@ class ToEmbed(RequestModel):
         return self
 
 
-def _either(one: str, other: str, given: object) -> PydanticCustomError:
-    """Create the error of a request with both or neither of two fields."""
+def _either(first: str, other: str, value: object) -> PydanticCustomError:
+    """Create the error of both or neither of two fields."""
     return PydanticCustomError(
-        f"{one}_or_{other}",
-        f"expected either {one} or {other}, received {{received}}",
-        {"received": "neither" if given is None else "both"},
+        f"{first}_or_{other}",
+        f"expected either {first} or {other}, received {{received}}",
+        {"received": "neither" if value is None else "both"},
     )
 
 
-def first_pool(asked: int | None, k: int, labels: int) -> int:
+def first_pool(pool: int | None, k: int, labels: int) -> int:
     """Return the initial size of the pool: the request's, or 4·k and at least 100."""
-    return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if asked is None else asked, max(MOST_POOL, k), labels)
+    return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if pool is None else pool, max(MOST_POOL, k), labels)

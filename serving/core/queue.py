@@ -92,7 +92,7 @@ class _Client(Generic[Work, Result]):
 
 
 class SearchQueue(Generic[Work, Result]):
-    """Runs blocking work of many clients in batches, in its own threads.
+    """Runs blocking work of many clients in batches.
 
     Args:
         window: seconds that requests may gather while another batch runs.
@@ -183,8 +183,8 @@ class SearchQueue(Generic[Work, Result]):
         if not self._unannounced:
             loop.call_soon(self._announce)
         self._unannounced += 1
-        left = self._timeout if begun is None else begun + self._timeout - perf_counter()
-        late = loop.call_later(left, self._time_out, job)
+        seconds = self._timeout if begun is None else begun + self._timeout - perf_counter()
+        late = loop.call_later(seconds, self._time_out, job)
         try:
             return await job.future
         finally:
@@ -208,7 +208,7 @@ class SearchQueue(Generic[Work, Result]):
             thread.join()
 
     def _full(self, mine: WaitingCost, cost: Cost) -> QueueFullError:
-        """Create the error that names the first limit which a request exceeds."""
+        """Create the error of the first exceeded limit."""
         for name in ("queries", "labels", "bytes"):
             limit, waits, held_by_client, new = [
                 getattr(cost, name) for cost in (self._limit, self._waiting, mine, cost)
@@ -221,7 +221,7 @@ class SearchQueue(Generic[Work, Result]):
         )
 
     def _announce(self) -> None:
-        """Wake search threads after the event loop has queued all requests it had read."""
+        """Wake search threads after the loop has queued all requests."""
         with self._changed:
             self._changed.notify(self._unannounced)
         self._unannounced = 0
@@ -233,7 +233,7 @@ class SearchQueue(Generic[Work, Result]):
             )
 
     def _answer_batches(self) -> None:
-        """Answer batches until closed, without waiting for the event loop in between."""
+        """Answer batches until the queue is closed."""
         use_one_openmp_thread()
         while batch := self._take_batch():
             now, run = perf_counter(), batch[0][0].run
@@ -271,10 +271,10 @@ class SearchQueue(Generic[Work, Result]):
                     continue
                 # While a batch runs, requests gather until the next batch is full or the window has passed. On an idle
                 # queue, gathering would cost more than it saves (benchmarks/RESULTS.md).
-                left = oldest + self._window - perf_counter()
-                if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
+                seconds = oldest + self._window - perf_counter()
+                if not self._running or self._waiting.queries >= self._max_batch or seconds <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds)
             self._running += 1
             batch, queries, labels, key = list[_Piece[Work, Result]](), 0, 0, None
             in_turn = [(client.start, client.order, name) for name, client in self._clients.items()]
@@ -310,7 +310,7 @@ class SearchQueue(Generic[Work, Result]):
             return batch
 
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
-        """Add a job's cost to the waiting costs, or subtract it with `times=-1`."""
+        """Add a cost to the waiting ones `times` times."""
         for load in (client.load, self._waiting):
             load.queries += times * cost.queries
             load.labels += times * cost.labels
@@ -326,7 +326,7 @@ def _run_alone(run: Run[Work, Result], work: Work, waited: float) -> Result | Ex
 
 
 def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | Exception]) -> None:
-    """Keep the results of a batch, in the event loop, and answer requests that have all theirs."""
+    """Store results in the event loop; answer complete requests."""
     for (job, position, _), result in zip(batch, results, strict=True):
         if job.future.done():  # its caller has left, or another piece has failed
             continue
@@ -341,7 +341,7 @@ def _deliver(batch: Sequence[_Piece[Work, Result]], results: Sequence[Result | E
 
 
 class BoundedExecutor:
-    """Runs blocking work of an event loop's tasks in one thread, with bounds on number and duration.
+    """Runs blocking work in one thread, within bounds.
 
     Args:
         max_pending: most works that may wait or run.

@@ -1,4 +1,4 @@
-"""Rank labels for embedded queries by one inner product per label, and ω·c on top.
+"""Rank labels by inner products, with ω·c on top.
 
 Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K` results, `R`
 label rows, `C` labels with c > 0.

@@ -29,7 +29,7 @@ _LONGEST_NAME = 100
 
 
 class History(NamedTuple):
-    """The labels that a query chose, as far as its answer needs them.
+    """The labels that a query chose.
 
     Attributes:
         last_H: int64, rows of those that count for `cooccurrence`, oldest first.
@@ -49,7 +49,7 @@ _NO_SLOTS: Mapping[int, int] = MappingProxyType({})
 
 
 class ResolvedQuery(NamedTuple):
-    """The options of one query, checked against a release, with rows in place of ids.
+    """One query's options, checked, with rows in place of ids.
 
     Attributes:
         filter: filter of the eligible label rows; None if all are eligible.
@@ -86,7 +86,7 @@ class ResolvedQuery(NamedTuple):
         prefix: str = "",
         history: History = NO_HISTORY,
     ) -> ResolvedQuery:
-        """Check a query's options against a release and look their ids up.
+        """Check options against a release, and look ids up.
 
         Args:
             weights: the weights of its score, from `Dials.read`.
@@ -115,7 +115,7 @@ class ResolvedQuery(NamedTuple):
         if history.left_out.size:
             # A search takes rows in any order; sorting them would cost more than the rest of this function.
             left_out = history.left_out
-            filter_ = Filter(exclude=left_out) if filter_ is None else _leaving_out(filter_, distinct(left_out))
+            filter_ = Filter(exclude=left_out) if filter_ is None else _exclude(filter_, distinct(left_out))
         arranged = options.max_per or options.mmr is not None or options.pool is not None
         return cls(
             k,
@@ -125,10 +125,10 @@ class ResolvedQuery(NamedTuple):
             unknown_exclude,
             unknown_allow,
             history.last_H,
-            explore=_explored(options, f"{prefix}explore") if options.explore else _NO_SLOTS,
-            display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
-            diversity=_diversity(options, k, catalogue, prefix) if arranged else None,
-            floors=_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
+            explore=_read_slots(options, f"{prefix}explore") if options.explore else _NO_SLOTS,
+            display=None if options.display is True else _read_display(options.display, catalogue, f"{prefix}display"),
+            diversity=_read_diversity(options, k, catalogue, prefix) if arranged else None,
+            floors=_read_floors(options, catalogue, f"{prefix}at_least") if options.at_least else (),
             restrictions=options.restrictions if restricts else (),
             represents=not (restricts or options.max_per or options.mmr or options.at_least),
         )
@@ -146,28 +146,28 @@ class ResolvedQuery(NamedTuple):
         return query._replace(weights=weights, chosen_with=True)
 
     def leaving_out(self, rows_R: Int64) -> ResolvedQuery:
-        """Return the query whose answer leaves out some further rows, int64 [R], ascending and distinct."""
+        """Exclude further rows, int64 [R], ascending and distinct."""
         if not rows_R.size:
             return self
-        return self._replace(filter=_leaving_out(self.filter or Filter(), rows_R))
+        return self._replace(filter=_exclude(self.filter or Filter(), rows_R))
 
 
-def _leaving_out(filter_: Filter, rows_R: Int64) -> Filter:
-    """Return a filter that excludes some further rows, int64 [R], ascending and distinct."""
+def _exclude(filter_: Filter, rows_R: Int64) -> Filter:
+    """Exclude further rows, int64 [R], ascending and distinct."""
     exclude = rows_R if filter_.exclude is None else with_members(filter_.exclude, rows_R)
     return replace(filter_, exclude=exclude)
 
 
-def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:
+def _read_display(names: Literal[False] | list[str], catalogue: Catalogue, field: str) -> frozenset[str]:
     """Check the columns to show; raises InvalidRequestError for one that the release lacks."""
     columns = catalogue.display_columns
-    for place, name in enumerate(asked or ()):
+    for i, name in enumerate(names or ()):
         if name not in columns:
             raise InvalidRequestError(
                 f"expected display columns of this release, {list(columns)}, received {describe(name)}",
-                field=f"{where}.{place}",
+                field=f"{field}.{i}",
             )
-    return frozenset(asked or ())
+    return frozenset(names or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Diversity:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """A least number of an answer's labels, of a bucket or that meet conditions.
+    """A least number of labels of some kind.
 
     Attributes:
         n: the least number.
@@ -203,30 +203,30 @@ class Floor:
     json: Mapping[str, JsonValue]
 
 
-def _most_pooled(k: int, mmr: float | None) -> int:
+def _largest_pool(k: int, mmr: float | None) -> int:
     """Return the largest pool for an answer of k labels."""
     return max(k, min(MOST_POOL, _MOST_COMPARED // k) if mmr else MOST_POOL)
 
 
-def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
+def _read_diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
     """Read the settings of diversity, None without any; raises InvalidRequestError."""
     columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
             field = f"{prefix}max_per.{name[:_LONGEST_NAME]}"
             raise InvalidRequestError(unfilterable_message(name, list(columns)), field=field)
-    asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
-    if options.pool is not None and not asked:
+    names = [name for name, is_set in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if is_set]
+    if options.pool is not None and not names:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
-    most = _most_pooled(options.k, options.mmr)
+    most = _largest_pool(options.k, options.mmr)
     if options.pool is not None and not options.k <= options.pool <= most:
         raise InvalidRequestError(
             f"expected {options.k} <= pool <= {most}, from k on, received {describe(options.pool)}",
             field=f"{prefix}pool",
         )
-    if asked and any(options.explore.values()):
+    if names and any(options.explore.values()):
         raise InvalidRequestError(
-            f"expected explore or {' and '.join(asked)}, received both: what is drawn at random is not kept apart",
+            f"expected explore or {' and '.join(names)}, received both: what is drawn at random is not kept apart",
             field=f"{prefix}explore",
         )
     weight = options.mmr or 0.0
@@ -244,33 +244,33 @@ def _check_bucket(options: SearchOptions, bucket: BucketName, what: str, field: 
         )
 
 
-def _explored(options: SearchOptions, where: str) -> dict[int, int]:
-    """Read the slots to draw by bucket, 0 head, 1 torso, …; raises InvalidRequestError."""
-    asked = sum(options.explore.values())
-    if asked > options.k:
+def _read_slots(options: SearchOptions, field: str) -> dict[int, int]:
+    """Read the slots of each bucket, 0 head, 1 torso, …; raises InvalidRequestError."""
+    drawn = sum(options.explore.values())
+    if drawn > options.k:
         raise InvalidRequestError(
-            f"expected at most k = {options.k} slots to explore together, received {describe(asked)}", field=where
+            f"expected at most k = {options.k} slots to explore together, received {describe(drawn)}", field=field
         )
     for bucket in options.explore:
-        _check_bucket(options, bucket, "buckets to explore", f"{where}.{bucket}")
+        _check_bucket(options, bucket, "buckets to explore", f"{field}.{bucket}")
     return {BUCKET_NAMES.index(bucket): slots for bucket, slots in options.explore.items() if slots}
 
 
-def _floors(options: SearchOptions, catalogue: Catalogue, where: str) -> list[Floor]:
+def _read_floors(options: SearchOptions, catalogue: Catalogue, field: str) -> list[Floor]:
     """Read the floors of a request; raises InvalidRequestError."""
     drawn = sum(options.explore.values())
-    places = sum(floor.n for floor in options.at_least)
-    if places + drawn > options.k:
+    slots = sum(floor.n for floor in options.at_least)
+    if slots + drawn > options.k:
         of_chance = f" less the {drawn} slots to explore" if drawn else ""
         raise InvalidRequestError(
-            f"expected floors of together at most k = {options.k} labels{of_chance}, received {describe(places)}",
-            field=where,
+            f"expected floors of together at most k = {options.k} labels{of_chance}, received {describe(slots)}",
+            field=field,
         )
     floors = []
     for position, floor in enumerate(options.at_least):
         bucket = None if floor.bucket is None else BUCKET_NAMES.index(floor.bucket)
         if floor.bucket is not None:
-            _check_bucket(options, floor.bucket, "floors of buckets", f"{where}.{position}.bucket")
-        conditions = catalogue.attributes.read(floor.filter, f"{where}.{position}.filter")
+            _check_bucket(options, floor.bucket, "floors of buckets", f"{field}.{position}.bucket")
+        conditions = catalogue.attributes.read(floor.filter, f"{field}.{position}.filter")
         floors.append(Floor(floor.n, bucket, conditions, floor.model_dump(exclude_unset=True)))
     return floors

@@ -149,7 +149,7 @@ class Retriever:
         return changed
 
     def at(self, at: float | None = None) -> Retriever:
-        """Return the release of one request, which answers only labels available at a time; None: now.
+        """Get the release with the labels available at a time; None: now.
 
         What this method has returned stays at its time.
         """
@@ -162,7 +162,7 @@ class Retriever:
         return view[1]
 
     def as_of(self, at: float) -> Retriever:
-        """Return the release of a batch, whose lifetimes and ages of labels are those of one time."""
+        """Get the release at one time, ages of labels included."""
         view = copy.copy(self.at(at))
         view._as_of = at
         return view
@@ -171,29 +171,31 @@ class Retriever:
         overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
         assert self._loaded_with is not None
-        view._available = shown = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
-        view._promise_holds = shown.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
-        hidden = overlay.hidden if self.bundle.proposal is None else shown.labels.rows_to_drop
-        view._rank_by(overlay.searcher_within(shown.labels, shown.of_overlay_M), with_members(hidden, overlay.hidden))
-        return shown, view
+        view._available = available = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
+        view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
+        hidden = overlay.hidden if self.bundle.proposal is None else available.labels.rows_to_drop
+        view._rank_by(
+            overlay.searcher_within(available.labels, available.of_overlay_M), with_members(hidden, overlay.hidden)
+        )
+        return available, view
 
     def available(self, rows_N: Int64) -> Bools:
-        """Compute whether each of some rows that are not hidden is available, bool [N]; of a release of `at`."""
-        shown = self._available
-        return np.ones(len(rows_N), np.bool_) if shown is None else shown.contains(rows_N, self.overlay.base)
+        """Compute whether rows are available, bool [N]; of a release of `at`."""
+        available = self._available
+        return np.ones(len(rows_N), np.bool_) if available is None else available.contains(rows_N, self.overlay.base)
 
     @property
     def availability(self) -> dict[str, Any]:
         """Return `ReleaseAvailability` of the HTTP API."""
-        shown, overlay = self.at()._available, self.overlay
-        if shown is not None:
-            return {"labels": shown.count(overlay.masked), "next_change": shown.next_change}
+        available, overlay = self.at()._available, self.overlay
+        if available is not None:
+            return {"labels": available.count(overlay.masked), "next_change": available.next_change}
         labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
         return {"labels": labels, "next_change": None}
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
-        """Return the vocabularies of the bundle by their names, and the ids of remembered queries."""
+        """Get the vocabularies by name, with remembered queries."""
         remembered = self.bundle.remembered
         return {**self.bundle.vocabularies, **({} if remembered is None else {REMEMBERED: remembered.queries})}
 
@@ -203,7 +205,7 @@ class Retriever:
         return self.bundle.priors.names
 
     def knows(self, id_: str) -> bool:
-        """Return whether a label was ever in this release, also if it is now hidden or deleted."""
+        """Check whether a label was ever in this release."""
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
@@ -212,7 +214,7 @@ class Retriever:
         ResolvedQuery.from_options(options, self._dials_of_queries.read(options), self.catalogue)
 
     def reads_columns(self, options: SearchOptions) -> bool:
-        """Return whether an answer follows from columns of labels, which patches change."""
+        """Check whether an answer depends on patchable columns."""
         if self._lifetimes is not None or options.filter or options.max_per:
             return True
         if options.slope or options.decay or any(floor.filter for floor in options.at_least):
@@ -221,16 +223,16 @@ class Retriever:
         return any(prior.default or prior.key in options.bonus for prior in of_columns)
 
     def check_compatible(self, before: Retriever) -> None:
-        """Raise UnservableReleaseError if clients would lose features, priors or labels of `before`."""
-        skipped, kept = self.overlay.skipped, self.catalogue.row_of
+        """Raise UnservableReleaseError if clients of `before` would lose something."""
+        skipped, row_of = self.overlay.skipped, self.catalogue.row_of
         dropped = {
             id_: why
             for id_, why in skipped.items()
-            if id_ not in kept and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
+            if id_ not in row_of and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
         refused += refused_queries(
-            *(0 if each.query_index is None else each.query_index.manifest.labels for each in (before, self))
+            *(0 if release.query_index is None else release.query_index.manifest.labels for release in (before, self))
         )
         lost = losses(refused, dropped)
         if lost:
@@ -246,7 +248,7 @@ class Retriever:
         self._rank_by(overlay.searcher, overlay.hidden)
 
     def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
-        """Rank by a searcher, which does not find hidden rows, int64 [R]."""
+        """Rank by a searcher without hidden rows, int64 [R]."""
         self._by_label = self._by_query = Ranker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
         if self.bundle.proposal is not None:
             self._by_query = TreeRanker(searcher, self.bundle, self.bundle.proposal, hidden)
@@ -328,11 +330,11 @@ class Retriever:
     def judged_at(
         self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
     ) -> float:
-        """Return the λ whose promise holds for an answer at these weights; NaN if the release makes none."""
+        """Get the λ whose promise holds at these weights; NaN if the release makes none."""
         return self._dials_of_queries.judged_at(bias_removal, popularity, cooccurrence, priors)
 
     def _by_popularity(self, query: ResolvedQuery) -> tuple[ResolvedQuery, Basis]:
-        """Return a query that labels answer by log π, and ω·c if its history is known."""
+        """Rank a query by log π, and ω·c if possible."""
         together = self.manifest.cooccurrence
         weights = query.weights._replace(bias_removal=0.0, popularity=1.0)
         if together is not None and self._boost(query) is not None:
@@ -355,12 +357,12 @@ class Retriever:
         return Boost(rows_C, values_C, query.chosen_with) if rows_C.size or query.chosen_with else None
 
     def _built(self, history_H: Int64) -> Int64:
-        """Get the catalogue rows of a history, without labels that the release was not built with."""
+        """Get a history's catalogue rows, without added labels."""
         built_H = self.overlay.built(history_H)
         return built_H if built_H is history_H else built_H[built_H >= 0]
 
     def embed(self, items: Sequence[QueryFeatures | LabelId]) -> Sequence[Float32]:
-        """Compute the vectors of queries (u) or of labels (v), float32 [D] each."""
+        """Compute vectors of queries or labels, float32 [D] each."""
         features_B = [item.features for item in items if isinstance(item, QueryFeatures)]
         if features_B:
             return [*self._embed(features_B)[0]]
@@ -369,7 +371,7 @@ class Retriever:
         return [*(vectors_LD if self._centre_D is None else vectors_LD + self._centre_D)]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Compute u of every query, float32 [B, D], and return the tower's inputs too."""
+        """Compute u of every query, float32 [B, D], and the inputs."""
         if self.query_id is not None and self.query_id not in self._features:
             features_B = [
                 {name: value for name, value in features.items() if name != self.query_id} for features in features_B
@@ -387,8 +389,8 @@ class Retriever:
         with serving_errors(items):
             self.encoder.read([{name: value for name, value in features.items() if name in read}])
 
-    def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
-        """Read a query's vector, float32 [D], of length 1 if the release compares by cosine.
+    def _read_vector(self, query: Query, bias_removal: float, field: str) -> Float32:
+        """Read a query's vector, float32 [D], scaled for cosine.
 
         Raises InvalidRequestError if this release cannot score it.
         """
@@ -399,24 +401,24 @@ class Retriever:
             raise InvalidRequestError(
                 "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
                 f"features, which a vector has not; received {bias_removal}{default}",
-                field=f"{where}.bias_removal",
+                field=f"{field}.bias_removal",
             )
         if len(numbers) != dim:
             raise InvalidRequestError(
                 f"expected the {dim} numbers of a vector of this release, received {len(numbers)}",
-                field=f"{where}.vector",
+                field=f"{field}.vector",
             )
         if not norm <= _LARGEST_NORM:  # `norm > …` would accept NaN
             raise InvalidRequestError(
                 f"expected a vector of norm <= {_LARGEST_NORM:g}, whose scores float32 can hold, received one of "
                 f"{norm:g}",
-                field=f"{where}.vector",
+                field=f"{field}.vector",
             )
         scaled = self.manifest.similarity == "cosine" and norm > 0 and abs(norm - 1) > _ROUNDING
         return (np.array(numbers) / (norm if scaled else 1.0)).astype(np.float32)
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
-        """Find the labels nearest to each given label, without the label itself.
+        """Find the labels nearest to each given one.
 
         The score is `s = v·v'/T + b' + λ·log ν' + μ·log π' + ω·W[label, label']`. All weights default to 0, because
         similarity is wanted, not popularity. If the bundle has a tree p_n(y|x), ν is π here, as a label has no query
@@ -469,7 +471,7 @@ class Retriever:
 
     @property
     def example(self) -> dict[str, Any]:
-        """Return features of a query, with the id of one that the release remembers, if any."""
+        """Get features of a query, with a remembered id."""
         example, remembered = self.encoder.example(), self.bundle.remembered
         if remembered is None or self.query_id is None:
             return example
@@ -483,7 +485,7 @@ class Retriever:
 
     @property
     def queries(self) -> Retriever:
-        """Get the retriever of the index of known queries, whose labels are queries; raises NoQueriesError."""
+        """Get the retriever of known queries; raises NoQueriesError."""
         if self.query_index is None:
             raise NoQueriesError(
                 f"expected a release with an index of queries, found {self.name}, which has none; build one by "
@@ -492,7 +494,7 @@ class Retriever:
         return self.query_index
 
     def _explain(self, retrieval: Retrieval, i: int, limits: tuple[float, float]) -> Iterator[None]:
-        """Put `Explanation` of the HTTP API into each label of one query; yields after every search."""
+        """Put `Explanation` into each label of one query; yields after every search."""
         query, end = retrieval.queries[i], retrieval.ends_B[i]
         scores_K = retrieval.unshifted_B[i]
         rows_K = retrieval.answered_rows_N[end - len(scores_K) : end]

@@ -66,7 +66,7 @@ _ITEMS = frozenset({"queries", "ids", "labels"})
 
 @dataclass(slots=True)
 class Piece:
-    """The part of a request that has one turn in the queue.
+    """The part of a request with one turn in the queue.
 
     Attributes:
         options: queries, one request for similar labels or for queries, or what to embed.
@@ -89,7 +89,7 @@ class Piece:
 
 
 class Searches:
-    """Answers requests for labels, queries and vectors, in threads of its own.
+    """Answers requests in threads of its own.
 
     Args:
         find_release: returns a loaded release by its name at a time; see `Service.retriever`.
@@ -291,7 +291,7 @@ class Searches:
     def run_batch(
         self, retriever: Retriever, preview: bool, pieces: Sequence[Piece], waited: Sequence[float]
     ) -> Sequence[list[Any]]:
-        """Answer queries, or requests for similar labels, of one release, and count the answers."""
+        """Answer a batch, and count the answers."""
         options, queries = [query for piece in pieces for query in piece.options], list[Query]()
         draws = None
         if any(query.explore for query in options):
@@ -364,7 +364,7 @@ class Searches:
         waited: Sequence[float],
         lines: Sequence[bytes],
     ) -> None:
-        """Count the answers of a batch, record a share of them as events, and send a share to the staged release."""
+        """Count answers, record some as events, mirror some."""
         features_B = [query.features for query in queries] if queries and self._settings.groups else None
         search = AnsweredSearch(retrieval, retrieval.unknown, waited, retrieval.seconds, features_B)
         self._monitoring.count_answers(search)
@@ -408,7 +408,7 @@ class Searches:
 
 
 async def delay_refusal(monitoring: Monitoring, error: ServingError) -> None:
-    """Count a request that is refused or took too long, and delay a refusal."""
+    """Count a refused or late request; delay refusals."""
     if isinstance(error, TimedOutError):
         monitoring.count("timeouts")
     else:
@@ -426,7 +426,7 @@ def _too_long(options: SearchOptions | QueriesFor, limit: int, size: float) -> I
 
 
 def _take_part(piece: Piece, part: slice) -> Piece:
-    """Return a piece with some of the queries, ids or labels of a request."""
+    """Return a piece with a part of a request."""
     first, positions = piece.options[0], piece.positions[part]
     options = piece.options[part]
     if isinstance(first, SimilarQuery | QueriesFor):

@@ -100,7 +100,7 @@ class Service:
         return self.monitoring.slot.ready
 
     def check_ready(self) -> None:
-        """Raise NotReadyError, which gives the reason, if new requests should not be sent here."""
+        """Raise NotReadyError, with the reason, if not ready."""
         if self.ready and not self._changes.behind:
             return
         if self.draining:
@@ -117,7 +117,7 @@ class Service:
         )
 
     def retriever(self, name: str | None = None, *, at: float | None = None) -> Retriever:
-        """Get a loaded release, by default the current one, with the labels available at a time, None: now.
+        """Get a loaded release at a time, by default the current one now. now.
 
         A request calls this once, so that a swap or a label's end in between does not mix two states.
 
@@ -174,16 +174,16 @@ class Service:
             self.monitoring.begin_release(
                 changed.name, changed.buckets_L, changed.promises, offline, changed.forecast, changed.cooccurrence_until
             )
-            if lacking := self.settings.groups.keys() - {each.name for each in changed.manifest.query_features}:
+            if lacking := self.settings.groups.keys() - {feature.name for feature in changed.manifest.query_features}:
                 logger.warning(
                     "LONGTAIL_GROUPS: release %s has no query feature %s: every query counts as missing there",
                     changed.name, ", ".join(map(repr, sorted(lacking))),
                 )  # fmt: skip
-            others = [kept for kept in self._loaded.values() if kept.name != changed.name]
-            kept = others[max(0, len(others) - self.settings.keep_releases) :]
-            self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed
+            others = [loaded for loaded in self._loaded.values() if loaded.name != changed.name]
+            previous = others[max(0, len(others) - self.settings.keep_releases) :]
+            self._loaded, self.current = {retriever.name: retriever for retriever in (*previous, changed)}, changed
             # Few requests name a replaced release, so its caches are dropped.
-            for other in kept:
+            for other in previous:
                 other.catalogue.forget()
             self.set_release_problem(None)
             self._count_labels()
@@ -205,15 +205,15 @@ class Service:
         return self._now.problem()
 
     def set_release_problem(self, problem: str | None) -> None:
-        """Set why the release that CURRENT names is not served, beginning with its name; None: it is served."""
+        """Set why the published release is not served; None: it is served."""
         self.release_problem = problem
-        told = f"The published release, {problem}. The log says why."
-        self.monitoring.set_trouble("refused_release", problem and told)
+        sentence = f"The published release, {problem}. The log says why."
+        self.monitoring.set_trouble("refused_release", problem and sentence)
 
     def set_unreadable(self, unreadable: bool) -> None:
         """Set whether label changes of other processes cannot be read; such a replica is not ready."""
-        told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
-        self.monitoring.set_trouble("label_log", told if unreadable else None)
+        sentence = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
+        self.monitoring.set_trouble("label_log", sentence if unreadable else None)
         self._changes.unreadable = unreadable
         if self.current is not None:
             self.monitoring.slot.set_ready(not self._changes.behind and not self.draining)
@@ -224,14 +224,14 @@ class Service:
         self.monitoring.slot.set_ready(False)
 
     def closes_connection(self) -> bool:
-        """Return whether an answer closes its connection, which counts as given up."""
+        """Check whether an answer closes its connection."""
         if self.surplus_connections:
             self.surplus_connections -= 1
             return True
         return self.draining
 
     async def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
-        """Record label changes durably, and apply them to every later answer of this worker.
+        """Record label changes durably, and apply them.
 
         A thread of their own writes them, so that neither searches nor feedback wait.
 
@@ -263,7 +263,7 @@ class Service:
             return retriever.name
 
     def read_changes(self) -> None:
-        """Read the label changes of other workers, and renew the answer ids' key when due."""
+        """Read other workers' label changes; renew the signing key."""
         with self._changing:
             self._read_changes()
         self.keys.tend()
@@ -279,8 +279,8 @@ class Service:
             InvalidRequestError: an answer id is wrong, or the release cannot read the query features.
         """
         current, now, settings = self.retriever(), self._now(), self.settings
-        organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
-        named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
+        organic = {i: event for i, event in enumerate(events) if event.answer_id is None}
+        named = {i: event for i, event in enumerate(events) if event.answer_id is not None}
         choices = await self._read_choices(named, now, client) if named else []
         if organic:
             choices += await self.write(
@@ -314,7 +314,7 @@ class Service:
         self.monitoring.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float, client: str | None) -> list[Choice]:
-        """Check answer ids, and once more with fresh keys if one seems forged.
+        """Check answer ids, again with fresh keys if forged.
 
         Another replica may have created a key in the meantime.
         """
@@ -349,11 +349,11 @@ class Service:
             return self.retriever()
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Run work on feedback in a thread that no search waits for."""
+        """Run work on feedback in its own thread."""
         return await self._run(self._writer, work)
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures or state in a thread that no search or write waits for; raises StorageError."""
+        """Read figures or state in its own thread; raises StorageError."""
         try:
             return await self._run(self._reader, work)
         except (StoreError, OSError) as error:
@@ -382,7 +382,7 @@ class Service:
     def _read_changes(self) -> None:
         staged = self.mirror.staged
         changed = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])], self.current)
-        self._loaded = {name: changed[each] for name, each in self._loaded.items() if each in changed}
+        self._loaded = {name: changed[retriever] for name, retriever in self._loaded.items() if retriever in changed}
         if self.current is not None:
             self.current = changed[self.current]
             self._count_labels()

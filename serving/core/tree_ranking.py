@@ -99,11 +99,11 @@ class TreeRanker(Ranker):
         ]
 
     def all_scores(self, batch: Batch) -> Float32 | None:
-        """Return None, as the tree scores candidates alone, unless λ is 0; see `Ranker.all_scores`."""
+        """Score every label if λ is 0, else return None; see `Ranker.all_scores`."""
         return None if batch.bias_removal_B.any() else super().all_scores(batch)
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
-        """Rank queries of one group, λ ≠ 0, from `reach` candidates of either source."""
+        """Rank queries of one group with λ ≠ 0."""
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B, part.priors_BP)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
@@ -143,7 +143,7 @@ class TreeRanker(Ranker):
         return rows_bC, log_p_bC
 
     def _tree_of_filter(self, filter_: Filter | None) -> Proposal:
-        """Get the tree of the visible labels of some buckets or a selection; trees of buckets are cached."""
+        """Get the tree of some buckets or a selection; trees of buckets are cached."""
         buckets = None if filter_ is None else filter_.buckets
         if filter_ is not None and filter_.selection is not None:
             return self._tree_of(self._eligible(Filter(buckets=buckets, selection=filter_.selection)))
@@ -153,13 +153,13 @@ class TreeRanker(Ranker):
         return tree
 
     def _eligible(self, filter_: Filter) -> Bools:
-        """Compute which labels pass a filter and are not hidden, bool [L]."""
+        """Compute which visible labels pass a filter, bool [L]."""
         mask_L = filter_.mask(self._buckets_L)
         mask_L[self._hidden] = False
         return mask_L
 
     def _tree_of(self, eligible_L: Bools) -> Proposal:
-        """Empty the leaves of all other labels, so that a beam does not enter them; p_n stays the same."""
+        """Empty the leaves of all other labels; p_n stays the same."""
         leaves = self._tree.leaf_labels
         return replace(self._tree, leaf_labels=np.where(eligible_L[leaves] & (leaves >= 0), leaves, np.int32(PADDING)))
 
@@ -177,7 +177,7 @@ class TreeRanker(Ranker):
 
 
 def _group_alike(batch: Batch, largest: int) -> list[Int64]:
-    """Group queries that one beam can serve, at most `largest` each, as positions, int64.
+    """Group queries that one beam can serve, int64.
 
     A group has the same buckets and selection, and about the same number of excluded labels; queries with λ = 0 form
     their own groups.
@@ -208,7 +208,7 @@ def _count_excluded(filter_: Filter) -> int:
 
 
 def _repeated(rows_bC: Int64) -> Bools:
-    """Find the repeated occurrences of a row in each query's candidates, bool [b, C]."""
+    """Find repeated rows among each query's candidates, bool [b, C]."""
     order_bC = np.argsort(rows_bC, axis=1, kind="stable")
     sorted_bC = np.take_along_axis(rows_bC, order_bC, axis=1)
     repeated_bC: Bools = np.zeros(rows_bC.shape, np.bool_)

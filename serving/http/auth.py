@@ -1,4 +1,4 @@
-"""Check API keys in constant time, and decide which requests pass and which may change the service."""
+"""Check API keys in constant time, and grant rights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FINGERPRINT = 12
 
 
 class Keys:
-    """The API keys of a service, stored as digests, so that a memory dump does not reveal them.
+    """API keys, stored as digests.
 
     A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured every request passes
     and may change things, except those of web pages of other hosts in a browser on this machine: cross-origin requests
@@ -50,17 +50,17 @@ class Keys:
         """Read the key files again; if a file is wrong, log the error and keep the previous keys."""
         with self._reading:
             try:
-                found = self._read()
-                if any(self._digests) and not any(found):
+                digests = self._read()
+                if any(self._digests) and not any(digests):
                     raise ValueError("expected at least one key, as before, found none; without keys all may do all")
             except (ValueError, OSError) as error:
                 logger.error("keys were read again and refused, those of before hold: %s", error)
                 return
-            self._digests = found
-        logger.info("keys were read again: %d may ask, %d may change things", *map(len, found))
+            self._digests = digests
+        logger.info("keys were read again: %d may ask, %d may change things", *map(len, digests))
 
     def refusal(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> ServingError | None:
-        """Return the error of a request that may not pass, otherwise None; record client and rights for routes."""
+        """Return the error of a refused request, otherwise None; record client and rights for routes."""
         path, state = scope["path"], scope["state"]
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         received = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
@@ -68,7 +68,7 @@ class Keys:
         digest, (queries, changes) = _digest(key) if key else b"", self._digests
         state["key"] = digest.hex()[:_FINGERPRINT] or None
         # Always compared with every key, so that the time does not depend on which one matches.
-        asks, admin = (sum([hmac.compare_digest(known, digest) for known in keys]) > 0 for keys in (queries, changes))
+        asks, admin = (sum([hmac.compare_digest(stored, digest) for stored in keys]) > 0 for keys in (queries, changes))
         state["admin"] = admin or not (queries or changes)
         is_open = path in OPEN_PATHS or path.startswith("/docs/assets/")
         if queries or changes:
@@ -79,15 +79,15 @@ class Keys:
                 "expected a key of this service in Authorization: Bearer or X-API-Key, received "
                 + ("another one" if key else "none")
             )
-        client.set(_client_of((scope.get("client") or ("",))[0]))
+        client.set(_identify_client((scope.get("client") or ("",))[0]))
         if self._settings.insecure:
             return None
         origin, host = (headers[name].decode("latin-1") if name in headers else None for name in (b"origin", b"host"))
-        if origin is not None and not _is_here(origin):
+        if origin is not None and not _is_local(origin):
             return ForbiddenError(
                 f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
             )
-        if host is not None and not is_open and not _is_here(f"//{host}"):
+        if host is not None and not is_open and not _is_local(f"//{host}"):
             return ForbiddenError(
                 "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "
                 f"localhost, received {describe(host)}"
@@ -96,7 +96,7 @@ class Keys:
 
 
 def require_admin(request: Request) -> None:
-    """Raise ForbiddenError unless the request has an admin key, or no keys are configured.
+    """Raise ForbiddenError without an admin key, unless none exist.
 
     The audit log gets a line about the request in both cases.
     """
@@ -107,7 +107,7 @@ def require_admin(request: Request) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _client_of(address: str) -> str:
+def _identify_client(address: str) -> str:
     """Return the client of an address: for IPv6 the /64 network, which belongs to one client."""
     try:
         ip = ipaddress.ip_address(address)
@@ -119,7 +119,7 @@ def _client_of(address: str) -> str:
 
 
 @lru_cache(maxsize=64)
-def _is_here(url: str) -> bool:
+def _is_local(url: str) -> bool:
     """Return whether the host in a URL is this machine."""
     try:
         parts = urlsplit(url)

@@ -49,7 +49,7 @@ class Body(RequestModel):
     """Base of request bodies."""
 
     def check_limits(self, settings: Settings) -> None:
-        """Raise InvalidRequestError, which names the field, if the body exceeds a configured limit."""
+        """Raise InvalidRequestError beyond a configured limit."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -57,7 +57,7 @@ Parameters = TypeVar("Parameters", bound=BaseModel)
 
 
 class ServiceRoute(APIRoute):
-    """A route of FastAPI whose function takes the Request, and a body, a path's `id` or a model of the query string.
+    """A FastAPI route that reads its request by itself.
 
     The function returns a Response, or the fields of a JSON answer, which gets the request's id. Dependencies of the
     route are called with the Request before its body is read.
@@ -96,7 +96,7 @@ class ServiceRoute(APIRoute):
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Create the part of a route's OpenAPI entry that describes its errors."""
+    """Describe a route's errors for OpenAPI."""
     return {status: {"model": ErrorAnswer} for status in sorted(statuses)}
 
 
@@ -165,7 +165,7 @@ def at_most(count: int, limit: int, what: str, field: str) -> None:
 
 
 def check_lengths(features_B: Iterable[Mapping[str, JsonValue] | None], field: str) -> None:
-    """Raise InvalidRequestError if a list or object among the features of a query is too long.
+    """Raise InvalidRequestError for a too long list among features.
 
     Args:
         field: of the features of a query, with `{}` for its position.
@@ -177,7 +177,7 @@ def check_lengths(features_B: Iterable[Mapping[str, JsonValue] | None], field: s
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
-    """Translate the first of pydantic's errors into a message with expected and received."""
+    """Translate the first error of pydantic."""
     if (count := error.error_count()) > _MOST_ERRORS:
         return InvalidRequestError(f"expected an object of known keys, received one of {count} that are not")
     first = error.errors(include_url=False)[0]

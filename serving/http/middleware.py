@@ -1,4 +1,4 @@
-"""Handle ids, keys, headers, counts and durations of requests, and unexpected errors, in one middleware."""
+"""Wrap every request: ids, keys, headers, counts, unexpected errors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def documentation() -> list[BaseRoute]:
-    """Create the routes of /openapi.json and of /docs, which loads nothing from other hosts."""
+    """Create the routes of /openapi.json and /docs."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{_TITLE}: documentation",

@@ -20,7 +20,7 @@ _UNROUTED = UNKNOWN_ROUTE, REFUSED_ROUTE
 
 
 class Tracing:
-    """Creates spans that continue a caller's W3C trace, and sends them in batches over OTLP/HTTP.
+    """Creates spans that continue a caller's trace.
 
     A request with a caller's trace is traced if the caller sampled it; other requests are sampled here, because a
     sampler of OpenTelemetry takes at least 10 µs per request. Probes and scrapes get no spans.
@@ -60,7 +60,7 @@ class Tracing:
         ended, context = time.time_ns(), self._root
         if caller is not None:
             sent = {"traceparent": caller[0], "tracestate": headers.get(_STATE, b"")}
-            context = self._propagator.extract({name: each.decode("latin-1") for name, each in sent.items()}, context)
+            context = self._propagator.extract({name: value.decode("latin-1") for name, value in sent.items()}, context)
         method = method if method in _METHODS else "_OTHER"
         attributes: dict[str, str | int] = {
             "http.request.method": method,

@@ -1,4 +1,4 @@
-"""Collect the routes, each of which reads a request, calls the core, and answers."""
+"""Collect all routes."""
 
 from fastapi.routing import APIRoute
 

@@ -38,7 +38,7 @@ class _SearchBody(Body):
     """Base of the bodies that search."""
 
     def check_limits(self, settings: Settings) -> None:
-        """Check the number of queries or ids, and the options and features of every query."""
+        """Check counts, options and lengths of lists."""
         options: Sequence[SearchOptions | QueriesFor] = self.queries if isinstance(self, RetrieveRequest) else [self]  # type: ignore[list-item]
         ids = len(self.labels) if isinstance(self, OfLabels) else 0
         if (count := max(len(options), ids)) > settings.max_queries:
