@@ -17,17 +17,11 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.cooccurrence import (
-    FILES,
-    REMEMBERED,
-    REMEMBERED_IDS,
-    Cooccurrence,
-    Remembered,
-    check_histories,
-)
+from longtail.bundle.cooccurrence import FILES, Cooccurrence
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
 from longtail.bundle.forecast import Forecast
+from longtail.bundle.histories import REMEMBERED, REMEMBERED_IDS, Remembered, check_histories
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, Feature, FileRecord, Manifest

@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
 from longtail.bundle.bundle import Bundle
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
+from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
+from longtail.bundle.histories import LogPairs, Remembered, remember
 from longtail.bundle.ids import repeated_ids
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import BiasRemoval, CooccurrenceSettings, Feature, LogColumns, Loss
+from longtail.bundle.neighbours import cooccurrences
 from longtail.bundle.one_line import one_line
 from longtail.bundle.tower import OnnxTower, onnx_session
 from longtail.bundle.vocabulary import Vocabulary

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from longtail.bundle import Feature, LabelChanges, LabelRecord, Manifest
-from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.dates import parse_seconds
 from longtail.bundle.errors import describe
+from longtail.bundle.histories import REMEMBERED
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.label_changes import read_record, record_json
 from longtail.index import Releases

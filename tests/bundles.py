@@ -26,7 +26,8 @@ from longtail.bundle import (
     Vocabulary,
     log_frequencies,
 )
-from longtail.bundle.cooccurrence import Cooccurrence, Remembered
+from longtail.bundle.cooccurrence import Cooccurrence
+from longtail.bundle.histories import Remembered
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 
 

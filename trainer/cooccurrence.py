@@ -20,8 +20,10 @@ from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.arrays import Bools, Int32
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember, to_refusals
+from longtail.bundle.cooccurrence import Cooccurrence
+from longtail.bundle.histories import LogPairs, Remembered, remember, to_refusals
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences
 from longtail.bundle.sets import distinct
 from longtail.tables.pairs import read_pairs
 from longtail.tables.times import UNITS

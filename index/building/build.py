@@ -25,13 +25,15 @@ from pydantic import JsonValue
 
 from longtail.bundle import Bundle, FileRecord, LabelChanges, Priors, Vocabulary
 from longtail.bundle.arrays import Float64
-from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
+from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
+from longtail.bundle.histories import remember
 from longtail.bundle.ids import find_rows
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.manifest import LogColumns
+from longtail.bundle.neighbours import cooccurrences, refresh_term
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import atomic_directory, file_sha256, link_or_copy, remove_stale, working_directory
@@ -363,7 +365,7 @@ def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: floa
             remembered = remember(sorted_pairs, Vocabulary(ids_Q), rows_Q, remembered.rows_QR.shape[1])
     else:
         until = until if settings.until is None else max(until, settings.until)
-        term, remembered = term.refreshed(sorted_pairs, ids_Q, remembered, until, earlier=earlier)
+        term, remembered = refresh_term(term, sorted_pairs, ids_Q, remembered, until, earlier=earlier)
     manifest = bundle.manifest.model_copy(update={"cooccurrence": term.settings})
     return replace(bundle, manifest=manifest, cooccurrence=term, remembered=remembered)
 

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float64, Int64
-from longtail.bundle.cooccurrence import LogPairs, to_refusals
 from longtail.bundle.errors import describe
 from longtail.bundle.events import event_weights
+from longtail.bundle.histories import LogPairs, to_refusals
 from longtail.bundle.ids import find_rows
 from longtail.bundle.manifest import LogColumns
 from longtail.index.errors import NothingNewError, PriorsError

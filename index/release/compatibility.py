@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from longtail.bundle import Feature, Manifest
-from longtail.bundle.cooccurrence import REMEMBERED
+from longtail.bundle.histories import REMEMBERED
 
 _JSON_TYPES = {
     "id": {"string", "number", "boolean"},

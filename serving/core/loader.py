@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.bundle import Tower
 from longtail.bundle.arrays import Array, Int64
-from longtail.bundle.cooccurrence import NO_ENTRY
+from longtail.bundle.histories import NO_ENTRY
 from longtail.index import Filter, Release, Releases
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import NEARLY_WHOLE

@@ -30,7 +30,7 @@ from longtail.bundle import (
     Vocabulary,
 )
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
-from longtail.bundle.cooccurrence import REMEMBERED
+from longtail.bundle.histories import REMEMBERED
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
 from longtail.serving.core import lifetimes

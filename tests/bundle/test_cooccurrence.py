@@ -7,8 +7,10 @@ import pytest
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle import Bundle, BundleInvariantError, Vocabulary
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, cooccurrences, remember
+from longtail.bundle.cooccurrence import Cooccurrence
+from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences
 from tests.bundles import make_bundle
 
 # Query 0 chose a, b, c; query 1 a, b; query 2 b, c. Labels a, b, c are rows 0, 1, 2; d = 2, 3, 2.
@@ -127,8 +129,8 @@ def test_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     pairs = LogPairs(np.sort(rng.integers(0, 40, 500)), rng.integers(0, 30, 500))
     (whole,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
-    monkeypatch.setattr("longtail.bundle.cooccurrence._PRODUCTS", 20)
-    monkeypatch.setattr("longtail.bundle.cooccurrence._KEYS", 20)
+    monkeypatch.setattr("longtail.bundle.neighbours._PRODUCTS", 20)
+    monkeypatch.setattr("longtail.bundle.neighbours._KEYS", 20)
     (parts,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
     np.testing.assert_array_equal(whole.rows_LN, parts.rows_LN)
     np.testing.assert_allclose(whole.weights_LN, parts.weights_LN, rtol=1e-6)
@@ -143,7 +145,7 @@ def test_what_follows_is_summed_without_copying_all_of_it_for_every_block(monkey
 
     add = csr_matrix.__add__
     monkeypatch.setattr(csr_matrix, "__add__", counted)
-    monkeypatch.setattr("longtail.bundle.cooccurrence._KEYS", 16)
+    monkeypatch.setattr("longtail.bundle.neighbours._KEYS", 16)
     # 512 queries chose 2 labels that no other query did: in 64 blocks of 8 queries, 512 entries.
     pairs = LogPairs(np.repeat(np.arange(512), 2), np.arange(1024))
     (made,) = cooccurrences(pairs, 1024, [settings(kind="next")])
@@ -199,7 +201,7 @@ def with_array(bundle: Bundle, name: str, row: int, column: int, value: float) -
         (lambda b: with_array(b, "rows_LN", 3, 0, b.cooccurrence.rows_LN[3, 1]), "has every neighbour of a label once"),
         (lambda b: with_array(b, "weights_LN", 3, 0, np.nan), "cooccurrence.weights.npy is finite and >= 0"),
         (lambda b: with_array(b, "weights_LN", 3, 0, -1), "cooccurrence.weights.npy is finite and >= 0"),
-        (lambda b: with_array(b, "rows_LN", 3, 0, -1), "cooccurrence.weights.npy is 0 where there is no neighbour"),
+        (lambda b: with_array(b, "rows_LN", 3, 0, -1), "cooccurrence.weights.npy is 0 without a neighbour"),
         (
             lambda b: replace(b, cooccurrence=replace(b.cooccurrence, rows_LN=b.cooccurrence.rows_LN[:-1])),
             r"cooccurrence.rows.npy is int32 \[30, 4\]",

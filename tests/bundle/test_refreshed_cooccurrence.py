@@ -8,8 +8,10 @@ import pytest
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, keep_largest, remember
+from longtail.bundle.cooccurrence import Cooccurrence
+from longtail.bundle.histories import LogPairs, Remembered, remember
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences, keep_largest, refresh_term
 
 A, B, C, D = range(4)
 X, Y, Z = range(3)
@@ -43,7 +45,7 @@ def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
     before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
     # x goes on to d: n = 3. A query without a name chooses b and c, and b again: n = 2.
     later = log((0, D), (1, B), (1, C), (1, B))
-    after, now = before.refreshed(later, pa.array(["x", None]), remembered, 7.0)
+    after, now = refresh_term(before, later, pa.array(["x", None]), remembered, 7.0)
 
     b_c = 1 / 2 + 1 / 2
     expected = [
@@ -67,7 +69,7 @@ def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
     assert before.rows_LN[A].tolist() == [B, C, -1]
     np.testing.assert_allclose(before.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2, 0])
     # Three queries choose b alone: no pair of labels, but d_b = 4.
-    after, _ = before.refreshed(log((0, B), (1, B), (2, B)), pa.array([None] * 3, pa.string()), None, None)
+    after, _ = refresh_term(before, log((0, B), (1, B), (2, B)), pa.array([None] * 3, pa.string()), None, None)
 
     assert after.rows_LN[A].tolist() == [C, B, -1]
     np.testing.assert_allclose(after.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2 / 4, 0])
@@ -77,7 +79,7 @@ def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
 def test_what_follows_is_counted_from_the_remembered_labels_on() -> None:
     of = settings("next", steps=2, step_decay=0.5)
     first = log((X, A), (X, B))
-    after, now = made(first, of).refreshed(log((0, C), (0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+    after, now = refresh_term(made(first, of), log((0, C), (0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
 
     expected = np.zeros((4, 4))
     expected[A, [B, C]] = 1, 0.5
@@ -91,13 +93,13 @@ def test_what_follows_is_counted_from_the_remembered_labels_on() -> None:
 def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
     first = log((X, A), (X, B))
     before, remembered = made(first, settings("cosine")), known(first, NAMES[:1])
-    after, _ = before.refreshed(log((0, A), (0, B), (0, A)), pa.array(["x"]), remembered, None)
+    after, _ = refresh_term(before, log((0, A), (0, B), (0, A)), pa.array(["x"]), remembered, None)
     assert after.degrees_L.tolist() == [1, 1, 0, 0]
     np.testing.assert_array_equal(after.weights_LN, before.weights_LN)
 
     burst = log(*[(0, C), (0, D)] * 1000)
-    single, _ = before.refreshed(log((0, C), (0, D)), pa.array(["x"]), remembered, None)
-    often, _ = before.refreshed(burst, pa.array(["x"]), remembered, None)
+    single, _ = refresh_term(before, log((0, C), (0, D)), pa.array(["x"]), remembered, None)
+    often, _ = refresh_term(before, burst, pa.array(["x"]), remembered, None)
     np.testing.assert_array_equal(often.weights_LN, single.weights_LN)
 
 
@@ -105,11 +107,11 @@ def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
 def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(kind: str) -> None:
     of, nameless = settings(kind, steps=2, step_decay=0.5), pa.nulls(1, pa.string())
     before = made(log((X, A), (X, B)), of)
-    once, _ = before.refreshed(log((0, C), (0, D), (0, C)), nameless, None, None)
+    once, _ = refresh_term(before, log((0, C), (0, D), (0, C)), nameless, None, None)
     often = once
     for times in range(1, 200):
         earlier = log(*[(0, C), (0, D), (0, C)] * times)
-        often, _ = often.refreshed(log((0, C), (0, D), (0, C)), nameless, None, None, earlier=earlier)
+        often, _ = refresh_term(often, log((0, C), (0, D), (0, C)), nameless, None, None, earlier=earlier)
 
     np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
     assert often.degrees_L.tolist() == [1, 1, 1, 1]
@@ -119,10 +121,14 @@ def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(ki
 def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refreshes(kind: str) -> None:
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     cycle = [(0, A), (0, B), (0, C), (0, D)]
-    once, remembered = made(first, of).refreshed(log(*cycle, *cycle), pa.array(["y"]), known(first, NAMES[:1]), None)
+    once, remembered = refresh_term(
+        made(first, of), log(*cycle, *cycle), pa.array(["y"]), known(first, NAMES[:1]), None
+    )
     often = once
     for times in range(2, 6):
-        often, remembered = often.refreshed(log(*cycle), pa.array(["y"]), remembered, None, earlier=log(*cycle * times))
+        often, remembered = refresh_term(
+            often, log(*cycle), pa.array(["y"]), remembered, None, earlier=log(*cycle * times)
+        )
 
     np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
     assert often.degrees_L.tolist() == [2, 2, 1, 1]
@@ -133,7 +139,7 @@ def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refre
 def test_fewer_earlier_pairs_than_remembered_labels_do_not_replace_them() -> None:
     first = log((X, A), (X, B))
     before = made(first, settings("cosine"))
-    after, now = before.refreshed(log((0, C)), pa.array(["x"]), known(first, NAMES[:1]), None, earlier=log((0, B)))
+    after, now = refresh_term(before, log((0, C)), pa.array(["x"]), known(first, NAMES[:1]), None, earlier=log((0, B)))
     np.testing.assert_allclose(dense(after)[C], [1, 1, 0, 0])
     assert now is not None
     assert now.history("x").tolist() == [A, B, C]
@@ -143,10 +149,10 @@ def test_fewer_earlier_pairs_than_remembered_labels_do_not_replace_them() -> Non
 def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weights(kind: str) -> None:
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     bought = LogPairs(np.zeros(3, int), np.array([C, D, C]), np.full(3, 9, np.float32))
-    once, remembered = made(first, of).refreshed(bought, pa.array(["y"]), known(first, NAMES[:1]), None)
+    once, remembered = refresh_term(made(first, of), bought, pa.array(["y"]), known(first, NAMES[:1]), None)
     often = once
     for _ in range(5):
-        often, remembered = often.refreshed(bought, pa.array(["y"]), remembered, None)
+        often, remembered = refresh_term(often, bought, pa.array(["y"]), remembered, None)
 
     np.testing.assert_allclose(dense(often), dense(once), rtol=1e-6)
     assert often.degrees_L.tolist() == [1, 1, 9, 9]
@@ -155,10 +161,10 @@ def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weigh
 def test_a_nearer_follower_counts_as_much_more_as_it_is_nearer() -> None:
     first, of = log((X, A), (X, B)), settings("next", steps=2, step_decay=0.5)
     # d is the second after a, and bought directly after a: 1/2 + 9 · (1 − 1/2), with weights in a root.
-    before, remembered = made(first, of).refreshed(log((0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+    before, remembered = refresh_term(made(first, of), log((0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
     assert dense(before)[A, D] == 0.5
     bought = LogPairs(np.array([0, 0]), np.array([A, D]), np.array([9, 9], np.float32))
-    after, _ = before.refreshed(bought, pa.array(["x"]), remembered, None)
+    after, _ = refresh_term(before, bought, pa.array(["x"]), remembered, None)
     assert dense(after)[A, D] == 0.5 + 9 * 0.5
 
 
@@ -166,7 +172,7 @@ def test_weights_and_the_scale_count() -> None:
     first = log((X, A), (X, B))
     before = made(first, settings("cosine")).scaled(8)
     later = LogPairs(np.array([0, 0]), np.array([C, D]), np.array([4, 1], np.float32))
-    after, _ = before.refreshed(later, pa.array([None], pa.string()), None, None)
+    after, _ = refresh_term(before, later, pa.array([None], pa.string()), None, None)
 
     assert after.degrees_L.tolist() == [1, 1, 4, 1]
     np.testing.assert_allclose(dense(after)[[A, C, D], [B, D, C]], [8, 8 * 2 / 2, 8 * 2 / 2], rtol=1e-6)
@@ -187,7 +193,7 @@ def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings)
 
     whole, first = part(0, 600), part(0, 400)
     remembered = known(LogPairs(first.queries, first.labels), names, 100)
-    again, now = made(first, of, 30).refreshed(part(400, 600), names, remembered, None)
+    again, now = refresh_term(made(first, of, 30), part(400, 600), names, remembered, None)
 
     np.testing.assert_allclose(dense(again), dense(made(whole, of, 30)), rtol=1e-5)
     np.testing.assert_array_equal(again.degrees_L, made(whole, of, 30).degrees_L)
@@ -229,7 +235,7 @@ def test_pairs_of_new_queries_make_what_the_whole_log_makes(kind: str) -> None:
     first, later = log((X, A), (X, B), (X, C)), log((0, B), (0, C), (0, D), (0, B))
     of = settings(kind, steps=2, step_decay=0.5)
     whole = LogPairs(np.concatenate([first.queries, later.queries + 9]), np.concatenate([first.labels, later.labels]))
-    after, _ = made(first, of).refreshed(later, pa.array(["y"]), None, None)
+    after, _ = refresh_term(made(first, of), later, pa.array(["y"]), None, None)
 
     np.testing.assert_allclose(dense(after), dense(made(whole, of)), rtol=1e-6)
     np.testing.assert_array_equal(after.degrees_L, made(whole, of).degrees_L)

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Bundle, Vocabulary
-from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
+from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
+from longtail.bundle.neighbours import cooccurrences
 from longtail.index import Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import server

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle, Hide, LabelChanges, Patch, Upsert, Vocabulary
-from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
 from longtail.bundle.forecast import CalendarSettings, Forecast, ForecastSettings
+from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences
 from longtail.index import PriorsError, Releases, build, refresh
 from longtail.index.errors import NothingNewError
 from longtail.state import LabelStore

@@ -15,7 +15,7 @@ import pytest
 from pyarrow import csv, json
 
 from longtail.bundle import Bundle, Hide, Upsert
-from longtail.bundle.cooccurrence import to_refusals
+from longtail.bundle.histories import to_refusals
 from longtail.index import (
     NotPublishableError,
     PriorTable,

@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import Augmentation
-from longtail.bundle.cooccurrence import LogPairs, cooccurrences
+from longtail.bundle.histories import LogPairs
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences
 from longtail.trainer import evaluate, fit
 from longtail.trainer.cooccurrence import choose_term
 from longtail.trainer.data.dataset import Dataset

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle, Vocabulary
-from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
 from longtail.bundle.forecast import Forecast, ForecastSettings
+from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.bundle.neighbours import cooccurrences
 from longtail.index import Releases, build
 from longtail.index.building.build import refresh as refresh_release
 from longtail.serving import Settings
