@@ -36,7 +36,7 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class AddedLabels:
-    """Labels added to a bundle, and labels of the bundle embedded again from new features.
+    """Labels added to a bundle or embedded again.
 
     Attributes:
         catalogue_rows: int64 [M], row of the label in the bundle; `NEW_LABEL` (−1) if the bundle lacks it.
@@ -69,7 +69,7 @@ class AddedLabels:
 
 
 class LabelAdder:
-    """Creates rows of one bundle from upserts, and loads the label tower when needed. Thread-safe."""
+    """Turns upserts into rows of one bundle. Thread-safe."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -104,7 +104,7 @@ class LabelAdder:
         return Upsert(id=id_, at=newer[-1].at, features=None, display=columns)
 
     def after(self, changes: LabelChanges, upsert: Upsert) -> Upsert:
-        """Complete an upsert by what earlier changes of its label set, as far as this bundle takes it."""
+        """Complete an upsert with values of earlier changes of its label."""
         before = self.change_of(changes, upsert.id)
         if before is None:
             return upsert
@@ -116,7 +116,7 @@ class LabelAdder:
         return upsert.model_copy(update={"display": display | upsert.display, "priors": before.priors | upsert.priors})
 
     def of_patch(self, changes: LabelChanges, patch: Patch) -> Upsert:
-        """Return the upsert that is equivalent to a patch of an existing label, for checking the patch."""
+        """Return the upsert equivalent to a patch, to check it."""
         before = changes.upserts.get(patch.id)
         if before is None or patch.id in self._rows:
             return Upsert(id=patch.id, at=patch.at, features=None, display=patch.display)

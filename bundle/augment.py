@@ -1,4 +1,4 @@
-"""Compute augmented label rows and queries, whose inner product is T · s(x, y) at any λ and μ [METHODS §6].
+"""Compute augmented rows and queries, whose product is T · s(x, y) [METHODS §6].
 
 `s = f + λ·log ν + μ·log π + Σ_j w_j·r_j`, f = u·v/T + b, ν the implied noise of training, π the label frequency, r_j
 the priors of a release. A label's row is `[v, κ·log ν, κ_b·b, κ_p·log π, κ_j·r_j …]`; a query is
@@ -128,7 +128,7 @@ class Augmentation:
         bias_L: Float32 | None,
         log_popularity_L: Float32 | None = None,
     ) -> Augmentation:
-        """Fit κ to give every added coordinate twice the spread of a typical embedding coordinate.
+        """Fit κ for twice the spread of an embedding coordinate.
 
         Labels in one list of an inverted file then differ little in log ν; exact search does not depend on κ. A
         coordinate that is the same for every label, such as log ν of uniform noise, changes no order, and its κ is 1.
@@ -143,7 +143,7 @@ class Augmentation:
 
 
 def fitted_scale(embeddings_LD: Float32, column_L: Float32) -> float:
-    """Compute the κ that gives a column [L] twice the spread of an embedding coordinate; 1 for a constant column."""
+    """Compute κ for twice the spread of an embedding coordinate; 1 for a constant column."""
     deviation = float(np.std(column_L, dtype=np.float64))
     if deviation <= _ROUNDING * float(np.abs(column_L).max()):
         return 1.0

@@ -1,4 +1,4 @@
-"""Write, load and check a bundle, the only contract between trainer, index and service.
+"""Write, load and check bundles.
 
 Legend: `L` labels, `D` embedding dimensions, `C` calibration queries, `N` pairs of one and a label.
 """
@@ -126,7 +126,7 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """Get the query tower as bytes, or the path of its file if its tables are files too."""
+        """Get the query tower as bytes, or its path if its tables are files."""
         return self._model(self.query_tower, QUERY_TOWER) or b""
 
     @property
@@ -139,7 +139,7 @@ class Bundle:
         return tower if in_one_file or self.path is None or file not in self.manifest.files else self.path / file
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
-        """Compute the augmented rows that an index stores, float32 [L, E], or those of some labels, int64 [R]."""
+        """Compute augmented rows of labels, int64 [R], float32 [R, E]."""
         return self.augmentation.rows(self.embeddings[rows_R], *self.columns(rows_R))
 
     def columns(

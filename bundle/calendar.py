@@ -1,4 +1,4 @@
-"""Compute how shares of label groups, such as categories, depend on the hour of the week [METHODS §6].
+"""Compute shares of label groups by the hour of the week [METHODS §6].
 
 Times are UTC. Legend: `G` groups, the last one for labels without a value; `H` the 168 hours of a week, from Thursday
 00:00; `W` half-lives; `N` pairs.
@@ -27,7 +27,7 @@ Window = Literal["day", "hour"]
 
 @dataclass(frozen=True)
 class Calendar:
-    """Hold the pairs of every group by hour of the week, and the strength of their smoothing.
+    """Pairs of every group by hour of the week.
 
     Attributes:
         pairs: decayed sums, float64 [G, H].
@@ -41,7 +41,7 @@ class Calendar:
     shrinkage: float
 
     def past(self, until: float, half_lives_W: Float64) -> Float64:
-        """Compute the factor of the calendar in sums that decayed until a time, float64 [G, W]."""
+        """Compute the calendar's factor in decayed sums, float64 [G, W]."""
         lag_H = np.arange(HOURS)
         into = until / _HOUR % 1
         # The present hour has lasted for a fraction of an hour; earlier weeks repeat this one.
@@ -57,7 +57,7 @@ class Calendar:
         return np.asarray(self._expected[:, hours].sum(axis=1) / self._even[:, hours].sum(axis=1))
 
     def gains(self, groups_N: Int64, times_N: Float64) -> Float64:
-        """Compute the log-likelihood of later pairs' groups over that without a calendar, nats, float64 [N]."""
+        """Compute the log-likelihood gain of later pairs' groups, nats, float64 [N]."""
         share_G = self.pairs.sum(axis=1) + 0.5
         factors_GH, hours_N = self._expected / self._even, hour_of_week(times_N)
         log_total_H = np.log(share_G @ factors_GH / share_G.sum())
@@ -65,7 +65,7 @@ class Calendar:
 
     @cached_property
     def _even(self) -> Float64:
-        """Compute the pairs expected if every group had the same hours, float64 [G, H]."""
+        """Compute expected pairs with the same hours for all groups, float64 [G, H]."""
         pairs_H = self.pairs.sum(axis=0)
         pairs_H = pairs_H + _OPEN * pairs_H.mean() + np.finfo(float).tiny
         pairs_G = self.pairs.sum(axis=1) + 1e-9
@@ -84,7 +84,7 @@ class Calendar:
 
 
 def hour_of_week(times: Float64 | float) -> Int64:
-    """Compute the hour of the week, 0 to 167, of times in seconds since 1970, UTC."""
+    """Compute the hour of the week, UTC, of seconds since 1970."""
     return np.asarray(np.asarray(times) // _HOUR % HOURS, np.int64)
 
 
@@ -95,7 +95,7 @@ def pairs_by_hour(groups_N: Int64, times_N: Float64, amounts_N: Float64, groups:
 
 
 def _moving(pairs_GH: Float64, hours: int) -> Float64:
-    """Sum over a window of an odd number of hours around every hour, float64 [G, H]."""
+    """Sum over a window around every hour, float64 [G, H]."""
     around = hours // 2
     sums_GX = np.cumsum(np.pad(pairs_GH, ((0, 0), (around + 1, around)), mode="wrap"), axis=1)
     return np.asarray(sums_GX[:, hours:] - sums_GX[:, :-hours])

@@ -73,7 +73,7 @@ def operators(kind: FilterKind) -> list[str]:
 
 
 class ValueColumn:
-    """A column of strings, booleans or lists of strings, stored as codes of 4 bytes.
+    """A column of strings, booleans or lists as codes of 4 bytes.
 
     Args:
         column: string, boolean or list of strings, [L]; null for a label without a value.
@@ -166,7 +166,7 @@ class NumberColumn:
 
 
 class Attributes:
-    """Columns that labels may be filtered by, each read when it is first used. Thread-safe."""
+    """Columns that filters use, each read on first use. Thread-safe."""
 
     def __init__(self, kinds: Mapping[str, FilterKind], labels: int, column: Callable[[str], pa.ChunkedArray]) -> None:
         self._kinds = kinds

@@ -1,4 +1,4 @@
-"""Score labels by what was chosen together with a query's last labels [METHODS §11].
+"""Score labels by what was chosen with a query's last labels [METHODS §11].
 
 `c(x, y) = Σ γ^age(j) · W[j, y]` over the last R entries j of a history, age 0 for the newest. W ≥ 0 has at most N
 entries a row and no diagonal; `neighbours.py` makes it.
@@ -33,7 +33,7 @@ FILES = ("cooccurrence.rows.npy", "cooccurrence.weights.npy", "cooccurrence.degr
 
 
 class Term(NamedTuple):
-    """The labels with c > 0, int64 [C], ascending, and their c, float32 [C]."""
+    """Labels with c > 0, int64 [C], ascending, and c, float32 [C]."""
 
     rows_C: Int64
     values_C: Float32
@@ -81,7 +81,7 @@ class Cooccurrence:
         return Term(rows_C, values_C)
 
     def parts(self, history_H: npt.NDArray[np.integer], row: int) -> Float32:
-        """Compute what each of the last entries adds to the c of one label, float32 [min(H, `last`)]."""
+        """Compute each last entry's part of the c of one label, float32 [min(H, `last`)]."""
         entries_H = history_H[-self.settings.last :]
         there_HN = self.rows_LN[entries_H] == row
         parts_H: Float32 = (self.weights_LN[entries_H] * there_HN).sum(axis=1) * self.factors(len(entries_H))
@@ -97,7 +97,7 @@ class Cooccurrence:
         return (self.settings.decay ** np.arange(self.settings.last - 1, -1, -1.0)).astype(np.float32)
 
     def matrix(self, labels_M: Int64 | slice = slice(None)) -> csr_matrix:
-        """Return W, or its rows of some labels, as a sparse matrix, float32 [L, L] or [M, L]."""
+        """Return W, or rows of it, as a sparse float32 matrix [M, L]."""
         from scipy.sparse import csr_matrix
 
         rows_MN = self.rows_LN[labels_M]
@@ -107,7 +107,7 @@ class Cooccurrence:
         return csr_matrix((self.weights_LN[labels_M][there_MN], rows_MN[there_MN], starts), shape)
 
     def deviation(self, histories: Iterable[npt.NDArray[np.integer]]) -> float:
-        """Compute the standard deviation of c over labels, as a mean over histories of label rows; 0 without any."""
+        """Compute the mean standard deviation of c over labels for some histories; 0 without any."""
         labels, deviations = len(self.rows_LN), list[float]()
         for history_H in histories:
             values_C = self.term(history_H).values_C.astype(np.float64)

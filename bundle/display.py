@@ -1,4 +1,4 @@
-"""Convert display columns to JSON for answers, and JSON of new labels to display columns.
+"""Convert display columns to JSON and back.
 
 Text, numbers, booleans and lists keep their JSON types; dates, decimals and other types become strings.
 """
@@ -54,7 +54,7 @@ class DisplayColumns:
         return {name: values.get(name, defaults.get(name)) for name in names}
 
     def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:
-        """Create a column of the table's type from JSON values that `complete` has accepted."""
+        """Create a column from JSON values that `complete` has accepted."""
         type_ = self._type(name)
         return pa.array(values, type_) if _is_json(type_) else pa.array(values, pa.string()).cast(type_)
 
@@ -63,7 +63,7 @@ class DisplayColumns:
         return type_.value_type if pa.types.is_dictionary(type_) else type_
 
     def _round_trip(self, name: str, value: JsonValue) -> JsonValue:
-        """Convert a value to the column's type and back, as it is or as filters read it.
+        """Convert a value to the column's type and back.
 
         Raises ValueError, TypeError or an Arrow error if the value changes.
         """
@@ -129,7 +129,7 @@ def _is_json(type_: pa.DataType) -> bool:
 
 
 def _as_filters_read(value: JsonValue, type_: pa.DataType) -> JsonValue:
-    """Spell a number for a decimal or integer column, and a time in ISO 8601 for a column of times."""
+    """Spell a number or time for a column of decimals, integers or times."""
     if isinstance(value, float) and pa.types.is_integer(type_) and value.is_integer():
         return int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and pa.types.is_decimal(type_):

@@ -14,7 +14,7 @@ class BundleExistsError(BundleError):
 
 
 class BundleCorruptError(BundleError):
-    """A file is missing, unreadable, or differs from the one that was written (sha256)."""
+    """A file is missing, unreadable, or has another sha256."""
 
 
 class BundleVersionError(BundleError):
@@ -66,15 +66,15 @@ class ConditionError(BundleError, ValueError):
 
 
 class TowerError(BundleError):
-    """A file that is not a working ONNX model, or whose inputs or output differ from the manifest."""
+    """A file is not a working ONNX model with the manifest's inputs and output."""
 
 
 class ObjectStoreError(OSError):
-    """An object store that does not answer, refuses a request, or returns other bytes than were written."""
+    """An object store does not answer, refuses a request, or returns other bytes than were written."""
 
 
 class FixedLabelsError(BundleError):
-    """A bundle that cannot embed new labels, without a label tower, or with a tree p_n(y|x)."""
+    """A bundle that cannot embed new labels."""
 
 
 _LONGEST = 60

@@ -1,4 +1,4 @@
-"""Convert JSON features to the input arrays of a tower, by the rules of `bundle.Feature`.
+"""Convert JSON features to the inputs of a tower.
 
 Legend: `B` queries (or labels) in the batch, `P` entries of the longest list in it.
 
@@ -174,7 +174,7 @@ class FeatureReader:
 
 
 def says_nothing(features: Sequence[Feature], inputs: Inputs) -> Bools:
-    """Find the rows whose features are all missing or unknown to the tower, bool [B].
+    """Find rows without any feature that the tower knows, bool [B].
 
     Ids, lists and histories count by their known ids. A number that equals `missing` counts as missing.
     """

@@ -1,4 +1,4 @@
-"""Decide which display columns requests may filter labels by, and how values are compared."""
+"""Decide which display columns labels may be filtered by."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _ABOUT, _MODEL, _SEASONS = b"forecast", b"xgboost", b"pairs by hour of the week"
 
 
 class CalendarSettings(BaseModel):
-    """Settings of a calendar, by which shares of an attribute's values depend on the hour of the week."""
+    """Settings of the calendar of an attribute."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +70,7 @@ class CalendarSettings(BaseModel):
 
 
 class NatsAt(BaseModel):
-    """Likelihood of the held-out pairs of a weekday, or of hours of the day, UTC."""
+    """Likelihood of held-out pairs at a weekday or hours, UTC."""
 
     time: str
     pairs: float
@@ -262,7 +262,7 @@ class Forecast:
         return replace(self, settings=settings, released=self._log_rates - self._log_total - self._log_ahead)
 
     def kinds(self) -> dict[str, Forecast]:
-        """Return the kinds of priors that can be served, and undecayed counts, by name."""
+        """Return undecayed counts and the kinds of priors that can be served."""
 
         def serving(served: str, **settings: Any) -> Forecast:
             return replace(self, settings=self.settings.model_copy(update={"served": served, **settings}))
@@ -325,7 +325,7 @@ class Forecast:
 
     @cached_property
     def log_base(self) -> Float64:
-        """Compute the logarithm of the smoothed base sum, times the calendar, float64 [L], up to a constant."""
+        """Compute the log of the smoothed base sum times the calendar, float64 [L]."""
         return self.log_base_by(self.settings.base, self.settings.smoothing)
 
     def log_base_by(self, base: int, smoothing: float) -> Float64:
@@ -370,7 +370,7 @@ class Forecast:
         return shares_M + self.settings.offset - self._log_offset_total
 
     def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
-        """Compute the regression's inputs of all labels, float32 [L, F], or of some rows [n, F]."""
+        """Compute the regression's inputs, float32 [n, F]."""
         codes = {name: np.asarray(self._coded(name).indices.fill_null(-1))[rows_n] for name in self.settings.attributes}
         numbers = {name: np.asarray(self.about[name])[rows_n] for name in self.settings.numbers}
         now, since = self.settings.until, self._since[rows_n]
@@ -447,7 +447,7 @@ class Forecast:
 
     @cached_property
     def _even_sums(self) -> Float64:
-        """Divide the sums by the calendar's factor in the time over which they decayed, float64 [L, W]."""
+        """Divide the sums by the calendar's past factor, float64 [L, W]."""
         if self.calendar is None:
             return self.sums
         past_GW = self.calendar.past(self.settings.until, np.asarray(self.settings.half_lives))
@@ -455,14 +455,14 @@ class Forecast:
 
     @cached_property
     def _log_ahead_by_group(self) -> Float64 | None:
-        """Compute the logarithm of the calendar's factor in the coming period, float64 [G]."""
+        """Compute the log of the calendar's coming factor, float64 [G]."""
         if self.calendar is None:
             return None
         return np.log(self.calendar.ahead(self.settings.until, self.settings.ahead or self.settings.horizon))
 
     @property
     def _log_ahead(self) -> Float64 | float:
-        """Return the logarithm of every label's factor in the coming period, float64 [L]; 0 without a calendar."""
+        """Return the log of each label's coming factor, float64 [L]; 0 without a calendar."""
         return 0.0 if self._log_ahead_by_group is None else self._log_ahead_by_group[self.groups]
 
     def _log_ahead_of(self, values_M: Sequence[Mapping[str, Any]]) -> Float64:
@@ -491,7 +491,7 @@ class Forecast:
         return 0.0 if self.offset is None else float(np.logaddexp.reduce(self.log_shares() + self.offset))
 
     def _log_shares_of_new(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
-        """Compute log π* of new labels as if all of them existed, nats, float64 [M]."""
+        """Compute log π* of new labels, if all existed, nats, float64 [M]."""
         settings, kinds = self.settings, self.kinds()
         if settings.served == _RELEASED:  # new labels have no π* of the release
             return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(values_M, now_M)
@@ -534,7 +534,7 @@ class Forecast:
 
     @cached_property
     def _group_means(self) -> dict[str, Float64]:
-        """Average the sums over the labels of every attribute value, float64 [G + 1, W]; last row: all labels."""
+        """Average the sums over each attribute value, float64 [G + 1, W]; last row: all labels."""
         means = {}
         for name in self.settings.attributes:
             coded = self._coded(name)
@@ -549,7 +549,7 @@ class Forecast:
         self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
         since: Float64, now: float | Float64,
     ) -> Float32:  # fmt: skip
-        """Compute log shares, differences between half-lives, log shares of attributes, ages in horizons, numbers.
+        """Compute log shares, their differences, shares of attributes, ages and numbers.
 
         Shares instead of rates: a log that is interrupted or thinned says nothing about demand.
         """
@@ -585,7 +585,7 @@ def _seconds(value: Any, now: float) -> float:
 
 
 def previous_pairs(queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Find the previous pair of every pair's query and label in pairs sorted by time: rows, int64 [N]; −1 for none."""
+    """Find the previous pair of each pair's query and label: rows, int64 [N]; −1 for none."""
     order_N = np.lexsort((labels_N, queries_N))
     same_n = (np.diff(queries_N[order_N]) == 0) & (np.diff(labels_N[order_N]) == 0)
     previous_N = np.full(len(order_N), -1)
@@ -596,7 +596,7 @@ def previous_pairs(queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.
 def largest_weights(
     weights_N: Float64, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]
 ) -> tuple[Float64, Float64]:
-    """Find the largest weight of a pair and its earlier repeats, and the increase by this pair, float64 [N] each.
+    """Find the largest weight up to each repeated pair, and its increase, float64 [N] each.
 
     The pairs are sorted by time. The increase of a pair without an earlier repeat is its weight.
     """
@@ -613,7 +613,7 @@ def largest_weights(
 
 
 def visit_weights(queries_N: npt.NDArray[np.integer], times_N: Float64, gaps_N: Float64, power: float) -> Float64:
-    """Compute j^−power for a pair with a query's j-th label within a day, float64 [N]; pairs of one time share one j.
+    """Compute j^−power for a query's j-th label within a day, float64 [N]; pairs of one time share one j.
 
     A visitor who chooses sixty labels says less by each of them than sixty visitors do.
 

@@ -17,7 +17,7 @@ HEAD, TORSO, TAIL, NEW = range(4)
 
 
 def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Float64:
-    """Compute smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
+    """Compute `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
 
     Values are never clipped: a label of frequency 1e-9 has a logarithm of −20.7, and an unseen label a finite one.
 
@@ -55,7 +55,7 @@ class Buckets(BaseModel):
 
     @classmethod
     def by_quantile(cls, counts_L: Int64, *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
-        """Set thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
+        """Set thresholds at quantiles of positive counts [R21 §5.2]."""
         positive = counts_L[counts_L > 0]
         if positive.size == 0:
             return cls(scheme="quantile", head_above=0, tail_upto=0)

@@ -1,4 +1,4 @@
-"""Store the last labels of every query, for requests that give a query's id alone, and the pairs of a log.
+"""Store pairs of a log, and the last labels of every query.
 
 Legend: `Q` queries, `R` remembered entries of each, `H` entries of a history, `L` labels, `P` pairs, `M` labels that
 stay.
@@ -70,7 +70,7 @@ class LogPairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Remembered:
-    """The last labels of every query of training, for requests that give a query's id alone.
+    """The last labels of every query, for requests that give its id alone.
 
     Attributes:
         queries: ids of the queries; row 0 is an unknown query's.
@@ -127,7 +127,7 @@ class Remembered:
         return by_label.indices, by_label.indptr
 
     def followed_by(self, history: LogPairs, ids_Q: pa.Array, rows_Q: Int32) -> Remembered:
-        """Replace the labels of the queries of a log by their last ones, and append new queries.
+        """Replace the labels of a log's queries by their last ones.
 
         Args:
             history: remembered and later pairs, sorted by query, then time.
@@ -184,7 +184,7 @@ def select_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
 
 
 def to_refusals(rows: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-    """Convert label rows to the entries of labels that a query said no to, or such entries to label rows."""
+    """Convert label rows to entries of refused labels, and back."""
     return NO_ENTRY - 1 - rows
 
 
@@ -201,7 +201,7 @@ def remember(pairs: LogPairs, queries: Vocabulary, query_rows_Q: Int32, entries:
 
 
 def renumber(rows_M: Int64, last: int) -> Int32:
-    """Return the new number of each row up to `last`, and −1 after them, for −1; −1 for rows that do not stay."""
+    """Return new row numbers; −1 for rows that do not stay. −1 for rows that do not stay."""
     numbers = np.full(max(last, int(rows_M.max(initial=0))) + 2, NO_ENTRY, np.int32)
     stay_M = rows_M >= 0
     numbers[rows_M[stay_M]] = np.flatnonzero(stay_M)

@@ -1,4 +1,4 @@
-"""Find the row of an id in a table of millions, by bisection of the sorted order of its id column.
+"""Find the row of an id among millions, by bisection of a stored order.
 
 A dictionary of Python strings takes about 150 bytes a row; the order takes 4, in a file that processes can share by
 mapping it. Recently found ids are cached.

@@ -1,4 +1,4 @@
-"""Convert ids to text by one rule for training columns, requests and batches."""
+"""Convert ids to text by one rule."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def to_ids(column: pa.Array) -> pa.Array:
 
 
 def as_float64(column: pa.Array) -> pa.Array:
-    """Convert floats to the float64 with the same decimal text, so that float32 0.1 becomes 0.1."""
+    """Convert floats to the float64 with the same decimals: float32 0.1 becomes 0.1."""
     narrow = pa.types.is_floating(column.type) and column.type != pa.float64()
     return column.cast(pa.float32()).cast(pa.string()).cast(pa.float64()) if narrow else column
 

@@ -81,7 +81,7 @@ def _verify_manifest(path: Path) -> None:
 
 
 def check_names(root: Path, files: Iterable[str]) -> None:
-    """Check that the names of files stay below `root`, before files are read or written."""
+    """Check that file names stay below `root`."""
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")

@@ -35,7 +35,7 @@ class Upsert(_Change):
 
 
 class Hide(_Change):
-    """Deletes an added label, or hides a label of the release, in this release and later ones."""
+    """Deletes an added label, or hides a label of the release."""
 
     op: Literal["hide"] = "hide"
 
@@ -110,7 +110,7 @@ def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
 
 
 def needed_positions(records: Sequence[LabelRecord]) -> list[int]:
-    """Return the positions of records that readers at any point of the sequence need for the same result.
+    """Return the positions of records that any reader still needs.
 
     These are a label's patches since its last upsert; its last upsert, unless the label was hidden later and never
     patched; its last hide, unless an upsert followed; and its last restore, unless an upsert or a hide followed.

@@ -57,7 +57,7 @@ class Labels:
 
     @cached_property
     def lifetimes(self) -> Int64 | None:
-        """Get when each label is available, from and until seconds since 1970, int64 [L, 2]; None: always.
+        """Get when labels are available, in seconds since 1970, int64 [L, 2]; None: always.
 
         Raises BundleInvariantError.
         """

@@ -325,7 +325,7 @@ class Manifest(Record):
         return next((at for at in curve if at.model_copy(update={"metrics": {}}) == default), default)
 
     def in_words(self) -> str:
-        """Describe the model in a few words, with its metric at the default dials if that is known."""
+        """Describe the model and its metric in a few words."""
         at, metric = self.default_point, self.bias_removal.chosen_by.rpartition(" ")[2]
         measured = at.metrics.get(metric)
         value = "" if measured is None else f", {metric} {measured.value:.4f}"
@@ -363,7 +363,7 @@ class Manifest(Record):
 def dial_words(
     bias_removal: float, popularity: float, cooccurrence: float = 0.0, bonus: Mapping[str, float] | None = None
 ) -> str:
-    """Describe a setting, such as `λ = 0.5`, or `λ = 1, ω = 0.2, β tail = 1`; all but λ only if not 0."""
+    """Describe a setting, such as `λ = 0.5`; all but λ only if not 0."""
     others = {"μ": popularity, "ω": cooccurrence} | {f"β {bucket}": value for bucket, value in (bonus or {}).items()}
     return f"λ = {bias_removal:g}" + "".join(f", {name} = {value:g}" for name, value in others.items() if value)
 

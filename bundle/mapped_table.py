@@ -33,7 +33,7 @@ def map_table(path: Path, *, verify: bool = True) -> pa.Table:
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """Combine a column's chunks into one array [n], without Arrow's copy if there is only one chunk."""
+    """Combine a column's chunks, without a copy if there is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

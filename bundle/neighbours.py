@@ -47,7 +47,7 @@ _PRODUCTS = 1 << 24
 def cooccurrences(
     pairs: LogPairs, labels: int, settings: Sequence[CooccurrenceSettings], *, most: int = MOST
 ) -> list[Cooccurrence]:
-    """Make W of several settings that share kind and steps, from one pass over the pairs; scales are 1.
+    """Make W for several settings of the same kind and steps; scales are 1.
 
     Memory grows with the pairs and with `labels · N`, not with all pairs of labels.
     """
@@ -85,7 +85,7 @@ def refresh_term(
     earlier: LogPairs | None = None,
     most: int = MOST,
 ) -> tuple[Cooccurrence, Remembered | None]:
-    """Add the pairs of a later log to W, and to the last labels of its queries; `scale` stays.
+    """Add the pairs of a later log to W and to the remembered labels; `scale` stays.
 
     A later pair counts with the remembered or earlier labels of its query and with the query's other later pairs.
     So W is that of the whole log, but for five things: neighbours beyond N have lost their sums; pairs of a query
@@ -145,12 +145,12 @@ def _divisor(degrees_L: Float32) -> Float64:
 
 
 def degree_powers(settings: CooccurrenceSettings) -> tuple[float, float]:
-    """Return a and b of `W[j, y] = C[j, y] / (d_j^a · d_y^b)`."""
+    """Return the powers a and b of the degrees."""
     return (0.5, 0.5) if settings.kind == "cosine" else (1.0, settings.power)
 
 
 def keep_largest(indptr: Int32, rows_n: Int32, weights_n: Float64, rows_bN: Int32, weights_bN: Float32) -> None:
-    """Write the largest weights above 0 of every row of a sparse matrix, descending, equal ones by label row."""
+    """Write the largest positive weights of each row, descending, equal ones by label row."""
     # The bits of floats >= 0 are ordered as the floats, so one integer holds a weight and, reversed, its label row.
     bits_n = weights_n.astype(np.float32).view(np.uint32).astype(np.uint64)
     keys_n = bits_n << np.uint64(32) | (_ROW_BITS - rows_n.astype(np.uint64))
@@ -192,7 +192,7 @@ def _sums(
 def _plus(
     sums: Iterator[tuple[int, csr_matrix]], following_LL: csr_matrix, settings: CooccurrenceSettings
 ) -> Iterator[tuple[int, csr_matrix]]:
-    """Add what follows to C, with weights of the steps that sum to 1."""
+    """Add followers to C, with weights that sum to 1."""
     share = np.float32(1 / sum(settings.step_decay**step for step in range(settings.steps)))
     for start, sums_bL in sums:
         yield start, (sums_bL + share * following_LL[start : start + sums_bL.shape[0]]).tocsr()
@@ -220,7 +220,7 @@ def _chosen(pairs: LogPairs, weights_P: Float32, labels: int) -> csr_matrix:
 
 
 def _per_query(part_QL: csr_matrix, chosen_QL: csr_matrix) -> csr_matrix:
-    """Divide the rows of a part of X by n, the sums of the weights of X."""
+    """Divide rows of X by n."""
     from scipy.sparse import diags
 
     total_Q = np.asarray(chosen_QL.power(2).sum(axis=1)).ravel()
@@ -228,7 +228,7 @@ def _per_query(part_QL: csr_matrix, chosen_QL: csr_matrix) -> csr_matrix:
 
 
 def _products(left_QL: csr_matrix, right_QL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
-    """Yield the product of a transposed matrix and another by blocks of labels: the first label, and [b, L]."""
+    """Yield a matrix product by blocks of labels: the first label, and [b, L]."""
     products_n = np.repeat(np.diff(right_QL.indptr), np.diff(left_QL.indptr))
     products_L = np.bincount(left_QL.indices, products_n, left_QL.shape[1]).astype(np.int64)
     left_LQ = left_QL.T.tocsr()
@@ -237,7 +237,7 @@ def _products(left_QL: csr_matrix, right_QL: csr_matrix) -> Iterator[tuple[int, 
 
 
 def _blocks(products_L: Int64) -> Iterator[tuple[int, int]]:
-    """Cut labels into ranges of at most `_PRODUCTS` products, or of one label."""
+    """Cut labels into ranges of at most `_PRODUCTS` products."""
     ends, start = np.cumsum(products_L), 0
     while start < len(products_L):
         before = int(ends[start - 1]) if start else 0
@@ -254,7 +254,7 @@ def _in_blocks(sums_LL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
 def _following(
     pairs: LogPairs, labels: int, settings: CooccurrenceSettings, later_P: Bools | None = None
 ) -> csr_matrix:
-    """Sum what follows each label within some steps, float32 [L, L], once for each query, label and follower.
+    """Sum what follows each label, float32 [L, L], once per query and follower.
 
     Args:
         later_P: followers that count, as far as they are nearer than a query's other followers; None for all.
@@ -299,7 +299,7 @@ def _following(
 
 
 def _whole_queries(number_P: Int64, size: int) -> Iterator[slice]:
-    """Cut sorted query numbers into ranges of whole queries, of at most `size` pairs or one query."""
+    """Cut sorted query numbers into ranges of whole queries."""
     begin = 0
     while begin < len(number_P):
         end = len(number_P)
@@ -332,7 +332,7 @@ def _after_remembered(earlier_QR: Int32, earlier: LogPairs | None, pairs: LogPai
 def _added(
     history: LogPairs, later_P: Bools, labels: int, settings: CooccurrenceSettings
 ) -> tuple[Float32, Iterator[tuple[int, csr_matrix]]]:
-    """Compute the increase of the degrees, float32 [L], and of C, in blocks of rows, from later pairs."""
+    """Compute the increase of degrees, float32 [L], and C, in blocks of rows."""
     from scipy.sparse import vstack
 
     weights_P = history.filled_weights

@@ -45,7 +45,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def check_scheme(url: str) -> None:
-    """Raise StorageError for a URL with an unsupported scheme, before any host is contacted."""
+    """Refuse a URL with an unsupported scheme."""
     if url.partition("://")[0].lower() not in _SCHEMES:
         raise ObjectStoreError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
 
@@ -91,7 +91,7 @@ class ObjectStore:
         return None
 
     def put(self, path: str, content: bytes, tag: Tag | None = None) -> bool:
-        """Write a small object if it is new, or still the version with a tag; returns whether it succeeded.
+        """Write a small object if it is new or has a known tag; returns whether it succeeded.
 
         If several writers try at once, exactly one succeeds. After a lost response the object's content decides.
         """
@@ -108,7 +108,7 @@ class ObjectStore:
         return True
 
     def list(self) -> dict[str, datetime]:
-        """Get every object by its path, sorted, with the time when it was written."""
+        """List objects by path, with their times of writing."""
         with self._asking("list"):
             objects = [item for part in self._api.list(self._store) for item in part]
         return {item["path"]: item["last_modified"] for item in sorted(objects, key=lambda item: item["path"])}

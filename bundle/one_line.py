@@ -16,7 +16,7 @@ _LONGEST_VALUE, _FEW = 60, 4
 
 
 def one_line(value: Any) -> str:
-    """Return an object and its set fields as one line of at most 200 characters, for `__repr__`."""
+    """Return an object and its set fields as one line, for `__repr__`."""
     parts = [f"{name}={_in_short(part)}" for name, part in _fields(value) if part is not None and not _is_empty(part)]
     return _cut(f"{type(value).__name__}({', '.join(parts)})", LONGEST)
 

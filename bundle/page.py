@@ -1,4 +1,4 @@
-"""Create self-contained HTML pages in one style, with cards of facts, plots and tables."""
+"""Create self-contained HTML pages in one style."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def plot(draw: Callable[[Axes], None], description: str) -> str:
-    """Draw a figure with one pair of axes as HTML, with a description for screen readers."""
+    """Draw a figure as HTML, with a description for screen readers."""
     with style():
         figure = Figure(figsize=(4.6, 3.3), layout="constrained")
         draw(figure.subplots())

@@ -50,7 +50,7 @@ class ExposureState(Record):
     """Decayed places of an average label."""
 
     def values(self, exposures_L: Float64) -> Float64:
-        """Compute the log of each label's share of places, of which an average label's is 0, nats, float64 [L].
+        """Compute the log of each label's exposure over the average's, nats, float64 [L].
 
         One place is added to every label, so that few answers say little.
         """
@@ -61,7 +61,7 @@ class ExposureState(Record):
         return np.maximum(np.exp(values_L.astype(np.float64)) * (self.mean + 1) - 1, 0)
 
     def counted(self, values_L: Float32, added_L: Float64, until: float) -> tuple[ExposureState, Float64]:
-        """Decay the places that `values` hold to a later time, and add places that are decayed to it.
+        """Decay earlier exposures to a later time, and add new ones.
 
         Returns the state and the decayed places of every label, float64 [L].
         """
@@ -170,12 +170,12 @@ class Priors:
 
     @property
     def exposed(self) -> tuple[int, ExposureState] | None:
-        """Return the position and the state of the prior `exposed`, if the release has it."""
+        """Return position and state of the prior `exposed`, if there is one."""
         states = ((at, prior.exposure) for at, prior in enumerate(self.settings))
         return next(((at, state) for at, state in states if state is not None), None)
 
     def with_exposure(self, state: ExposureState, exposures_L: Float64) -> Priors:
-        """Replace the values of the prior `exposed` by those of decayed places, float64 [L]."""
+        """Replace the prior `exposed` by decayed exposures, float64 [L]."""
         assert self.exposed is not None
         at, _ = self.exposed
         settings, values_LP = [*self.settings], self.values_LP.copy()
@@ -190,7 +190,7 @@ class Priors:
         return Priors((*table.settings, *self.settings[first:]), values_LP)
 
     def check(self, values: Mapping[str, float], display: Mapping[str, JsonValue]) -> None:
-        """Refuse values of a label that overflow, of a table's priors or of columns; unknown names are ignored."""
+        """Refuse a label's values that overflow; unknown names are ignored."""
         for prior in self.settings:
             columns: Mapping[str, object] = {"table": values, "number": display}.get(prior.source, {})
             value = columns.get(prior.key)
@@ -209,7 +209,7 @@ class Priors:
         buckets_M: Int8,
         column: Callable[[str], pa.ChunkedArray],
     ) -> Float32:
-        """Compute the values of labels that were added, changed or embedded again, float32 [M, P].
+        """Compute the values of added or changed labels, float32 [M, P].
 
         Args:
             column: returns a display column of these labels by its name.
@@ -228,7 +228,7 @@ class Priors:
 
 
 def unknown_prior(names: Sequence[str], received: str, row: int = 0) -> FeatureError:
-    """Create the error about a name that is not a prior of the release."""
+    """Create the error about an unknown prior."""
     return FeatureError(
         f"expected priors of this release, {list(names)}, received {describe(received)}", row=row, field="priors"
     )

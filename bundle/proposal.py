@@ -1,4 +1,4 @@
-"""Define the proposal p_n(y|x), a balanced binary tree whose leaves are the labels [BM20 §3; METHODS §5].
+"""Define the proposal p_n(y|x), a balanced binary tree [BM20 §3; METHODS §5].
 
 A query is projected, `z = Σ_features Σ_p weight · projection[id] + offset`, and walks from the root to a
 leaf; at node ν it steps right with probability `σ(w_ν·z + b_ν)`. The leaf is the label.
@@ -39,7 +39,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True)
 class Proposal:
-    """The tree of p_n(y|x), with the projection of the query tower's inputs that the tree reads.
+    """The tree of p_n(y|x), with its projection of query inputs.
 
     Attributes:
         projection: by query feature, float32 [rows of its table, K]; [1, K] for a `number`, which multiplies
@@ -65,7 +65,7 @@ class Proposal:
 
     @cached_property
     def largest_step(self) -> float:
-        """Bound |w·z| of a path from the root to a leaf, per unit of the largest |z|."""
+        """Bound |w·z| of a path to a leaf, per unit of the largest |z|."""
         return float(self.depth * self.weights.shape[1] * np.abs(self.weights).max())
 
     @property
@@ -83,7 +83,7 @@ class Proposal:
 
     @cached_property
     def _inhabited(self) -> Bools:
-        """Compute which nodes have labels below them, in heap order, bool [2 · 2**depth]."""
+        """Find nodes with labels below them, in heap order, bool [2 · 2**depth]."""
         leaves = len(self.leaf_labels)
         inhabited = np.zeros(2 * leaves, bool)
         inhabited[leaves:] = self.leaf_labels != PADDING

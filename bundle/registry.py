@@ -34,7 +34,7 @@ class RegisteredVersion(Record):
 
     @property
     def source(self) -> str:
-        """Return the place of this version by number, which is independent of aliases."""
+        """Return the URL of this version by number."""
         return f"{_SCHEME}{self.name}/{self.version}"
 
 
@@ -44,7 +44,7 @@ def is_registered(source: object) -> bool:
 
 
 def download_version(source: str, cache: Path | None = None) -> tuple[Path, RegisteredVersion]:
-    """Get the directory of a verified copy of a version's bundle, and the version; raises BundleError or StorageError.
+    """Get a verified local copy of a version's bundle, and the version; raises BundleError or StorageError.
 
     Args:
         source: `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
@@ -62,7 +62,7 @@ def download_version(source: str, cache: Path | None = None) -> tuple[Path, Regi
 
 
 def upload_version(bundle: Path, source: str) -> RegisteredVersion:
-    """Verify a bundle, log it and its figures to a run, and register it as a version.
+    """Verify a bundle, log it to a run, and register it as a version.
 
     The run is that of MLFLOW_RUN_ID, or the one that tracked the bundle's training, or a new one.
 
@@ -109,7 +109,7 @@ def _run(bundle: Path) -> str | None:
 
 
 def _figures(manifest: Manifest) -> dict[str, float]:
-    """Get the offline metrics at the default λ, μ, ω and β, under names that MLflow accepts."""
+    """Get the offline metrics at the default dials, under MLflow's names."""
     return {
         f"{manifest.bias_removal.curve_split}/{name}".replace("@", "_at_"): figure.value
         for name, figure in manifest.default_point.metrics.items()

@@ -1,4 +1,4 @@
-"""Map ids of one feature to rows of an embedding table, and split texts into words."""
+"""Map ids to rows of an embedding table, and split texts into words."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def tokenize(text: str) -> list[str]:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """Compile the pattern of a word with combining marks, which `\\w` lacks and Hindi, Thai or Hebrew need."""
+    """Compile the pattern of a word, with combining marks for Hindi, Thai or Hebrew."""
     marks = "".join(mark for mark in map(chr, _PLANES_WITH_MARKS) if category(mark) in ("Mn", "Mc"))
     # A character class of this size is slow, so characters that usually end Latin words are ruled out first.
     more = rf"(?![\0-\u02ff])(?:[{marks}]|[\u200c\u200d](?=[\w{marks}]))\w*"
@@ -110,7 +110,7 @@ _SPACES = re.compile("[ \t\n\v\f\r]+")
 
 
 def split_words(text: str, standardize: TextStandard) -> list[str]:
-    """Split a text like Keras' TextVectorization, which knows case, punctuation and spaces of ASCII alone.
+    """Split a text like Keras' TextVectorization, which knows ASCII alone.
 
     Example:
         >>> words_of("L'Été (1995)", "lower_and_strip_punctuation")

@@ -1,4 +1,4 @@
-"""A typed client of a Longtail service, synchronous and asynchronous, on httpx2 and pydantic.
+"""Call a Longtail service from Python, synchronously or asynchronously.
 
     from longtail.client import Client, Feedback, Query
 

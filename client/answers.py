@@ -34,7 +34,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one query, best label first, at λ = `bias_removal`, μ = `popularity` and ω = `cooccurrence`.
+    """The answer to one query, best label first.
 
     Attributes:
         unknown: numbers of ids that the release does not know: of features (`query`), `history`, `exclude`, `allow`.

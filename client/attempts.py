@@ -195,7 +195,7 @@ def retry_after(value: str, now: float) -> float:
 
 
 def _read_error(response: httpx.Response) -> LongtailError:
-    """Create the error of an unsuccessful response, with the service's message if there is one."""
+    """Create the error of an unsuccessful response."""
     status = response.status_code
     kind = _TYPES.get(status, LongtailError)
     try:

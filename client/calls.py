@@ -1,4 +1,4 @@
-"""Define the data that callers send, and the HTTP request of each method of the clients.
+"""Define what callers send, and the request of each method.
 
 Fields that the caller does not set are left out of the JSON, so that the service's defaults apply.
 """
@@ -335,7 +335,7 @@ def staged() -> Call[Json]:
 
 
 def monitoring() -> Call[Json]:
-    """Get figures of head, torso, tail and new labels for the last minutes, hour and day, and the baseline."""
+    """Get figures by bucket for the last minutes, hour and day, and the baseline."""
     return Call("GET", "/v1/monitoring", Json)
 
 

@@ -104,7 +104,7 @@ class Client:
     reload = _blocking(calls.reload)
 
     def labels(self, **listing: Unpack[Listing]) -> Iterator[Json]:
-        """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
+        """Iterate over all labels by id; each comes exactly once."""
         cursor: str | None = None
         while True:
             page = self._send(calls.label_page(cursor, listing))
@@ -188,7 +188,7 @@ class AsyncClient:
     reload = _awaited(calls.reload)
 
     async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[Json]:
-        """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
+        """Iterate over all labels by id; each comes exactly once."""
         cursor: str | None = None
         while True:
             page = await self._send(calls.label_page(cursor, listing))

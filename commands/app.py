@@ -1,4 +1,4 @@
-"""Create the Typer apps of the commands, which show arguments, values and the version alike."""
+"""Create the Typer apps of the commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Command(TyperCommand):
 
 
 def say_next(*words: object, note: str = "") -> None:
-    """Print the command that comes next, as it can be typed, on standard error."""
+    """Print the next command on standard error."""
     sys.stdout.flush()  # so that lines come in order where both streams are one file
     print(f"next: {shlex.join(map(str, words))}{note}", file=sys.stderr)
 
@@ -72,7 +72,7 @@ def app_of_commands(text: str) -> App:
 
 
 def _with_value_names(function: FunctionT) -> FunctionT:
-    """Name arguments by their parameters, and values of options by their types, where they have no name."""
+    """Name arguments by parameters and option values by types."""
     # Evaluated once, because Typer would evaluate annotations of text into other objects.
     function.__annotations__ = get_type_hints(function, include_extras=True)
     for parameter, annotation in function.__annotations__.items():

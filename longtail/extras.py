@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Keep modules that a command imports from garbage collection, whose passes take a third of a start."""
+    """Exclude a command's modules from garbage collection, a third of a start."""
     gc.disable()
     try:
         yield

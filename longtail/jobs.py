@@ -21,7 +21,7 @@ def fit(
     event: str | None = None, queries: Source = None, labels: Source = None, out: Path | str | None = None,
     overrides: Sequence[str] = (), reporter: Reporter | None = None,
 ) -> Model:  # fmt: skip
-    """Draft a recipe for a log as `longtail-train init` does, say what it chose, and train.
+    """Draft a recipe for a log and train.
 
     Args:
         clicks: interactions: a frame or a place of tables; or a recipe, or the path of its TOML file, with all choices.
@@ -79,7 +79,7 @@ def fit(
 
 
 def load(source: Path | str, release: str | None = None) -> Model:
-    """Load a releases directory or URL, a single release, or a bundle, to answer queries without TensorFlow.
+    """Load releases, one release or a bundle, without TensorFlow.
 
     Labels that a service has added or hidden since are not in it.
 
@@ -111,7 +111,7 @@ def from_vectors(
     labels: Source, *, out: Path | str | None = None, queries: Source = None, pairs: Source = None,
     name: str = "vectors", **options: Any,
 ) -> Model:  # fmt: skip
-    """Make a model of label vectors that another library trained, as `longtail-index from-vectors` does.
+    """Make a model of label vectors that another library trained.
 
     Args:
         labels: frame or place with a column of ids, of training pairs and of vectors; other columns are shown.
@@ -137,7 +137,7 @@ def audit(
     time: str | None = None, k: int = 20, valid: Source = None, queries: Source = None, labels: Source = None,
     **options: Any,
 ) -> Audit:  # fmt: skip
-    """Measure a recommender's lists by bucket and compare them with baselines, as `longtail-audit` does.
+    """Measure a recommender's lists by bucket and compare baselines.
 
     Args:
         lists: a row for each query and label, best first or with a `rank` or `score`; or a list for each query.

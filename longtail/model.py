@@ -39,7 +39,7 @@ Options = TypeVar("Options", QueriesFor, Query, SimilarQuery)
 
 
 class Model:
-    """Answers queries as a service of the same release does, with the same scores.
+    """Answers queries with the scores of a service.
 
     Args:
         bundle: the model; it is indexed exactly, in a temporary folder, at the first answer.
@@ -138,7 +138,7 @@ class Model:
         return like(None, _table(leading, [self.retriever.similar([query])], self.label_id))
 
     def queries_for(self, ids: Any = None, k: int = 10, **options: Any) -> Any:
-        """Return the known queries that are likeliest to choose a label, or each of several.
+        """Return the known queries likeliest to choose each label.
 
         Args:
             ids: a label's id, or a list of ids; None if `features` of a new label are given.
@@ -192,14 +192,14 @@ class Model:
         return BackgroundServer(self.retriever, host, port)
 
     def __fspath__(self) -> str:
-        """Return the directory of the bundle, so that `build` and `evaluate` take a model."""
+        """Return the path of the bundle, for `build` and `evaluate`."""
         return str(self.bundle.path)
 
     def __repr__(self) -> str:
         return f"Model{repr(self.bundle).removeprefix('Bundle')}"
 
     def _repr_html_(self) -> str:
-        """Return a card for notebooks, with the picture of the dial if the bundle has a curve."""
+        """Return a card for notebooks, with the dial's picture."""
         from longtail.bundle.page import picture
 
         manifest = self.bundle.manifest

@@ -1,4 +1,4 @@
-"""Store label changes and the keys of answer ids, which outlive a service and are shared by replicas."""
+"""Store label changes and keys of answer ids, for all replicas."""
 
 from longtail.state.answer_keys import AnswerKeys
 from longtail.state.errors import StoreError

@@ -131,7 +131,7 @@ class AnswerKeys:
             server.close()
 
     def _keys_to_keep(self, stored: list[_Key], now: int) -> list[_Key]:
-        """Return the keys to keep, oldest first, with a new one when it is due."""
+        """Return the keys to keep, with a new one when due."""
         # A key signs until the next one exists, and its answer ids are accepted for `lifetime` after that.
         ends = [*(later.at for later in stored[1:]), now]
         keys = [key for key, end in zip(stored, ends, strict=False) if now - end < self._lifetime + _ROTATION_SECONDS]

@@ -11,7 +11,7 @@ _ANSWER_SECONDS = 10.0
 
 
 class ImpatientConnection(psycopg.Connection[Any]):
-    """A connection that ends if the server stays silent, even if its machine still acknowledges packets."""
+    """A connection that ends if the server stays silent."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """Return the generator's result; raises psycopg.OperationalError if it takes too long."""

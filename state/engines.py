@@ -1,4 +1,4 @@
-"""Create SQLAlchemy engines for both kinds of place, and the two kinds of transaction that state needs."""
+"""Create SQLAlchemy engines and their transactions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || 
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Create an engine on an SQLite file in WAL mode, which waits up to 10 s for other writers.
+    """Create an engine on an SQLite file in WAL mode.
 
     A commit is on disk when it returns.
     """
@@ -106,7 +106,7 @@ def postgres_engine(location: Postgres) -> Engine:
 
 @contextmanager
 def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
-    """Open a transaction whose writes take effect completely, and are on disk, at the end of the block.
+    """Open a transaction that is on disk at the end of the block.
 
     Args:
         turns: name of a lock for which writers of the schema wait, so that numbers rise in the order of commits;
@@ -119,7 +119,7 @@ def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
 
 
 def autocommit(engine: Engine) -> Connection:
-    """Open a connection in autocommit mode, so that no other connection waits for it; the caller closes it."""
+    """Open a connection for which no other one waits; the caller closes it."""
     return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
 
@@ -134,7 +134,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Raise errors of SQLAlchemy or SQLite in the block as StoreError, with the prefix `what`."""
+    """Convert errors of SQLAlchemy and SQLite to StoreError."""
     try:
         yield
     except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: SQLite's message quotes damaged text

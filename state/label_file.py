@@ -1,4 +1,4 @@
-"""Open the SQLite file of label changes, which is created completely or not at all."""
+"""Open the SQLite file of label changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open the tables of label changes in PostgreSQL, create them if missing, and listen for writes of others."""
+"""Open the PostgreSQL tables of label changes, and listen for writes."""
 
 from __future__ import annotations
 

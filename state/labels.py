@@ -194,13 +194,13 @@ def _to_rows(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
 
 
 def _date_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
-    """Give records that are not later than the previous one, or than `latest`, a date a microsecond later."""
+    """Date records later than the previous one and than `latest`."""
     later = min(latest, datetime.max.replace(tzinfo=UTC) - _STEP) + _STEP
     return [record if record.at > latest else record.model_copy(update={"at": later}) for record in records]
 
 
 def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
-    """Yield numbers and records after a number, read by pages so that no statement exceeds the timeout."""
+    """Yield numbers and records after a number, in pages."""
     page: Sequence[Any] = [None] * _READ_AT_ONCE
     while len(page) == _READ_AT_ONCE:
         page = connection.execute(_CHANGES.where(label_changes.c.number > number).limit(_READ_AT_ONCE)).all()

@@ -1,4 +1,6 @@
-"""Describe the place of state: a directory of this host, or a PostgreSQL database that replicas share."""
+"""Locate state: a directory of this host, or a PostgreSQL schema that replicas share. a directory of this host, or a
+PostgreSQL database that replicas share.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ StateLocation = Path | Postgres
 
 
 def parse_location(text: str | Path | Postgres) -> StateLocation:
-    """Convert a text to a state directory, or to a database if it is a URL; return places unchanged."""
+    """Convert text to a state directory or a database URL; return places unchanged."""
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
     return text

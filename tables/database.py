@@ -139,7 +139,7 @@ class Database:
 
     @contextmanager
     def on_one_thread(self) -> Iterator[None]:
-        """Use one thread, because ties and groups depend on the order in which threads finish."""
+        """Use one thread for results that depend on threads' order."""
         self.run("SET threads = 1")
         try:
             yield

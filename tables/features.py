@@ -1,4 +1,4 @@
-"""Convert columns of query features in a table to JSON values, as requests give them."""
+"""Convert columns of query features to JSON values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITTEN = "written:"
 
 
 def as_written(opened: OpenedFile, features: Sequence[Feature]) -> dict[str, tuple[str, str]]:
-    """Return the second columns of the ids that a text file holds, for `read_table`."""
+    """Return second columns with the ids as a text file spells them."""
     ids = [feature.name for feature in features if feature.kind == "id" and feature.name in opened.names]
     columns = {name: opened.column(name) for name in ids}
     return {WRITTEN + name: (cell, "VARCHAR") for name, (cell, kind) in columns.items() if kind == TEXT}

@@ -68,7 +68,7 @@ def as_source(text: str | Path) -> Path | str:
 
 
 def find_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
-    """Find every file of some sources, source by source, sorted by name within a source.
+    """Find every file of some sources, sorted by name within each.
 
     Below a directory, names that begin with `_` or `.`, and files of other endings, are not read. A directory of a
     Delta or Iceberg table is one table.
@@ -144,7 +144,7 @@ def _split_pattern(parts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _visible(paths: Iterable[str], parts: Sequence[str]) -> list[str]:
-    """Sort the paths of a glob, without hidden names that no part of the glob spells."""
+    """Sort the paths of a glob, without hidden names."""
     base, pattern = _split_pattern(parts)
     spelled = [part for part in pattern if part.startswith(_HIDDEN)]
 
@@ -156,7 +156,7 @@ def _visible(paths: Iterable[str], parts: Sequence[str]) -> list[str]:
 
 
 def _meets(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a glob, in which `**` is any number of folders."""
+    """Return whether a path matches a glob with `**`."""
     if not pattern or not parts:
         return not parts and all(part == "**" for part in pattern)
     if pattern[0] == "**":
@@ -189,7 +189,7 @@ def _once(paths: Iterable[str]) -> list[str]:
 
 
 def _newest(versions: list[str]) -> str:
-    """Return the newest version of an Iceberg table, by the number in its name: `v3.metadata.json`, `00003-…`."""
+    """Return the newest version of an Iceberg table: `v3.metadata.json`, `00003-…`."""
     return max(versions, key=lambda name: (int("".join(re.findall(r"/v?(\d+)[^/]*$", name)) or 0), name))
 
 

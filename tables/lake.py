@@ -1,4 +1,4 @@
-"""Read the newest version of Delta and Iceberg tables file by file, by their libraries."""
+"""Read Delta and Iceberg tables by their libraries."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def find_all_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
 
 
 def open_query(database: Database, query: str, view: Callable[[list[DataFile], Path | str], str]) -> tuple[str, bool]:
-    """Return the SQL source of a query, and whether its rows have the same order on any number of threads.
+    """Return the SQL source of a query, and whether its order is fixed.
 
     Rows without an order of the files or of the query are sorted by all columns.
 

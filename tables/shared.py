@@ -11,7 +11,7 @@ _METHODS = ("exists", "glob", "info", "isdir", "isfile", "ls", "modified", "size
 
 
 class SharedFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec is untyped
-    """Wrap a file system for DuckDB, whose threads seek and read in one open file without a lock."""
+    """Wrap a file system for DuckDB's threads, which share open files."""
 
     cachable = False
 

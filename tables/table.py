@@ -52,7 +52,7 @@ class FileRows:
     source: str
 
     def row(self, row_number: int) -> int:
-        """Convert a row number of the table to one of the file, from 0, which counts rejected lines too."""
+        """Convert a row number of the table to one of the file, from 0."""
         row_in_file = row_number - self.first_row
         for line in self.rejected:
             row_in_file += line.file == self.opened.file.name and line.row <= row_in_file
@@ -244,7 +244,7 @@ def id_expression(opened: OpenedFile, name: str, value: str, kind: str) -> tuple
 
 
 def canonical_ids(database: Database, source: str, text: str, condition: str = "true") -> str:
-    """Return SQL that spells `39.0` as `39` if all texts of a column of ids are whole numbers.
+    """Return SQL that spells `39.0` as `39` in a column of whole numbers.
 
     Args:
         condition: SQL condition of the texts that count.

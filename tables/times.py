@@ -48,7 +48,7 @@ class FileTimes(NamedTuple):
 def read_file_times(
     database: Database, source: str, file: str, number: str, micros: str, *, condition: str, now: datetime
 ) -> FileTimes:
-    """Read each file's times as dates or numbers, like most of its rows, and find its unit.
+    """Read each file's times as dates or numbers, and find its unit.
 
     Args:
         file, number, micros: SQL expressions: number of a row's file, its time as a number, and as a date in
@@ -130,7 +130,7 @@ class Clock:
 
 
 def format_time(time: float, unit: str | None) -> str:
-    """Format a time as a date such as `2026-01-31 12:00`, or as a number if the unit is unknown."""
+    """Format a time as a date, or as a number without a unit."""
     if unit is None or not np.isfinite(time):
         return f"{time:g}"
     try:

@@ -146,7 +146,7 @@ def to_micros(value: str, kind: str) -> str | None:
 
 
 def text_types(text: str) -> dict[str, str]:
-    """Return the types of a text column in order of preference, with SQL that tests one value.
+    """Return the types of a text column, with SQL that tests one value.
 
     Leading zeros, a plus and exponents are text because they belong to codes; so are more digits than a type has.
     """

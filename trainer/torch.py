@@ -1,4 +1,4 @@
-"""Export two PyTorch modules as a bundle, in an environment of their own: `pip install '.[torch]'`.
+"""Export two PyTorch modules as a bundle: `pip install '.[torch]'`.
 
 Legend: `C` example queries, `L` labels, `B` batch, `P` entries of a list, `D` dimensions.
 """
@@ -52,7 +52,7 @@ def export_torch(
     left_padded: Collection[str] = (),
     label_tower: bool = False,
 ) -> Bundle:
-    """Write a bundle whose answers at λ = 0 are those of the two modules.
+    """Write a bundle that ranks at λ = 0 like the two modules.
 
     A module is called with its columns by keyword, or with a dict of them where its `forward` does not name them, or
     with the tensor where there is one column. `torch.onnx` exports it in evaluation mode; through the service's own

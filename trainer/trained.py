@@ -65,7 +65,7 @@ from longtail.trainer.prior import forecast_after
 
 @dataclass(frozen=True)
 class Trained:
-    """Hold a trained model with the data to evaluate and export it, and its term of co-occurrence once chosen."""
+    """A trained model with its data and term of co-occurrence."""
 
     recipe: Recipe
     dataset: Dataset
@@ -80,7 +80,7 @@ class Trained:
         return log_frequencies_of(self.recipe, self.dataset)
 
     def forecast(self, known_pairs: Pairs) -> Forecast | None:
-        """Fit π* of the horizon after the known pairs, once, and add the model's offset; None for kind `count`."""
+        """Fit π* of the horizon after the known pairs; None for kind `count`."""
         forecast = forecast_after(self.recipe, self.dataset, known_pairs)
         if forecast is None or self._log_offset is None:
             return forecast
@@ -90,7 +90,7 @@ class Trained:
 
     @cached_property
     def _log_offset(self) -> Float64 | None:
-        """Compute log ν − log π_w of every label, float64 [L], nats [METHODS §6]; None if ν is π_w.
+        """Compute log ν − log π_w, float64 [L], nats [METHODS §6]; None if ν is π_w.
 
         π_w are the shares of the training pairs as weighed in the loss; π* counts events by the weights of their types.
         """
@@ -175,7 +175,7 @@ class Trained:
         return removes_all(self.recipe.loss.objective(), power_of_scores=self._power_of_scores)
 
     def theoretical_bias_removal(self) -> float:
-        """Return the λ that removes the training bias in theory, for data without valid [METHODS §9]."""
+        """Return the λ that removes the training bias in theory [METHODS §9]."""
         if self.model.proposal is not None:
             return max(self.slope * power_of_q(self.recipe.loss.objective()), 0.0)
         return 0.0 if self.noise().constant else self.slope
@@ -229,7 +229,7 @@ class Trained:
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:
-    """Create the counter of found labels that `choose_dial` fills on valid, at the k of the recipe's metric."""
+    """Create the counter of hits by label for `choose_dial`."""
     recipe, label_ids, theory = trained.recipe, trained.dataset.label_ids, dict[str, Setting]()
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
         theory["train"] = Setting(trained.theoretical_bias_removal())
@@ -249,7 +249,7 @@ class Chosen(NamedTuple):
 
 
 def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = None) -> Chosen:
-    """Choose λ, μ at this λ, the term of co-occurrence with its ω, and β for floors by the best metric on valid.
+    """Choose λ, μ, ω and β on valid.
 
     With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
     is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
@@ -321,7 +321,7 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = 
 def _choose_term(
     trained: Trained, dataset: Dataset, held_out: Pairs, past: Past, curve: Sequence[CurvePoint]
 ) -> TermChoice | None:
-    """Choose the term at the settings of λ or μ of a curve of the towers."""
+    """Choose the term at some settings of the towers."""
     recipe, label_side = trained.recipe, trained.label_side(past.known_pairs)
     config, labels, features = recipe.evaluation, len(dataset.label_ids), trained.encoding.query.with_history(past)
     task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)

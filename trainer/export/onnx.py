@@ -1,4 +1,4 @@
-"""Export of towers to ONNX, and a check that ONNX Runtime reproduces the trained outputs.
+"""Export towers to ONNX and check their outputs.
 
 Legend: `B` batch, `D` dimensions.
 """

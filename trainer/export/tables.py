@@ -1,4 +1,4 @@
-"""Large embedding tables as files `tables/NAME.npy`, outside the ONNX models that read them.
+"""Write large embedding tables as files `tables/NAME.npy`, outside ONNX.
 
 Towers are exported with a few rows in place of a large table. The exported model then refers to the file as external
 data. Neither the memory of an export nor the 2 GiB limit of ONNX therefore limits the size of a table.
@@ -30,7 +30,7 @@ LEAST_BYTES = 1 << 20
 
 
 def large_tables(towers: Towers) -> dict[str, tuple[str, EmbeddingTable]]:
-    """Return the large tables by file name, each with the name of its vocabulary.
+    """Return large tables and their vocabularies by file name.
 
     A table is large from `LEAST_BYTES` on. Other tables of the same vocabulary are included, as they share its rows.
     """
@@ -56,7 +56,7 @@ def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[st
 
 
 def write_with_tables(bundle: Bundle, out: Path) -> Bundle:
-    """Write a bundle, with large tables that towers only look up in files `tables/SIDE-NUMBER.npy`."""
+    """Write a bundle with large tables in files `tables/SIDE-NUMBER.npy`."""
     towers = {"query": bundle.query_tower} | ({} if bundle.label_tower is None else {"label": bundle.label_tower})
     with working_directory(out) as folder:
         models, tables = _without_large_tables(towers, folder)

@@ -1,4 +1,4 @@
-"""A trial of custom layers before training: build, run and export them on random inputs.
+"""Try custom layers before training: build, run and export them. build, run and export them on random inputs.
 
 Layers that the service could not run are so refused within seconds, not after the training.
 
@@ -31,7 +31,7 @@ _APART = 1e-4
 
 
 def try_own_layers(recipe: Recipe) -> None:
-    """Refuse custom towers and feature kinds that could not be trained, exported or served.
+    """Refuse custom layers that could not be trained, exported or served.
 
     A recipe without custom layers passes at once.
     """
@@ -89,7 +89,7 @@ def _check_layers(title: str, tower: keras.Model, inputs: Inputs) -> None:
 
 
 def _check_entries(title: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
-    """Refuse layers whose output changes with padding, or is not finite for an empty row.
+    """Refuse layers whose output changes with padding or is not finite.
 
     The amount of padding depends on the other rows of a batch, so it must not change an output.
     """

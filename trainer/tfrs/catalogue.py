@@ -72,7 +72,7 @@ class TfrsCatalogue:
         return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
     def tower(self, model: Callable[[Any], Any], required: bool | None) -> tuple[ExportedTower | None, str | None]:
-        """Export the tower that embeds labels from their features, and find the feature that is their id.
+        """Export the label tower, and find the feature that is the id.
 
         A model that takes only the id, or a tensor without a name, has no such tower.
 

@@ -1,4 +1,4 @@
-"""Raw columns, as inputs of a Keras model and as values of requests.
+"""Convert raw columns to Keras inputs and to values of requests.
 
 Legend: `B` queries or labels, `P` list length.
 """
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[JsonValue]:
-    """Convert a raw column, [B], [B, 1] or [B, P], to values of requests.
+    """Convert a raw column to values of requests.
 
     Args:
         padding: what fills the lists of a history, and is left out.

@@ -1,4 +1,4 @@
-"""The feature of a raw column in a bundle, by dtype, width, and the preprocessing layers that read it.
+"""Derive a bundle's features from raw columns and preprocessing layers.
 
 Legend: `B` queries or labels, `P` list length.
 """
@@ -107,7 +107,7 @@ class RawColumn:
     def output(
         self, layer: Any, inputs: Mapping[str, tf.Tensor], reshaped: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """Compute the output of a layer that reads this column, for encoded inputs of the tower.
+        """Compute the output of a layer that reads this column.
 
         Args:
             reshaped: what the model does to the shape of the column before the layer sees it.

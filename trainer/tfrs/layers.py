@@ -1,4 +1,4 @@
-"""Keras preprocessing layers, computed from the output of a bundle's encoder, with operations that ONNX has.
+"""Compute Keras preprocessing layers from encoded features, in ONNX's operations.
 
 Legend: `B` queries or labels, `P` list length or words of a text, `V` rows of a feature's vocabulary.
 """
@@ -62,7 +62,7 @@ def longest(layer: Any) -> int:
 
 
 def tokens(layer: Any) -> list[str]:
-    """Return the ids of a lookup, or the words of a TextVectorization, as the bundle writes them."""
+    """Return the ids of a lookup or words of a TextVectorization."""
     if isinstance(layer, TEXTS):
         return [token for token in tokens(layer._lookup_layer) if token]
     return [str(token) for index, token in enumerate(layer.get_vocabulary()) if index != _unknown(layer)]
@@ -87,7 +87,7 @@ def padded_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) 
 
 
 def vectorized(layer: Any, words: list[str], rows_BP: tf.Tensor, weights_BP: tf.Tensor) -> tf.Tensor:
-    """Compute a TextVectorization's output for rows of a vocabulary, int32 [B, P], 0 for an unknown word.
+    """Compute a TextVectorization's output from vocabulary rows, int32 [B, P].
 
     Args:
         words: the vocabulary's words, of row 1 on.
@@ -107,5 +107,5 @@ def discretized(layer: Any, inputs: Any) -> tf.Tensor:
 
 
 def _unknown(layer: Any) -> int:
-    """Return the index of unknown values in a lookup, after the index of its mask."""
+    """Return a lookup's index of unknown values."""
     return int(layer.mask_token is not None)

@@ -1,4 +1,4 @@
-"""The curve of λ and μ of an exported model, on pairs that were held out of its training.
+"""Measure an exported model's curve of λ and μ on held-out pairs.
 
 Legend: `N` pairs, `Q` distinct queries, `L` labels.
 """
@@ -109,7 +109,7 @@ def measured(
 
 
 def _rows(label_ids: Any, ids: pa.Array) -> Int32:
-    """Find the label rows of ids, −1 for an id that is no label."""
+    """Find the label rows of ids; −1 for others."""
     rows = pc.fill_null(pc.index_in(strings(label_ids), value_set=ids), -1)
     return np.asarray(rows.to_numpy(zero_copy_only=False), np.int32)
 

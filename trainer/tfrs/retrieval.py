@@ -27,7 +27,7 @@ _WITHOUT_Q = ("unit", "constant")
 
 
 class SampledRetrieval(tfrs.tasks.Retrieval):
-    """Replace `tfrs.tasks.Retrieval` by another loss, with the same call, metrics and sum over the batch.
+    """Replace `tfrs.tasks.Retrieval` by another loss.
 
     Family, weight and mining are the keys of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). The
     defaults give the loss of Retrieval. Weight `relative` gives that of Retrieval with
@@ -190,7 +190,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
 
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
-        """Pad logits, hits, log π and log q with hits if a batch has fewer negatives than mining keeps."""
+        """Pad a batch with hits to the negatives that mining keeps."""
         mining = self.objective.mining
         if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]

@@ -106,7 +106,7 @@ def _to_onnx(tower: TracedTower, title: str) -> bytes:
 
 
 def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
-    """Turn inputs that stand for tensors of the eager process (a Normalization's mean) into what they hold.
+    """Turn captured eager tensors, such as a Normalization's mean, into constants.
 
     tf2onnx does that to variables only.
     """
@@ -117,7 +117,7 @@ def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
 
 
 def _keep_inputs(model: onnx.ModelProto, specs: Sequence[tf.TensorSpec]) -> None:
-    """Declare the inputs that the function does not use, such as whether a vector is missing."""
+    """Declare the inputs that the function does not use."""
     declared = {node.name for node in model.graph.input}
     for spec in specs:
         if spec.name not in declared:
@@ -127,7 +127,7 @@ def _keep_inputs(model: onnx.ModelProto, specs: Sequence[tf.TensorSpec]) -> None
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide tf2onnx' FutureWarning, and log lines about look-up tables and about errors that are raised as well."""
+    """Hide warnings and log lines of tf2onnx."""
     loggers = tf.get_logger(), logging.getLogger("tf2onnx")
     levels = [logger.level for logger in loggers]
     for logger in loggers:

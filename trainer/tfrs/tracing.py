@@ -37,7 +37,7 @@ Sources = Mapping[Any, str]
 
 @dataclass(frozen=True)
 class TracedTower:
-    """Hold a tower, and the conversion of raw columns to the tower's inputs.
+    """A tower with its conversion of raw columns.
 
     Attributes:
         function: tensors by input name, as `bundle.Feature` lists them, to embeddings float32 [B, D].
@@ -64,7 +64,7 @@ class TracedTower:
         return [tf.TensorSpec(shape, dtype, name) for f in self.features for name, (dtype, shape) in f.inputs.items()]
 
     def read(self, raw: RawColumns, title: str) -> Inputs:
-        """Convert raw columns to the tower's inputs by the encoder that the service uses."""
+        """Convert raw columns to the tower's inputs."""
         by_name: dict[str, list[JsonValue]] = {}
         for column in self.columns.values():
             for feature in column.features:
@@ -110,7 +110,7 @@ def trace(model: tf.Module, raw: RawColumns, title: str) -> TracedTower:
 def _uses(
     model: tf.Module, layers: Sequence[Any], raw: RawColumns, title: str
 ) -> tuple[dict[str, list[Any]], dict[str, set[str]]]:
-    """Find the layers that read each column, and the operations that lead each column to the output."""
+    """Find the layers and operations that read each column."""
     uses: dict[str, list[Any]] = {}
     faults: list[str] = []
 
@@ -224,7 +224,7 @@ def _replaced(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> 
 
 
 def _origin(tensor: tf.Tensor, sources: Sources) -> tuple[str | None, list[tf.Operation], str]:
-    """Find the raw column that a tensor of a graph is, but for its shape.
+    """Find the raw column of a tensor, up to its shape.
 
     Returns:
         The column or None; the operations in between, from the column on; and the operation where the walk ended.
@@ -240,7 +240,7 @@ def _origin(tensor: tf.Tensor, sources: Sources) -> tuple[str | None, list[tf.Op
 
 
 def _again(operations: list[tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
-    """Do the operations that `_origin` found to another tensor of the same shape."""
+    """Repeat the operations of `_origin` on another tensor."""
     for operation in operations:
         if operation.type == "ExpandDims":
             tensor = tf.expand_dims(tensor, tf.get_static_value(operation.inputs[1]))
@@ -256,7 +256,7 @@ def _again(operations: list[tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _readers(outputs: list[tf.Tensor], sources: Sources) -> dict[str, set[str]]:
-    """Find the types of operations that read raw columns on their way to outputs, by column, without reshapes."""
+    """Find the operations that read each raw column, without reshapes."""
     readers: dict[str, set[str]] = {sources[tensor.ref()]: set() for tensor in outputs if tensor.ref() in sources}
     ahead, visited = [tensor.op for tensor in outputs], set()
     while ahead:
@@ -275,7 +275,7 @@ def _readers(outputs: list[tf.Tensor], sources: Sources) -> dict[str, set[str]]:
 
 
 def _keeps_values(operation: tf.Operation) -> bool:
-    """Check whether an operation keeps its input's values, or writes an integer as another integer or in decimal."""
+    """Return whether an operation keeps values, up to the integer type."""
     if operation.type == "Cast":
         return bool(operation.get_attr("SrcT").is_integer and operation.get_attr("DstT").is_integer)
     if operation.type == "AsString":
