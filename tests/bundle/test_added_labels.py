@@ -16,7 +16,7 @@ AT = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("variant", [{}, {"cosine": False, "bias": True}])
-def test_a_label_of_the_bundle_is_embedded_to_its_own_row(variant: dict[str, bool]) -> None:
+def test_known_label_is_embedded_to_the_same_row(variant: dict[str, bool]) -> None:
     bundle = make_bundle(label_tower=True, **variant)
     ids = bundle.labels.ids.to_pylist()
     records = [Upsert(id=id_, at=AT, features=label_features(row)) for row, id_ in enumerate(ids)]
@@ -25,7 +25,7 @@ def test_a_label_of_the_bundle_is_embedded_to_its_own_row(variant: dict[str, boo
     assert (added.catalogue_rows.tolist(), refused) == (list(range(60)), {})
 
 
-def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
+def test_new_label_gets_noise_and_popularity_of_the_rarest() -> None:
     bundle = make_bundle(label_tower=True, popularity=True)
     labels = bundle.labels
     # A noise that draws rare labels more often than frequent ones: its least is not the rarest label's.
@@ -39,7 +39,7 @@ def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
     assert added.log_popularity.tolist() == [labels.log_popularity[rarest], labels.log_popularity[3]]
 
 
-def test_a_check_ends_at_the_first_record_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_stops_at_the_first_invalid_record(monkeypatch: pytest.MonkeyPatch) -> None:
     adder, batches = LabelAdder(make_bundle(label_tower=True)), []
     embed = LabelAdder._embed
 

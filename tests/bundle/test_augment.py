@@ -57,7 +57,7 @@ def test_a_second_coordinate_by_hand() -> None:
     assert queries.tolist() == [[0, 1, 0.25, 0.125, 0], [1, 1, 0.25, 0.125, 0.125]]
 
 
-def test_where_one_coordinate_holds_both_the_weights_add_up_and_none_changes_no_bit() -> None:
+def test_weights_of_a_shared_coordinate_add_up() -> None:
     augmentation, queries = Augmentation(temperature=0.1, kappa=0.7), np.float32([[0, 1], [1, 1]])
 
     both = augmentation.queries(queries, np.float32([0.5, -0.25]), np.float32([0.25, 1]))
@@ -66,7 +66,7 @@ def test_where_one_coordinate_holds_both_the_weights_add_up_and_none_changes_no_
     assert augmentation.queries(queries, 0.3, 0.0).tobytes() == augmentation.queries(queries, 0.3).tobytes()
 
 
-def test_conditioning_gives_added_coordinates_twice_the_spread_of_the_others() -> None:
+def test_kappa_gives_added_coordinates_twice_the_spread() -> None:
     embeddings = np.float32([[3, 1], [-3, -1]])
     log_pn, bias = np.float32([-1, -5]), np.float32([0.5, -0.5])
     typical = np.sqrt((9 + 1) / 2)
@@ -79,7 +79,7 @@ def test_conditioning_gives_added_coordinates_twice_the_spread_of_the_others() -
 
 
 @pytest.mark.parametrize("labels", [3, 7, 1000, 41_001])
-def test_a_column_that_only_rounding_spreads_is_not_blown_up(labels: int) -> None:
+def test_constant_column_with_rounding_errors_is_not_scaled(labels: int) -> None:
     embeddings = np.random.default_rng(0).standard_normal((labels, 4), np.float32)
     uniform = np.full(labels, -np.log(labels), np.float32)
     uniform[0] = np.nextafter(uniform[0], 0)

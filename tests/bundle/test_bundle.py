@@ -60,7 +60,7 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize("cosine", [True, False], ids=["cosine", "dot"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("popularity", [True, False], ids=["popularity", "one coordinate"])
-def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool, popularity: bool) -> None:
+def test_write_and_load_round_trip(tmp_path: Path, cosine: bool, bias: bool, popularity: bool) -> None:
     made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias, popularity=popularity)
 
     made.write(tmp_path / "bundle")
@@ -83,7 +83,7 @@ def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool, pop
     }
 
 
-def test_every_file_is_in_the_manifest_with_its_size(written: Path) -> None:
+def test_manifest_lists_every_file_with_size(written: Path) -> None:
     records = read_manifest(written).files
 
     assert sorted(records) == FILES
@@ -101,7 +101,7 @@ def test_rows_of_the_index_are_the_served_scores(written: Path) -> None:
     np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
 
 
-def test_a_bundle_that_was_moved_loads_and_one_that_exists_is_not_overwritten(written: Path, tmp_path: Path) -> None:
+def test_moved_bundle_loads_and_existing_bundle_is_not_overwritten(written: Path, tmp_path: Path) -> None:
     moved = written.rename(tmp_path / "moved")
 
     assert Bundle.load(moved).manifest.name == "synthetic"
@@ -219,7 +219,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
 
 
 @pytest.mark.parametrize(("break_it", "message"), INVARIANTS.values(), ids=INVARIANTS)
-def test_a_bundle_that_breaks_an_invariant_is_not_written(
+def test_invalid_bundle_is_not_written(
     break_it: Callable[[Bundle], Bundle], message: str, tmp_path: Path
 ) -> None:
     broken = break_it(make_bundle(labels=12, dim=4, users=5, bias=True))
@@ -232,7 +232,7 @@ def test_a_bundle_that_breaks_an_invariant_is_not_written(
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_one_flipped_bit_in_any_file_is_refused(written: Path, name: str, place: str) -> None:
+def test_flipped_bit_is_refused(written: Path, name: str, place: str) -> None:
     content = bytearray((written / name).read_bytes())
     content[{"first": 0, "middle": len(content) // 2, "last": -1}[place]] ^= 1
     (written / name).write_bytes(content)
@@ -242,7 +242,7 @@ def test_one_flipped_bit_in_any_file_is_refused(written: Path, name: str, place:
 
 
 @pytest.mark.parametrize("name", ["labels.arrow", "embeddings.npy", "calibration_queries.npy", "query_tower.onnx"])
-def test_a_manifest_that_leaves_out_a_needed_file_is_refused(written: Path, name: str) -> None:
+def test_manifest_without_a_required_file_is_refused(written: Path, name: str) -> None:
     edit_manifest(written, lambda content: content["files"].pop(name))
 
     with pytest.raises(BundleCorruptError, match=f"expected '{name}' among its files, found"):
@@ -259,7 +259,7 @@ def test_files_outside_the_directory_are_refused(written: Path, name: str) -> No
         Bundle.load(written)
 
 
-def test_another_version_is_refused_and_says_what_to_do(written: Path) -> None:
+def test_unknown_schema_version_is_refused(written: Path) -> None:
     edit_manifest(written, lambda content: content.update(schema_version=5, something_old=True))
 
     with pytest.raises(
@@ -280,7 +280,7 @@ def test_a_garbled_manifest_is_refused(written: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda _: None, Path.touch, Path.mkdir], ids=["nothing", "file", "empty"])
-def test_what_is_no_bundle_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
+def test_load_refuses_other_directories(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "thing")
 
     with pytest.raises(BundleCorruptError, match=r"thing: expected a bundle \(a directory with manifest.json\)"):
@@ -345,7 +345,7 @@ NOT_SHOWN = {
 
 
 @pytest.mark.parametrize("column", NOT_SHOWN.values(), ids=NOT_SHOWN)
-def test_a_bundle_whose_columns_cannot_be_displayed_is_not_written(column: pa.Array, tmp_path: Path) -> None:
+def test_undisplayable_columns_are_not_written(column: pa.Array, tmp_path: Path) -> None:
     made = with_manifest(make_bundle(labels=12), display=["odd"])
     broken = replace(made, labels=replace(made.labels, display=pa.table({"odd": column})))
 
@@ -363,7 +363,7 @@ def test_a_bundle_whose_columns_cannot_be_displayed_is_not_written(column: pa.Ar
         pa.nulls(12),
     ],
 )
-def test_a_bundle_whose_columns_can_be_displayed_is_written(column: pa.Array, tmp_path: Path) -> None:
+def test_displayable_columns_are_written(column: pa.Array, tmp_path: Path) -> None:
     made = with_manifest(make_bundle(labels=12), display=["shown"])
     replace(made, labels=replace(made.labels, display=pa.table({"shown": column}))).write(tmp_path / "bundle")
     Bundle.load(tmp_path / "bundle")

@@ -44,7 +44,7 @@ def test_the_hour_of_the_day_moves_shares() -> None:
     np.testing.assert_allclose(shares(calendar, 40 * HOUR), [0.5, 0.5], rtol=1e-6)
 
 
-def test_the_weekday_is_that_of_a_day_around_an_hour() -> None:
+def test_day_effect_uses_24_hours_around_each_hour() -> None:
     pairs = np.full((2, HOURS), 100.0)
     pairs[0, 48:72] = 300.0  # Saturday
     calendar = Calendar(pairs, ["day"], 1e-6)
@@ -57,13 +57,13 @@ def test_the_weekday_is_that_of_a_day_around_an_hour() -> None:
 
 
 @pytest.mark.parametrize("windows", [["day"], ["hour"], ["day", "hour"]])
-def test_few_pairs_say_nothing(windows: list) -> None:
+def test_few_pairs_give_no_effect(windows: list) -> None:
     calendar = Calendar(sales(300.0) / 1e6, windows, 30)
 
     np.testing.assert_allclose(calendar.ahead(12 * HOUR, HOUR), 1, atol=1e-3)
 
 
-def test_sums_that_decay_fast_have_the_factor_of_the_last_hours() -> None:
+def test_fast_decay_uses_the_factor_of_the_last_hours() -> None:
     calendar = Calendar(sales(300.0), ["hour"], 1e-6)
     past = calendar.past(13 * HOUR, np.array([HOUR / 10, 1e4 * HOURS * HOUR]))
 
@@ -71,7 +71,7 @@ def test_sums_that_decay_fast_have_the_factor_of_the_last_hours() -> None:
     np.testing.assert_allclose(past[:, 1], 1, atol=1e-3)
 
 
-def test_gain_is_the_likelihood_of_groups_over_that_of_their_shares() -> None:
+def test_gain_is_likelihood_over_shares() -> None:
     calendar = Calendar(sales(300.0), ["hour"], 1e-6)
     share = calendar.pairs.sum(axis=1) / calendar.pairs.sum()
     gains = calendar.gains(np.array([0, 1]), np.array([12.5 * HOUR, 12.5 * HOUR]))

@@ -58,7 +58,7 @@ def test_several_powers_from_one_pass() -> None:
     np.testing.assert_allclose(np.array(dense(both[0])) / [2, 3, 2], dense(both[1]), rtol=1e-6)
 
 
-def test_a_query_counts_once_for_what_follows_a_label() -> None:
+def test_query_counts_once_per_label_and_follower() -> None:
     often = LogPairs(np.array([0] * 500 + [1, 1]), np.array([0, 1] * 250 + [1, 0]))
     (made,) = cooccurrences(often, 2, [settings(kind="next", steps=3, step_decay=0.5)])
     # 250 times b after a and 249 times a after b are one each; query 1 has a after b. d = 2, 2.
@@ -73,14 +73,14 @@ def test_repeats_count_once_in_walk_and_cosine() -> None:
     np.testing.assert_array_equal(made.degrees_L, [1, 1])
 
 
-def test_weights_count_as_in_degrees() -> None:
+def test_weights_scale_sums_and_degrees() -> None:
     weighed = LogPairs(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([4, 9, 7], np.float32))
     (made,) = cooccurrences(weighed, 2, [settings(kind="walk")])
     # a → b: √4·√9 over query 0's total of 13, by d_a = 4
     np.testing.assert_allclose(dense(made)[0], [0, 6 / 13 / 4], rtol=1e-6)
 
 
-def test_a_query_counts_by_its_last_pairs_alone() -> None:
+def test_only_the_last_pairs_of_a_query_count() -> None:
     (made,) = cooccurrences(PAIRS, 3, [settings(kind="cosine")], most=2)
     # query 0 is b, c now: d = 1, 3, 2
     np.testing.assert_allclose(dense(made), [[0, 1 / 3**0.5, 0], [1 / 3**0.5, 0, 2 / 6**0.5], [0, 2 / 6**0.5, 0]])
@@ -125,7 +125,7 @@ def test_term_equals_the_sum_over_a_dense_matrix() -> None:
     np.testing.assert_allclose(values, expected[rows], rtol=1e-5)
 
 
-def test_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     pairs = LogPairs(np.sort(rng.integers(0, 40, 500)), rng.integers(0, 30, 500))
     (whole,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
@@ -136,7 +136,7 @@ def test_blocks_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(whole.weights_LN, parts.weights_LN, rtol=1e-6)
 
 
-def test_what_follows_is_summed_without_copying_all_of_it_for_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_followers_are_summed_without_quadratic_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     added = list[int]()
 
     def counted(one: csr_matrix, other: csr_matrix) -> csr_matrix:

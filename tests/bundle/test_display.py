@@ -40,7 +40,7 @@ TABLE = pa.table(
         ("exact", "2026-01-31 10:00:00.000000001", "2026-01-31 10:00:00.000000001"),
     ],
 )
-def test_columns_take_what_filters_take(name: str, value: Any, shown: Any) -> None:
+def test_columns_accept_values_of_filters(name: str, value: Any, shown: Any) -> None:
     columns = DisplayColumns(TABLE)
     found = columns.complete({name: value}, {})[name]
     assert found == shown
@@ -62,6 +62,6 @@ def test_columns_take_what_filters_take(name: str, value: Any, shown: Any) -> No
         ("cost", True, "a whole number within its range"),
     ],
 )
-def test_other_values_are_refused_with_what_to_send(name: str, value: Any, expected: str) -> None:
+def test_wrong_values_are_refused(name: str, value: Any, expected: str) -> None:
     with pytest.raises(DisplayError, match=expected):
         DisplayColumns(TABLE).complete({name: value}, {})

@@ -53,7 +53,7 @@ def test_missing_and_null_features_are_out_of_vocabulary_empty_or_the_training_m
     assert read({}, dict.fromkeys(["user", "seen", "tags", "words", "age"])) == expected
 
 
-def test_features_that_tell_a_tower_nothing() -> None:
+def test_rows_without_known_features_are_found() -> None:
     """Missing ones, unknown ids, empty lists, and a number where the mean of training stands."""
     features = [
         *FEATURES,
@@ -73,7 +73,7 @@ def test_features_that_tell_a_tower_nothing() -> None:
     assert says_nothing(features, reader.read([*nothing, *something])).tolist() == [True] * 4 + [False] * 9
 
 
-def test_an_audience_is_read_whole() -> None:
+def test_audience_keeps_all_entries() -> None:
     features = [Feature(name="by", kind="audience", vocabulary="users")]
     many = ["north", "east", *["nobody"] * 300]
     inputs = FeatureReader(features, VOCABULARIES).read([{"by": many}, {}, {"by": ["east", 7]}])
@@ -87,7 +87,7 @@ def test_an_audience_is_read_whole() -> None:
         Feature(name="by", kind="audience")
 
 
-def test_a_history_keeps_its_last_entries_and_pads_with_weight_0() -> None:
+def test_history_keeps_the_last_entries_and_pads_with_weight_0() -> None:
     inputs = read({"seen": ["north"]}, {"seen": ["north", "east", "east"]}, {"seen": ["east", "nowhere"]})
     assert inputs["seen"] == [[1, 0], [2, 2], [2, 0]]
     assert inputs["seen__weight"] == [[1, 0], [1, 1], [1, 1]]
@@ -100,7 +100,7 @@ def test_a_bag_is_a_list_or_weights_by_id() -> None:
     assert read({"tags": {"a": 1, "b": 2, "east": 3, "north": 4}})["tags__weight"] == [[2, 3, 4]]
 
 
-def test_text_with_a_vocabulary_is_split_at_spaces_and_its_first_words_are_looked_up() -> None:
+def test_text_with_a_vocabulary_is_split_at_spaces() -> None:
     # Of ASCII alone: É keeps its case, ’ and the no-break space stay in their words.
     kinds = {
         "none": ["North,", "east", "EAST\u00a0É’", "north"],
@@ -121,7 +121,7 @@ def test_text_with_a_vocabulary_is_split_at_spaces_and_its_first_words_are_looke
         FeatureReader([feature], VOCABULARIES).read([{"q": ["East"]}])
 
 
-def test_text_is_hashed_as_in_training() -> None:
+def test_text_is_hashed_like_in_training() -> None:
     inputs = read({"words": "The North, the EAST"}, {"words": "…"})
     assert inputs["words"] == [[row("north"), row("the"), row("east")], [0, 0, 0]]
     assert inputs["words__weight"] == [[1, 1, 1], [0, 0, 0]]
@@ -169,7 +169,7 @@ def test_other_values_are_refused_by_row_and_feature(features: Features, field: 
     assert isinstance(caught.value, ValueError)
 
 
-def test_ids_of_requests_are_those_of_columns() -> None:
+def test_ids_of_requests_equal_ids_of_columns() -> None:
     """Of a column and of a request, 39.0 is 39, true is `true`, and a number is its shortest decimal text."""
     columns = [
         pa.array([39.0, 0.1, 1e22, 1e-7, -0.0]),
@@ -202,7 +202,7 @@ def test_ids_of_requests_are_those_of_columns() -> None:
         ([None, None], [None, None]),
     ],
 )  # fmt: skip
-def test_a_text_column_of_booleans_or_whole_numbers_has_their_ids(
+def test_text_column_of_booleans_or_integers_has_canonical_ids(
     column: list[str | None], ids: list[str | None]
 ) -> None:
     assert to_ids(pa.array(column, pa.string())).to_pylist() == ids
@@ -228,7 +228,7 @@ def test_a_text_column_of_booleans_or_whole_numbers_has_their_ids(
         ("red, blue", None, None),
     ],
 )  # fmt: skip
-def test_joined_values_and_lists_as_text_are_their_parts(
+def test_joined_and_printed_lists_are_split(
     text: str, separator: str | None, parts: list[str] | None
 ) -> None:
     assert split_ids(text, separator) == parts
@@ -265,6 +265,6 @@ def test_a_number_may_be_a_boolean_or_text() -> None:
         "2025-12-31 22:03:49-03", " 2026-01-01 01:03:49 ",
     ],
 )  # fmt: skip
-def test_a_date_is_read_as_databases_print_it(text: str) -> None:
+def test_dates_of_databases_are_parsed(text: str) -> None:
     assert parse_seconds(text) == datetime(2026, 1, 1, 1, 3, 49, tzinfo=UTC).timestamp()
     assert parse_seconds("2026-01-01") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -59,7 +59,7 @@ def test_decayed_popularity_is_the_smoothed_sum() -> None:
     np.testing.assert_allclose(np.logaddexp.reduce(found.log_popularity()), 0, atol=1e-9)
 
 
-def test_a_label_whose_date_lies_ahead_has_nothing_until_then() -> None:
+def test_label_with_a_future_date_has_no_share() -> None:
     since = np.where(np.arange(LABELS) < 48, np.nan, [21 * DAY] * LABELS)
     since[49] = 30 * DAY
     found = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
@@ -73,7 +73,7 @@ def test_a_label_whose_date_lies_ahead_has_nothing_until_then() -> None:
     assert later[49] < 1e-12
 
 
-def test_a_new_label_has_what_one_without_pairs_has() -> None:
+def test_new_label_equals_a_label_without_pairs() -> None:
     found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
     new = found.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], [20 * DAY] * 3)
 
@@ -81,7 +81,7 @@ def test_a_new_label_has_what_one_without_pairs_has() -> None:
     assert new[2] < np.log(1e-12)
 
 
-def test_a_label_announced_for_later_is_there_once_a_refresh_has_passed_its_date() -> None:
+def test_announced_label_exists_after_its_date() -> None:
     found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
     announced = [{"listed": "1970-01-25"}], [20 * DAY]
 
@@ -90,7 +90,7 @@ def test_a_label_announced_for_later_is_there_once_a_refresh_has_passed_its_date
     assert later.log_popularity_of_new(*announced)[0] > np.log(1e-4)
 
 
-def test_a_change_of_a_known_label_keeps_what_it_does_not_give() -> None:
+def test_changed_label_keeps_other_columns() -> None:
     found = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
     more = found.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
 
@@ -99,7 +99,7 @@ def test_a_change_of_a_known_label_keeps_what_it_does_not_give() -> None:
     assert more.about["price"].to_pylist()[-2:] == [9, ABOUT["price"][4].as_py()]
 
 
-def test_where_all_labels_are_ahead_none_is_preferred() -> None:
+def test_labels_all_in_the_future_are_equal() -> None:
     found = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(PAIRS, TIMES, 20 * DAY)
 
     np.testing.assert_allclose(found.log_popularity(), -np.log(LABELS))
@@ -120,7 +120,7 @@ def boosted() -> Forecast:
     return replace(found, model=bytes(model.save_raw("ubj")), settings=settings)
 
 
-def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:
+def test_new_label_is_forecast_by_attributes(boosted: Forecast) -> None:
     given = [{"kind": kind, "price": 1.5} for kind in ("a", "b")]
     of_new = boosted.log_popularity_of_new(given, [20 * DAY] * 2)
 
@@ -130,7 +130,7 @@ def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:
     assert len(boosted.log_popularity_of_new([], [])) == 0
 
 
-def test_what_is_written_is_read(boosted: Forecast, tmp_path: Path) -> None:
+def test_write_and_read_round_trip(boosted: Forecast, tmp_path: Path) -> None:
     boosted.write(tmp_path / "forecast.arrow")
     read = Forecast.read(tmp_path / "forecast.arrow")
 
@@ -138,7 +138,7 @@ def test_what_is_written_is_read(boosted: Forecast, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.log_popularity(), boosted.log_popularity())
 
 
-def test_a_refresh_serves_what_was_released_until_enough_pairs_are_compared(boosted: Forecast, tmp_path: Path) -> None:
+def test_released_prior_is_served_until_100_pairs_are_compared(boosted: Forecast, tmp_path: Path) -> None:
     def refreshed(forecast: Forecast, pairs: int, day: float) -> Forecast:
         labels, times = np.full(pairs, LABELS - 1), np.linspace(day - 0.5, day, pairs) * DAY
         return forecast.refreshed(np.arange(pairs), labels, times, day * DAY)
@@ -182,7 +182,7 @@ def test_an_offset_is_added_to_every_label(boosted: Forecast, tmp_path: Path) ->
     np.testing.assert_array_equal(more.offset, [-1, offset[3], -2])
 
 
-def test_what_was_released_is_served_where_it_is_likelier(boosted: Forecast) -> None:
+def test_likelier_released_prior_is_served(boosted: Forecast) -> None:
     # A flood of one label in the earlier half says nothing about the later half.
     rng = np.random.default_rng(1)
     labels = np.r_[np.full(600, LABELS - 1), rng.integers(0, LABELS - 2, 600)]
@@ -200,7 +200,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         Forecast.read(tmp_path / "forecast.arrow")
 
 
-def test_a_query_weighs_at_most_one_on_a_label() -> None:
+def test_query_weighs_at_most_one_per_label() -> None:
     queries, labels = np.array([7] * 3000 + [8]), np.array([3] * 3000 + [3])
     times = np.r_[np.linspace(0, 20 * DAY, 3000), 20 * DAY]
     gaps = pair_gaps(times, previous_pairs(queries, labels))
@@ -213,7 +213,7 @@ def test_a_query_weighs_at_most_one_on_a_label() -> None:
     np.testing.assert_allclose(in_two.counted(labels[100:], times[100:], 20 * DAY, gaps[100:]).sums, at_once.sums)
 
 
-def test_labels_of_one_visit_weigh_less_by_their_rank() -> None:
+def test_labels_of_a_visit_weigh_less_by_rank() -> None:
     queries, labels = np.array([7, 8, 7, 7, 7, 7, 7]), np.array([0, 0, 1, 1, 2, 3, 4])
     times = np.array([0, 0, 100, 200, DAY - 1, DAY + 150, DAY + 150])
     gaps = pair_gaps(times, previous_pairs(queries, labels))
@@ -225,7 +225,7 @@ def test_labels_of_one_visit_weigh_less_by_their_rank() -> None:
     assert visit_weights(queries, times, gaps, 0.0).tolist() == [1] * 7
 
 
-def test_refreshes_weigh_a_visit_as_the_fit_did() -> None:
+def test_refresh_weighs_visits_like_the_fit() -> None:
     queries, labels, times = np.array([7, 7, 9]), np.array([3, 4, 4]), np.array([20.1, 20.2, 20.3]) * DAY
     before = forecast(visits=0.5)
     sums = before.refreshed(queries, labels, times, 20.3 * DAY).sums[[3, 4], 0]
@@ -249,7 +249,7 @@ def test_a_persistent_client_counts_once_in_refreshes() -> None:
     assert fresh.settings.compared < 7 * 24 + 1  # not one for every click
 
 
-def test_lists_at_theory_s_setting_are_those_of_the_shifted_law() -> None:
+def test_lists_at_the_theoretical_setting_match_the_shifted_distribution() -> None:
     """p*(y|x) ∝ p(y|x)·π*_y(t)/π_y: f = log p(y|x) − log π_y of a model, served at λ = 0, μ = 1, has its order."""
     taste = RNG.normal(size=(20, LABELS))
     log_pi = np.log(RNG.dirichlet(np.ones(LABELS)))

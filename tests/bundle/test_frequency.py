@@ -18,14 +18,14 @@ def test_frequencies_are_smoothed_by_half_a_pair_each() -> None:
     np.testing.assert_allclose(log_frequencies(counts(3, 1, 0, 0)), expected, rtol=1e-15)
 
 
-def test_a_label_of_one_in_a_billion_is_not_clipped() -> None:
+def test_rare_label_is_not_clipped() -> None:
     log_rare = log_frequencies(counts(10**9, 1))[1]
 
     assert log_rare == pytest.approx(math.log(1.5 / (10**9 + 2)), abs=1e-12)
     assert log_rare < -20
 
 
-def test_labels_never_seen_keep_a_finite_log_and_the_whole_sums_to_one() -> None:
+def test_unseen_labels_have_a_finite_log_and_shares_sum_to_one() -> None:
     seen = np.zeros(100_000, np.int64)
     seen[0] = 10**9
     log_pn = log_frequencies(seen)
@@ -43,19 +43,19 @@ def test_labels_never_seen_keep_a_finite_log_and_the_whole_sums_to_one() -> None
         (counts(3), math.nan, "expected smoothing > 0, received nan"),
     ],
 )
-def test_what_has_no_frequencies_is_refused(labels: np.ndarray, smoothing: float, message: str) -> None:
+def test_invalid_counts_are_refused(labels: np.ndarray, smoothing: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         log_frequencies(labels, smoothing=smoothing)
 
 
-def test_quantile_thresholds_are_those_of_the_labels_that_were_seen() -> None:
+def test_quantiles_use_labels_with_pairs() -> None:
     buckets = Buckets.by_quantile(counts(0, 0, 0, 1, 2, 3, 4, 5))
 
     assert (buckets.tail_upto, buckets.head_above) == pytest.approx((1 + 4 * 0.33, 1 + 4 * 0.66))
     assert buckets.assign(counts(0, 1, 2, 3, 4, 5)).tolist() == [NEW, TAIL, TAIL, TORSO, HEAD, HEAD]
 
 
-def test_labels_never_seen_are_new_even_when_all_others_are_head() -> None:
+def test_unseen_labels_are_new_when_all_are_head() -> None:
     labels = counts(0, 5, 5)
 
     assert Buckets.by_quantile(labels).assign(labels).tolist() == [NEW, TAIL, TAIL]

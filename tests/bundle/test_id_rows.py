@@ -14,7 +14,7 @@ ROWS = IdRows(pa.array(IDS))
 
 @pytest.mark.parametrize("count", [1, 40, 5000])
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_ids_have_their_rows_one_by_one_and_together(count: int, kind: pa.DataType) -> None:
+def test_rows_are_found_singly_and_in_batches(count: int, kind: pa.DataType) -> None:
     asked = IDS[-count:] + [f"other-{place}" for place in range(count)] + IDS[:count]
     expected = [*range(50_000 - count, 50_000), *[None] * count, *range(count)]
     rows = IdRows(ROWS.ids.cast(kind))
@@ -25,7 +25,7 @@ def test_ids_have_their_rows_one_by_one_and_together(count: int, kind: pa.DataTy
 
 @pytest.mark.parametrize("all_kept", [0, 4])
 @pytest.mark.parametrize("count", [1, 300])
-def test_ids_that_no_column_holds_are_absent(count: int, all_kept: int) -> None:
+def test_odd_ids_are_absent(count: int, all_kept: int) -> None:
     with patch("longtail.bundle.id_rows._ALL_KEPT", all_kept):
         rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
     odd = ["\ud800", "ä" * 299, "a", "x" * 1_000_000]
@@ -38,7 +38,7 @@ def test_ids_that_no_column_holds_are_absent(count: int, all_kept: int) -> None:
 @patch("longtail.bundle.id_rows._ALL_KEPT", 100)
 @given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=200))
 @settings(max_examples=40, deadline=None)
-def test_every_id_is_found_and_no_other(ids: list[str]) -> None:
+def test_all_ids_are_found_and_no_others(ids: list[str]) -> None:
     column = pa.array(ids, pa.string())
     made = IdRows(column)
     mapped = IdRows(column, made.order)
@@ -48,7 +48,7 @@ def test_every_id_is_found_and_no_other(ids: list[str]) -> None:
     assert [ids[row] for row in made.order] == sorted(ids)
 
 
-def test_what_is_kept_of_the_ids_asked_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.bundle.id_rows._MAX_KEPT", 100)
     rows = IdRows(ROWS.ids)
     for start in range(0, 5000, 40):

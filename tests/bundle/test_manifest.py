@@ -53,7 +53,7 @@ def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
         (HISTORY | {"unknown": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_a_feature_that_contradicts_its_kind_is_refused(feature: dict[str, Any], message: str) -> None:
+def test_feature_with_fields_of_another_kind_is_refused(feature: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Feature(**feature)
 
@@ -77,20 +77,20 @@ def test_a_feature_that_contradicts_its_kind_is_refused(feature: dict[str, Any],
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
+def test_inconsistent_manifest_is_refused(change: dict[str, Any], message: str) -> None:
     manifest = make_bundle(labels=3).manifest.model_dump()
 
     with pytest.raises(ValidationError, match=message):
         Manifest.model_validate(manifest | change)
 
 
-def test_the_prior_s_default_lies_within_its_limits() -> None:
+def test_default_of_a_prior_is_within_limits() -> None:
     assert Popularity() == Popularity(default=0, minimum=-1, maximum=2)
     with pytest.raises(ValidationError, match=r"expected -1.0 <= default <= 2.0, received -2"):
         Popularity(default=-2)
 
 
-def test_a_manifest_names_its_bonus_in_words() -> None:
+def test_manifest_describes_the_bonus() -> None:
     manifest = make_bundle(labels=3).manifest
     assert manifest.bonus == {bucket: Bonus(default=0, minimum=-5, maximum=5) for bucket in ("torso", "tail", "new")}
     curve = [

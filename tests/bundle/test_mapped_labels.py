@@ -46,14 +46,14 @@ def test_the_mapped_table_is_the_table(tmp_path: Path, kind: pa.DataType) -> Non
     assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
 
 
-def test_labels_made_of_mapped_ones_are_found_by_ids_of_their_own(tmp_path: Path) -> None:
+def test_derived_labels_have_their_own_id_rows(tmp_path: Path) -> None:
     mappable(tmp_path / "labels.arrow")
     renamed = replace(Labels.read(tmp_path / "labels.arrow"), ids=pa.array([f"other-{row}" for row in range(60)]))
     assert (renamed.row_of.get("item-7"), renamed.row_of["other-7"]) == (None, 7)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])
-def test_what_is_no_arrow_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "labels.arrow"
     mappable(path, DISPLAY.select(["title"]))
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
@@ -61,7 +61,7 @@ def test_what_is_no_arrow_file_is_refused(tmp_path: Path, content: bytes | None)
         Labels.read(path)
 
 
-def test_text_that_would_end_beyond_the_file_is_refused(tmp_path: Path) -> None:
+def test_text_offsets_beyond_the_file_are_refused(tmp_path: Path) -> None:
     """A search would read there, and end the process."""
     path = tmp_path / "labels.arrow"
     table = pa.table({"label_id": ["seven", "letters"]})

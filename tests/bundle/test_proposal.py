@@ -95,7 +95,7 @@ def test_projection_by_hand() -> None:
 
 
 @pytest.mark.parametrize("labels", SIZES)
-def test_probabilities_sum_to_one_and_paths_agree_with_the_expansion(labels: int) -> None:
+def test_probabilities_sum_to_one_and_match_the_expansion(labels: int) -> None:
     tree, z = random_tree(labels), queries(9)
     tree.validate(labels)
 
@@ -108,7 +108,7 @@ def test_probabilities_sum_to_one_and_paths_agree_with_the_expansion(labels: int
 
 
 @pytest.mark.parametrize("labels", SIZES)
-def test_a_beam_over_all_labels_ranks_them_exactly(labels: int) -> None:
+def test_full_beam_ranks_exactly(labels: int) -> None:
     tree, z = random_tree(labels), queries(9)
     every = tree.all_log_probabilities(z)
 
@@ -142,7 +142,7 @@ def test_a_beam_is_a_lower_bound_and_never_returns_padding() -> None:
     assert (log_p[:, 0] >= exact[:, 0] - 1e-5).mean() > 0.9
 
 
-def test_nothing_clips_a_probability() -> None:
+def test_probabilities_are_not_clipped() -> None:
     tree = replace(by_hand(), biases=array(0, -200, 60, -1e4))
 
     # Right at the root costs 200 nats; the left node's left child 60.
@@ -156,7 +156,7 @@ def test_padding_has_probability_zero() -> None:
     assert tree.log_probabilities(array([400]), np.array([[1]]))[0, 0] == 0.0
 
 
-def test_it_survives_the_file(tmp_path: Path) -> None:
+def test_write_and_read_round_trip(tmp_path: Path) -> None:
     tree = random_tree(5)
 
     tree.write(tmp_path / "proposal.npz")
@@ -197,7 +197,7 @@ def plain_array() -> bytes:
     ],
     ids=["empty", "noise", "an .npy file", "arrays missing", "an array too many", "pickled objects", "cut", "none"],
 )
-def test_a_file_that_is_something_else_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "proposal.npz").write_bytes(content)
 
@@ -258,7 +258,7 @@ def test_broken_invariants(break_it: Callable[[Proposal], Proposal], message: st
         break_it(by_hand()).validate(3)
 
 
-def test_a_bundle_carries_its_tree(tmp_path: Path) -> None:
+def test_bundle_contains_the_tree(tmp_path: Path) -> None:
     tree = random_tree(12)
     replace(make_bundle(labels=12, dim=4, users=20, proposal=True), proposal=tree).write(tmp_path / "bundle")
 
@@ -285,7 +285,7 @@ def test_a_bundle_refuses_a_tree_of_other_labels_or_features(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bundle_refuses_a_tree_whose_dial_goes_below_zero_or_beside_a_prior(tmp_path: Path) -> None:
+def test_tree_requires_a_dial_from_zero_and_no_prior(tmp_path: Path) -> None:
     bundle = make_bundle(labels=12, dim=4, users=20, proposal=True)
     dial = BiasRemoval(default=0.5, minimum=-0.5)
     with pytest.raises(BundleInvariantError, match=r"does not go below 0.* bias_removal.minimum >= 0, found -0.5"):

@@ -63,7 +63,7 @@ def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
     assert [now.history(name).tolist() for name in ("x", "y", "z")] == [[A, B, D], [B, C], []]
 
 
-def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
+def test_degrees_change_entries_without_new_pairs() -> None:
     first = log((X, A), (X, B), (Y, A), (Y, C))
     before = made(first, settings("walk", power=1.0))
     assert before.rows_LN[A].tolist() == [B, C, -1]
@@ -76,7 +76,7 @@ def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
     np.testing.assert_allclose(after.weights_LN[B, 0], 1 / 2 / 2 / 4)
 
 
-def test_what_follows_is_counted_from_the_remembered_labels_on() -> None:
+def test_followers_of_remembered_labels_count() -> None:
     of = settings("next", steps=2, step_decay=0.5)
     first = log((X, A), (X, B))
     after, now = refresh_term(made(first, of), log((0, C), (0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
@@ -90,7 +90,7 @@ def test_what_follows_is_counted_from_the_remembered_labels_on() -> None:
     assert now.history("x").tolist() == [B, C, D]
 
 
-def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
+def test_repeated_or_remembered_pair_counts_once() -> None:
     first = log((X, A), (X, B))
     before, remembered = made(first, settings("cosine")), known(first, NAMES[:1])
     after, _ = refresh_term(before, log((0, A), (0, B), (0, A)), pa.array(["x"]), remembered, None)
@@ -104,7 +104,7 @@ def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
-def test_a_client_that_nothing_is_remembered_of_counts_once_in_many_refreshes(kind: str) -> None:
+def test_query_without_remembered_labels_counts_once(kind: str) -> None:
     of, nameless = settings(kind, steps=2, step_decay=0.5), pa.nulls(1, pa.string())
     before = made(log((X, A), (X, B)), of)
     once, _ = refresh_term(before, log((0, C), (0, D), (0, C)), nameless, None, None)
@@ -136,7 +136,7 @@ def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refre
     assert remembered.history("y").tolist() == [B, C, D]
 
 
-def test_fewer_earlier_pairs_than_remembered_labels_do_not_replace_them() -> None:
+def test_few_earlier_pairs_do_not_replace_remembered_labels() -> None:
     first = log((X, A), (X, B))
     before = made(first, settings("cosine"))
     after, now = refresh_term(before, log((0, C)), pa.array(["x"]), known(first, NAMES[:1]), None, earlier=log((0, B)))
@@ -146,7 +146,7 @@ def test_fewer_earlier_pairs_than_remembered_labels_do_not_replace_them() -> Non
 
 
 @pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
-def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weights(kind: str) -> None:
+def test_query_counts_once_with_event_weights(kind: str) -> None:
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     bought = LogPairs(np.zeros(3, int), np.array([C, D, C]), np.full(3, 9, np.float32))
     once, remembered = refresh_term(made(first, of), bought, pa.array(["y"]), known(first, NAMES[:1]), None)
@@ -158,7 +158,7 @@ def test_a_client_counts_once_in_many_refreshes_where_types_of_events_have_weigh
     assert often.degrees_L.tolist() == [1, 1, 9, 9]
 
 
-def test_a_nearer_follower_counts_as_much_more_as_it_is_nearer() -> None:
+def test_nearer_follower_adds_the_difference() -> None:
     first, of = log((X, A), (X, B)), settings("next", steps=2, step_decay=0.5)
     # d is the second after a, and bought directly after a: 1/2 + 9 · (1 − 1/2), with weights in a root.
     before, remembered = refresh_term(made(first, of), log((0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
@@ -182,7 +182,7 @@ def test_weights_and_the_scale_count() -> None:
 @pytest.mark.parametrize(
     "of", [settings("cosine", neighbours=29), settings("next", neighbours=29, power=0.3, steps=3, step_decay=0.5)]
 )
-def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings) -> None:
+def test_refresh_is_exact_without_truncation(of: CooccurrenceSettings) -> None:
     rng = np.random.default_rng(1)
     queries, labels = rng.integers(0, 40, 600), rng.integers(0, 30, 600)
     names = pa.array([f"q{query}" for query in range(40)])
@@ -201,7 +201,7 @@ def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings)
     np.testing.assert_array_equal(now.rows_QR, known(whole, names, 100).rows_QR)
 
 
-def test_the_largest_weights_of_every_row_are_kept() -> None:
+def test_keep_largest_keeps_the_largest_weights() -> None:
     rng = np.random.default_rng(2)
     dense_LL = rng.integers(0, 5, (40, 40)) * (rng.random((40, 40)) < rng.random((40, 1)))
     sparse = csr_matrix(dense_LL.astype(np.float64))
@@ -213,7 +213,7 @@ def test_the_largest_weights_of_every_row_are_kept() -> None:
         assert weights == [-weight for weight, _ in best] + [0] * (7 - len(best))
 
 
-def test_labels_are_taken_with_their_neighbours() -> None:
+def test_take_keeps_neighbours() -> None:
     first = log((X, A), (X, B), (X, C), (Y, C), (Y, D))
     before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
     rows = np.array([D, C, A, -1])  # b is left out, and a label is new
@@ -231,7 +231,7 @@ def test_labels_are_taken_with_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
-def test_pairs_of_new_queries_make_what_the_whole_log_makes(kind: str) -> None:
+def test_pairs_of_new_queries_equal_the_full_log(kind: str) -> None:
     first, later = log((X, A), (X, B), (X, C)), log((0, B), (0, C), (0, D), (0, B))
     of = settings(kind, steps=2, step_decay=0.5)
     whole = LogPairs(np.concatenate([first.queries, later.queries + 9]), np.concatenate([first.labels, later.labels]))

@@ -8,7 +8,7 @@ from longtail.bundle.sets import distinct, is_in
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
 @pytest.mark.parametrize("size", [0, 1, 7, 5000])
-def test_they_are_numpy_s(dtype: type, size: int) -> None:
+def test_sets_equal_numpy(dtype: type, size: int) -> None:
     rng = np.random.default_rng(size)
     values, others = (rng.integers(-9, size // 2 + 1, count).astype(dtype) for count in (size, 3 * size))
     found = distinct(values)

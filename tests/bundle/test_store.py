@@ -57,7 +57,7 @@ def kill(writer: "subprocess.Popen[str]") -> None:
     writer.wait()
 
 
-def test_a_directory_is_there_when_the_block_ends_and_not_before(tmp_path: Path) -> None:
+def test_directory_appears_at_the_end_of_the_block(tmp_path: Path) -> None:
     target = tmp_path / "new" / "parents" / "target"
 
     with atomic_directory(target) as working:
@@ -70,7 +70,7 @@ def test_a_directory_is_there_when_the_block_ends_and_not_before(tmp_path: Path)
     assert target.stat().st_mode & 0o777 == 0o755
 
 
-def test_an_exception_in_the_block_leaves_nothing(tmp_path: Path) -> None:
+def test_exception_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write(tmp_path / "target", then=lambda: 1 / 0)
 
@@ -92,7 +92,7 @@ def test_a_killed_writer_leaves_no_target_and_the_next_write_cleans_up(
 
 
 @pytest.mark.process
-def test_the_directory_of_a_writer_that_still_runs_is_left_alone(
+def test_directory_of_a_running_writer_stays(
     tmp_path: Path, start_writer: Callable[[], "subprocess.Popen[str]"]
 ) -> None:
     writer = start_writer()
@@ -119,7 +119,7 @@ def test_stale_files_and_directories_of_dead_processes_are_removed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("existing", ["file", "directory", "dangling link"])
-def test_a_target_that_exists_is_refused_untouched(tmp_path: Path, existing: str) -> None:
+def test_existing_target_is_refused_unchanged(tmp_path: Path, existing: str) -> None:
     target = tmp_path / "target"
     if existing == "file":
         target.write_bytes(b"mine")
@@ -136,7 +136,7 @@ def test_a_target_that_exists_is_refused_untouched(tmp_path: Path, existing: str
     assert names(tmp_path) == ["target"]
 
 
-def test_a_target_that_appears_meanwhile_wins(tmp_path: Path) -> None:
+def test_concurrent_target_wins(tmp_path: Path) -> None:
     target = tmp_path / "target"
 
     with pytest.raises(BundleExistsError):
@@ -146,7 +146,7 @@ def test_a_target_that_appears_meanwhile_wins(tmp_path: Path) -> None:
     assert names(tmp_path) == ["target"]
 
 
-def test_a_disk_that_is_full_while_writing_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_while_writing_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "target", then=no_space)
 
@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_while_writing_leaves_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
-def test_a_disk_that_is_full_while_flushing_leaves_nothing(
+def test_full_disk_while_flushing_leaves_no_files(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, step, no_space)
@@ -194,7 +194,7 @@ def test_a_small_file_is_replaced_in_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_replacement_that_fails_keeps_the_old_content(
+def test_failed_replacement_keeps_the_content(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pointer = tmp_path / "CURRENT"

@@ -25,7 +25,7 @@ assert tower.embed(tower.read([tower.example()])).shape == (1, manifest.dim)
 
 
 @pytest.mark.process
-def test_a_tower_that_runs_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+def test_tower_leaves_no_temporary_files(tmp_path: Path) -> None:
     bundle = make_bundle().write(tmp_path / "bundle").path
     (tmp_path / "temporary").mkdir()
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
@@ -66,7 +66,7 @@ def test_the_tower_of_a_bundle_embeds_features() -> None:
     assert queries_BD.dtype == np.float32
 
 
-def test_numbers_that_overflow_in_the_tower_are_refused_by_name() -> None:
+def test_overflow_in_the_tower_is_refused() -> None:
     tower = Tower(number_tower(), [Feature(name="x", kind="number")], {}, 2)
     np.testing.assert_array_equal(tower.embed(tower.read([{"x": 3}])), [[3, 9]])
     with pytest.raises(FeatureError, match="overflow") as caught:
@@ -74,11 +74,11 @@ def test_numbers_that_overflow_in_the_tower_are_refused_by_name() -> None:
     assert (caught.value.row, caught.value.field) == (1, "features")
 
 
-def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
+def test_tower_with_other_inputs_is_refused() -> None:
     with pytest.raises(TowerError, match=r"expected the inputs \['y'\] .* found \['x'\]"):
         Tower(number_tower(), [Feature(name="y", kind="number")], {}, 2)
 
 
-def test_bytes_that_are_no_model_are_refused() -> None:
+def test_invalid_model_is_refused() -> None:
     with pytest.raises(TowerError, match="expected a model that ONNX Runtime loads"):
         Tower(b"not a model", [], {}, 2)

@@ -45,7 +45,7 @@ def models(bundle: Bundle) -> tuple[bytes | Path, bytes | Path]:
 
 
 @pytest.mark.parametrize("towers", [True, False], ids=["read", "mapped"])
-def test_towers_with_tables_beside_them_compute_the_same(
+def test_towers_with_table_files_compute_the_same(
     whole: Bundle, apart: Bundle, tmp_path: Path, towers: bool
 ) -> None:
     written = apart.write(tmp_path / "bundle")
@@ -60,7 +60,7 @@ def test_towers_with_tables_beside_them_compute_the_same(
     assert (tmp_path / "bundle" / "query_tower.onnx").stat().st_size < len(whole.query_tower) - tables / 2
 
 
-def test_tables_are_linked_and_copied_where_they_cannot_be(
+def test_tables_are_linked_or_copied(
     apart: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linked = apart.write(tmp_path / "linked")
@@ -75,7 +75,7 @@ def test_tables_are_linked_and_copied_where_they_cannot_be(
     assert copied.tables["users"].read_bytes() == apart.tables["users"].read_bytes()
 
 
-def test_a_bundle_that_is_not_written_has_no_tables_to_run_with(
+def test_unwritten_bundle_has_no_table_files(
     apart: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_a_bundle_that_is_not_written_has_no_tables_to_run_with(
         embedded(apart, *models(apart))
 
 
-def test_a_folder_of_links_runs_and_links_into_other_folders_say_what_to_do(apart: Bundle, tmp_path: Path) -> None:
+def test_links_within_the_folder_run_and_others_are_refused(apart: Bundle, tmp_path: Path) -> None:
     apart.write(tmp_path / "bundle")
     (tmp_path / "linked").symlink_to(tmp_path / "bundle")
     embedded(apart, *models(Bundle.load(tmp_path / "linked")))
@@ -105,7 +105,7 @@ def test_a_folder_of_links_runs_and_links_into_other_folders_say_what_to_do(apar
         assert np.array_equal(found, same)
 
 
-def test_a_bundle_whose_folder_is_gone_is_not_written(apart: Bundle, tmp_path: Path) -> None:
+def test_bundle_with_missing_tables_is_not_written(apart: Bundle, tmp_path: Path) -> None:
     bundle = Bundle.load(apart.write(tmp_path / "bundle").path or tmp_path)
     shutil.rmtree(tmp_path / "bundle" / "tables")
     with pytest.raises(BundleCorruptError, match=r"tables/\w+\.npy: expected a NumPy array file, found none"):
@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_table_that_is_not_its_vocabulary_s_is_refused(
+def test_table_with_another_number_of_rows_is_refused(
     apart: Bundle, tmp_path: Path, change: Callable[[np.ndarray], Any], message: str
 ) -> None:
     np.save(apart.tables["items"], change(np.load(apart.tables["items"])))
@@ -146,7 +146,7 @@ def test_a_table_that_is_not_its_vocabulary_s_is_refused(
     assert not (tmp_path / "bundle").exists()
 
 
-def test_what_is_no_array_is_refused(apart: Bundle, tmp_path: Path) -> None:
+def test_invalid_array_is_refused(apart: Bundle, tmp_path: Path) -> None:
     apart.tables["items"].write_bytes(b"rows")
     with pytest.raises(BundleCorruptError, match=r"items\.npy: expected a NumPy array file"):
         apart.write(tmp_path / "bundle")

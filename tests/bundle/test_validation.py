@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("values", "said"), WRONG.values(), ids=WRONG)
-def test_what_was_expected_where(values: dict[str, Any], said: list[str]) -> None:
+def test_problems_name_path_and_expectation(values: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(ValidationError) as raised:
         Settings.model_validate(values)
     assert [*map(str, describe_problems(raised.value.errors(), Settings))] == said
@@ -84,7 +84,7 @@ def test_names_of_other_libraries() -> None:
     assert did_you_mean("weigth", ["weight", "family"]) == ": did you mean 'weight'?"
 
 
-def test_a_long_name_costs_nothing() -> None:
+def test_long_name_is_not_compared() -> None:
     started = perf_counter()
     assert nearest("weight" * 1_000_000, ["weight"] * 1_000) is None
     assert perf_counter() - started < 0.1

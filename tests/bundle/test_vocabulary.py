@@ -29,7 +29,7 @@ def test_a_column_is_encoded_with_nulls_as_unknown(vocabulary: Vocabulary, colum
     assert encoded.tolist() == [2, 0, 0, 1]
 
 
-def test_an_empty_vocabulary_knows_nothing(tmp_path: Path) -> None:
+def test_empty_vocabulary_has_only_the_unknown_row(tmp_path: Path) -> None:
     empty = Vocabulary(pa.array([], pa.string()))
     empty.write(tmp_path / "empty.arrow")
 
@@ -37,7 +37,7 @@ def test_an_empty_vocabulary_knows_nothing(tmp_path: Path) -> None:
         assert (each.rows, each.lookup_all(["a"]), each.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
 
 
-def test_what_is_written_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> None:
+def test_written_vocabulary_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> None:
     vocabulary.write(tmp_path / "ids.arrow")
 
     allocated = pa.total_allocated_bytes()
@@ -60,7 +60,7 @@ def test_what_is_written_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> No
         ("row_by_id", None, "'row_by_id': expected int32, found no such column"),
     ],
 )
-def test_a_file_that_is_no_vocabulary_is_refused(
+def test_other_files_are_refused(
     vocabulary: Vocabulary, column: str, values: list[object] | None, message: str, tmp_path: Path
 ) -> None:
     vocabulary.write(tmp_path / "ids.arrow")

@@ -17,7 +17,7 @@ FULL = refusal(429, "queue_full", Retry_After="1")
 NOT_READY = refusal(503, "not_ready")
 
 
-def test_a_busy_service_is_asked_again_when_it_says(asker: Make, clock: Clock) -> None:
+def test_retry_after_is_respected(asker: Make, clock: Clock) -> None:
     script = Script(FULL, NOT_READY, RELEASE)
     assert asker(script)("release")["name"] == "r"
     assert clock.sleeps == pytest.approx([1 + 0.05, 0.1])
@@ -30,7 +30,7 @@ def test_a_lost_connection_is_tried_again(asker: Make, clock: Clock) -> None:
     assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2])
 
 
-def test_nothing_is_waited_for_that_would_come_too_late(asker: Make, clock: Clock) -> None:
+def test_wait_beyond_the_timeout_is_skipped(asker: Make, clock: Clock) -> None:
     script = Script(refusal(429, "queue_full", Retry_After="4"))
     with pytest.raises(BusyError):
         asker(script, timeout=10, retries=50)("release")
@@ -67,7 +67,7 @@ def test_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
+def test_each_attempt_gets_the_remaining_time(asker: Make) -> None:
     script = Script(FULL, RELEASE)
     asker(script, timeout=5)("release")
     left = [request.extensions["timeout"]["read"] for request in script.requests]
@@ -75,7 +75,7 @@ def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_event_is_sent_again_under_its_own_key(asker: Make) -> None:
+def test_retry_keeps_the_idempotency_key(asker: Make) -> None:
     taken = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
     for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
         script = Script(outcome, taken)
@@ -98,7 +98,7 @@ def test_an_event_is_sent_again_under_its_own_key(asker: Make) -> None:
         (503, "timeout", BusyError),
     ],
 )
-def test_an_error_says_what_the_service_said(asker: Make, status: int, kind: str, error: type[LongtailError]) -> None:
+def test_error_has_the_message_of_the_service(asker: Make, status: int, kind: str, error: type[LongtailError]) -> None:
     with pytest.raises(LongtailError) as raised:
         asker(Script(refusal(status, kind, field="queries.0.k")), retries=0)("retrieve", features={})
     said = raised.value
@@ -156,7 +156,7 @@ def test_no_answer_at_all(asker: Make, cause: type[httpx.TransportError], kind: 
 
 
 @pytest.mark.parametrize("features", [{"price": float("inf")}, {"price": {1}}, {"name": "\ud800"}])
-def test_what_json_has_not_is_refused_unsent(asker: Make, features: dict[str, object]) -> None:
+def test_values_outside_json_are_not_sent(asker: Make, features: dict[str, object]) -> None:
     script = Script(RELEASE)
     with pytest.raises((ValueError, TypeError)):
         asker(script)("retrieve", features=features)

@@ -145,7 +145,7 @@ def keys_sent(body: Any) -> set[str]:
     return set(body).union(*(keys_sent(value) for key, value in body.items() if key not in FREE))
 
 
-def test_every_route_has_its_method_and_reads_every_key() -> None:
+def test_every_route_has_a_method_with_every_key() -> None:
     document = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     schemas = document["components"]["schemas"]
 
@@ -245,12 +245,12 @@ def test_labels_are_read_page_by_page(asker: Make) -> None:
         (lambda: calls.embed(labels="item-1"), TypeError, "labels: expected a collection"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Any, error: type[Exception], message: str) -> None:
+def test_ambiguous_arguments_are_refused(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
 
 
-def test_every_event_has_a_key_of_its_own() -> None:
+def test_every_event_has_a_unique_key() -> None:
     sent = calls.feedback([Feedback("q", ["a"]), Feedback("q", ["a"]), Feedback(None, ["a"], {})]).body
     assert sent is not None
     assert len({event["idempotency_key"] for event in sent["events"]}) == 3

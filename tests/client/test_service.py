@@ -34,7 +34,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield process.url
 
 
-def test_retrieve_answers_what_the_route_answers(asker: Make, url: str) -> None:
+def test_retrieve_equals_the_route(asker: Make, url: str) -> None:
     answer = asker(url=url)("retrieve", features=FEATURES, k=5, bias_removal=0.25, popularity=0.5)
     assert isinstance(answer, Answer)
     query = {"features": FEATURES, "k": 5, "bias_removal": 0.25, "popularity": 0.5}
@@ -74,7 +74,7 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
     assert plain.floors is None
 
 
-def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url: str) -> None:
+def test_labels_are_listed_hidden_and_restored(asker: Make, url: str) -> None:
     longtail, expected = asker(url=url), sorted(f"item-{row}" for row in range(LABELS))
     for listing in ({"limit": 7}, {}):
         assert [label["id"] for label in longtail("labels", **listing)] == expected

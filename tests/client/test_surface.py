@@ -79,7 +79,7 @@ def test_the_key_is_sent_and_neither_logged_nor_in_an_error(asker: Make, caplog:
         ({"retries": -1}, "retries: expected at least 0, received -1"),
     ],
 )
-def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(kind: type[Client], settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         kind(**({"url": "http://h"} | settings))
     assert KEY not in str(raised.value)

@@ -36,7 +36,7 @@ def opened(place: StateLocation, clock: Clock) -> Callable[[], AnswerKeys]:
     return lambda: AnswerKeys(place, 2 * DAY, clock)
 
 
-def test_all_who_share_the_state_sign_with_one_key(opened: Callable[[], AnswerKeys]) -> None:
+def test_services_of_one_state_share_a_key(opened: Callable[[], AnswerKeys]) -> None:
     several = [opened() for _ in range(6)]
     assert all(keys.signing is None for keys in several)
     with ThreadPoolExecutor(6) as pool:
@@ -44,7 +44,7 @@ def test_all_who_share_the_state_sign_with_one_key(opened: Callable[[], AnswerKe
     assert len({keys.signing for keys in several}) == 1
 
 
-def test_a_day_later_another_key_signs_and_the_one_before_still_reads(
+def test_key_rotates_daily_and_older_keys_still_read(
     opened: Callable[[], AnswerKeys], clock: Clock
 ) -> None:
     first, second = opened(), opened()
@@ -70,7 +70,7 @@ def test_a_day_later_another_key_signs_and_the_one_before_still_reads(
     assert number not in first.secrets
 
 
-def test_keys_are_read_again_only_so_often(opened: Callable[[], AnswerKeys], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refresh_rate_is_limited(opened: Callable[[], AnswerKeys], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.state.answer_keys._REFRESH_SECONDS", 60)
     keys = opened()
     keys.load()
@@ -78,12 +78,12 @@ def test_keys_are_read_again_only_so_often(opened: Callable[[], AnswerKeys], mon
     keys.refresh()
 
 
-def test_nobody_else_may_read_the_file(tmp_path: Path, clock: Clock) -> None:
+def test_file_is_private(tmp_path: Path, clock: Clock) -> None:
     AnswerKeys(tmp_path, DAY, clock).load()
     assert (tmp_path / KEYS_FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_key_that_cannot_be_replaced_goes_on(
+def test_failed_rotation_keeps_the_key(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     AnswerKeys(tmp_path, DAY, clock).load()
@@ -105,7 +105,7 @@ def test_a_key_that_cannot_be_replaced_goes_on(
     assert before[0] in keys.secrets
 
 
-def test_a_key_is_kept_for_as_long_as_answers_of_its_last_hour_are_taken(tmp_path: Path, clock: Clock) -> None:
+def test_key_is_kept_while_answer_ids_are_accepted(tmp_path: Path, clock: Clock) -> None:
     keys = AnswerKeys(tmp_path, 2 * DAY, clock)
     keys.load()
     number, secret = keys.signing or (0, b"")
@@ -134,6 +134,6 @@ def test_a_damaged_file_is_refused_and_stays(tmp_path: Path, clock: Clock, conte
     assert path.read_bytes() == content
 
 
-def test_a_state_that_cannot_be_written(tmp_path: Path, clock: Clock) -> None:
+def test_unwritable_state_is_an_error(tmp_path: Path, clock: Clock) -> None:
     with pytest.raises(StoreError, match="expected keys of answer ids, found"):
         AnswerKeys(tmp_path / "missing", DAY, clock).load()

@@ -20,7 +20,7 @@ from longtail.state import (
 from tests.state.changes import hide, ids, upsert
 
 
-def test_no_file_is_an_empty_store_and_reading_makes_none(tmp_path: Path) -> None:
+def test_missing_file_is_an_empty_store(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     assert store.read_from() == ([], None, False)
     store.append([])
@@ -30,7 +30,7 @@ def test_no_file_is_an_empty_store_and_reading_makes_none(tmp_path: Path) -> Non
         read_label_changes(tmp_path)
 
 
-def test_a_file_that_was_taken_away_is_started_over(tmp_path: Path) -> None:
+def test_deleted_file_restarts_readers(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.append([hide("a")])
     position = store.read_from().position
@@ -42,7 +42,7 @@ def test_a_file_that_was_taken_away_is_started_over(tmp_path: Path) -> None:
     assert ([record.id for record in tail.records], tail.restarted) == (["b"], True)
 
 
-def test_a_file_that_was_set_back_is_started_over(tmp_path: Path) -> None:
+def test_restored_file_restarts_readers(tmp_path: Path) -> None:
     store, path = LabelStore(tmp_path), tmp_path / "labels.sqlite"
     store.append([hide("a")])
     store.close()
@@ -55,7 +55,7 @@ def test_a_file_that_was_set_back_is_started_over(tmp_path: Path) -> None:
     assert ([record.id for record in tail.records], tail.restarted) == (["a"], True)
 
 
-def test_several_that_come_first_make_one_file(tmp_path: Path) -> None:
+def test_concurrent_creation_makes_one_file(tmp_path: Path) -> None:
     threads = [threading.Thread(target=LabelStore(tmp_path).append, args=([hide(str(name))],)) for name in range(8)]
     for thread in threads:
         thread.start()
@@ -101,7 +101,7 @@ def test_other_files_damaged_ones_and_newer_versions_are_refused_and_stay(tmp_pa
         store.read_from()
 
 
-def test_a_full_disk_loses_only_the_batch_that_found_it_full(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_failed_batch(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.append([upsert("a")])
     position = store.read_from().position

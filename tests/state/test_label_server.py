@@ -51,7 +51,7 @@ def until_read(store: LabelStore, position: object, seconds: float = 10) -> tupl
     raise TimeoutError("expected a change to be read")
 
 
-def test_others_hear_of_a_change_before_they_would_look(
+def test_notifications_precede_polling(
     database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_of(database_server)
@@ -74,7 +74,7 @@ def test_others_hear_of_a_change_before_they_would_look(
     assert sorted(waited)[2] < 0.25, "half of the half second after which it would look"
 
 
-def test_first_comers_make_one_store(database_server: PostgresServer) -> None:
+def test_concurrent_creation_makes_one_store(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda name: LabelStore(place).append([hide(str(name))]), range(6)))
@@ -82,7 +82,7 @@ def test_first_comers_make_one_store(database_server: PostgresServer) -> None:
     assert LabelStore(place).read_from().position is not None
 
 
-def test_kill_9_of_the_database_loses_nothing_and_stores_go_on_by_themselves(server: PostgresServer) -> None:
+def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) -> None:
     place = place_of(server)
     writer, reader = LabelStore(place), LabelStore(place)
     writer.append([hide("a")])
@@ -106,7 +106,7 @@ def test_kill_9_of_the_database_loses_nothing_and_stores_go_on_by_themselves(ser
     assert ids(place) == ["a", "later-0", "later-1", "later-2"]
 
 
-def test_a_database_that_hangs_is_an_error_within_seconds(
+def test_hanging_database_is_an_error_within_seconds(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longtail.state.connections._ANSWER_SECONDS", 1.0)
@@ -128,7 +128,7 @@ def test_a_database_that_hangs_is_an_error_within_seconds(
     assert ids(place) in (["a", "b"], ["a", "lost", "b"])
 
 
-def test_a_writer_that_was_stopped_amid_a_write_holds_nobody_up_for_good(
+def test_suspended_writer_does_not_block_others_forever(
     database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_of(database_server)
@@ -146,7 +146,7 @@ def test_a_writer_that_was_stopped_amid_a_write_holds_nobody_up_for_good(
     assert ids(place) == ["a", "b"]
 
 
-def test_tables_that_vanish_are_not_made_again_under_a_running_store(database_server: PostgresServer) -> None:
+def test_dropped_tables_are_not_recreated(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     store = LabelStore(place)
     store.append([hide("a")])
@@ -164,7 +164,7 @@ def test_tables_that_vanish_are_not_made_again_under_a_running_store(database_se
         store.append([hide("b")])
 
 
-def test_a_database_that_was_set_back_is_read_anew(database_server: PostgresServer) -> None:
+def test_restored_database_restarts_readers(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     store = LabelStore(place)
     store.append([hide("a")])
@@ -177,7 +177,7 @@ def test_a_database_that_was_set_back_is_read_anew(database_server: PostgresServ
     assert ([record.id for record in read.records], read.restarted) == (["a"], True)
 
 
-def test_a_schema_that_is_there_needs_no_right_to_make_one(database_server: PostgresServer) -> None:
+def test_existing_schema_needs_no_create_right(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {place.schema} LOGIN")
@@ -187,7 +187,7 @@ def test_a_schema_that_is_there_needs_no_right_to_make_one(database_server: Post
     assert ids(own) == ["a"]
 
 
-def test_a_server_that_does_not_wait_for_its_disk_is_told_to(database_server: PostgresServer) -> None:
+def test_synchronous_commit_is_enabled(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
         connection.execute("ALTER ROLE longtail SET synchronous_commit = off")
@@ -200,7 +200,7 @@ def test_a_server_that_does_not_wait_for_its_disk_is_told_to(database_server: Po
             connection.execute("ALTER ROLE longtail RESET synchronous_commit")
 
 
-def test_a_pooler_that_loses_the_schema_is_refused(
+def test_pooler_without_the_schema_is_refused(
     database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = place_of(database_server)
@@ -228,13 +228,13 @@ def test_a_pooler_that_loses_the_schema_is_refused(
         ("mysql://u:secret@h/d", 'received "mysql"://'),
     ],
 )
-def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: str) -> None:
+def test_invalid_urls_are_refused_without_password(url: str, wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong) as refused:
         parse_location(url)
     assert "secret" not in str(refused.value)
 
 
-def test_a_database_that_does_not_answer_is_never_taken_for_one_without_changes() -> None:
+def test_unreachable_database_is_not_an_empty_store() -> None:
     place = parse_location(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
     with closing(LabelStore(place)) as store:
         for _ in range(3):

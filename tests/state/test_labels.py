@@ -23,7 +23,7 @@ from tests.state.changes import AT, hide, ids, restore, upsert
 ROOT = Path(__file__).parents[2]
 
 
-def test_records_come_back_as_they_went_in(place: StateLocation) -> None:
+def test_records_round_trip(place: StateLocation) -> None:
     records = [upsert("a", genres=["x", 3], weights={"é": 0.5}, year=None), hide("b"), restore("b"), upsert("a\n\0")]
     records.append(upsert("c").model_copy(update={"priors": {"recent": -0.1}}))
     store = LabelStore(place)
@@ -52,7 +52,7 @@ def test_the_last_change_of_a_label_counts() -> None:
     assert dict(changes.upserts) == {"a": first}, "changes stay as they are"
 
 
-def test_a_reader_goes_on_where_it_stopped(place: StateLocation) -> None:
+def test_reader_continues_after_the_last_change(place: StateLocation) -> None:
     writer, reader = LabelStore(place), LabelStore(place)
     writer.append([upsert("a")])
     first = reader.read_from()
@@ -66,7 +66,7 @@ def test_a_reader_goes_on_where_it_stopped(place: StateLocation) -> None:
     assert [record.id for record in reader.read_from(first.position).records] == ["b", "c"]
 
 
-def test_a_writer_reads_at_once_what_it_wrote(place: StateLocation) -> None:
+def test_writer_reads_its_changes_at_once(place: StateLocation) -> None:
     store, position = LabelStore(place), None
     for count in range(5):
         store.append([hide(str(count))])
@@ -75,7 +75,7 @@ def test_a_writer_reads_at_once_what_it_wrote(place: StateLocation) -> None:
         position = read.position
 
 
-def test_looking_when_nothing_happened_reads_nothing(place: StateLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_read_returns_no_changes(place: StateLocation, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LabelStore(place)
     store.append([upsert("a")])
     position = store.read_from().position
@@ -84,7 +84,7 @@ def test_looking_when_nothing_happened_reads_nothing(place: StateLocation, monke
     assert store.read_from(position).records == []
 
 
-def test_a_reading_that_failed_is_made_again(place: StateLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_read_is_repeated(place: StateLocation, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = LabelStore(place), LabelStore(place)
     writer.append([upsert("a")])
     position = reader.read_from().position
@@ -116,7 +116,7 @@ def test_compacting_keeps_the_last_change_of_each_label_and_readers_go_on(place:
     assert ([record.id for record in more.records], more.restarted) == (["a"], False)
 
 
-def test_threads_with_stores_of_their_own_and_shared_ones_lose_nothing(place: StateLocation) -> None:
+def test_concurrent_threads_lose_no_change(place: StateLocation) -> None:
     shared = LabelStore(place)
     seen: list[str] = []
 
@@ -143,7 +143,7 @@ def test_threads_with_stores_of_their_own_and_shared_ones_lose_nothing(place: St
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", 10**5000], ids=["nan", "half", "long"])
-def test_values_that_would_not_read_back_are_refused_and_nothing_is_written(
+def test_values_outside_json_are_refused(
     place: StateLocation, value: object
 ) -> None:
     store = LabelStore(place)
@@ -155,7 +155,7 @@ def test_values_that_would_not_read_back_are_refused_and_nothing_is_written(
 @pytest.mark.parametrize(
     "value", [10**400, -(2**63), 0.1, 1e300, "\u2028\x00é", [None, True, {"": []}], {"a": {"b": 1}}]
 )
-def test_values_that_read_back_as_they_are(place: StateLocation, value: object) -> None:
+def test_odd_values_round_trip(place: StateLocation, value: object) -> None:
     LabelStore(place).append([upsert("a", value=value)])
     assert LabelStore(place).read_from().records == [upsert("a", value=value)]
 
@@ -179,7 +179,7 @@ KILLS = 6
 
 
 @pytest.mark.process
-def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(place: StateLocation) -> None:
+def test_kill_9_loses_no_acknowledged_change(place: StateLocation) -> None:
     rng = random.Random(0)
     acknowledged: list[int] = []
     where = str(place) if isinstance(place, Path) else url_of(place)
@@ -211,7 +211,7 @@ def test_kill_9_at_any_moment_loses_nothing_that_was_acknowledged(place: StateLo
         assert not list(place.glob(".*.tmp"))
 
 
-def test_dates_follow_the_store_and_the_release_whatever_the_clock_says(place: StateLocation) -> None:
+def test_dates_follow_store_and_release_with_wrong_clocks(place: StateLocation) -> None:
     day = timedelta(days=1)
     one, other = LabelStore(place), LabelStore(place)
     step = timedelta(microseconds=1)

@@ -38,7 +38,7 @@ def write(folder: Path, writer: Writer, content: bytes, packed: str = "") -> Pat
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_what_is_written_is_read(count: int, reader: Database, folder: Path) -> None:
+def test_written_rows_are_read(count: int, reader: Database, folder: Path) -> None:
     @cases(count)
     @given(tables(WORDS | QUOTED), st.sampled_from(WRITERS), st.sampled_from([*PACKERS]))
     def check(table: tuple[list[str], Rows], writer: Writer, packed: str) -> None:

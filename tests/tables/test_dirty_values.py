@@ -58,7 +58,7 @@ def times(draw: st.DrawFn) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_times_are_those_that_databases_print(count: int, reader: Database) -> None:
+def test_times_of_databases_are_parsed(count: int, reader: Database) -> None:
     @cases(count)
     @given(times())
     def check(time: tuple[str, int]) -> None:
@@ -70,7 +70,7 @@ def test_times_are_those_that_databases_print(count: int, reader: Database) -> N
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_broken_times_and_numbers_are_none(count: int, reader: Database) -> None:
+def test_broken_times_and_numbers_are_null(count: int, reader: Database) -> None:
     """A text near one is read as Python reads it, or not at all."""
     near = st.sampled_from(["2026-01-02 03:04:05", "2026-01-02T03:04:05.678Z", "2026-01-02", "-12.5e3", "1_000", "inf"])
     letters = st.sampled_from([*"0123456789-:. TZ+,eE_x/", "\n", "１", "٣", "−", "\x00", "\xa0"])
@@ -94,7 +94,7 @@ def test_broken_times_and_numbers_are_none(count: int, reader: Database) -> None
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_a_column_gets_a_type_that_holds_its_texts(count: int, reader: Database) -> None:
+def test_text_column_gets_a_fitting_type(count: int, reader: Database) -> None:
     """Codes with leading zeros, exponents, a plus or more digits than a type tells apart stay text."""
     number = st.one_of(
         st.integers(-(2**70), 2**70).map(str),
@@ -155,7 +155,7 @@ PARQUET: dict[str, tuple[pa.Array, list[object]]] = {
 
 
 @pytest.mark.parametrize("column", PARQUET.values(), ids=PARQUET)
-def test_parquet_is_read_as_it_is(tmp_path: Path, reader: Database, column: tuple[pa.Array, list[object]]) -> None:
+def test_parquet_keeps_types(tmp_path: Path, reader: Database, column: tuple[pa.Array, list[object]]) -> None:
     array, values = column
     table = pa.table([array, pa.array(range(len(array)))], names=["Id", "id"])
     pq.write_table(table, tmp_path / "t.parquet")
@@ -202,7 +202,7 @@ IDS: dict[str, pa.Array] = {
 
 
 @pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
-def test_ids_of_all_types_are_one(tmp_path: Path, ids: pa.Array) -> None:
+def test_ids_of_all_types_are_equal(tmp_path: Path, ids: pa.Array) -> None:
     pq.write_table(pa.table({"user": ["u1", "u2", "u1"], "item": ids}), tmp_path / "t.parquet")
 
     assert ids_in(tmp_path / "t.parquet") == ["39", "07" if ids.type == pa.binary(2) else "7", "12"]
@@ -221,7 +221,7 @@ NO_IDS: dict[str, pa.Array] = {
 
 
 @pytest.mark.parametrize("ids", NO_IDS.values(), ids=NO_IDS)
-def test_what_is_no_id_is_refused(tmp_path: Path, ids: pa.Array) -> None:
+def test_invalid_ids_are_refused(tmp_path: Path, ids: pa.Array) -> None:
     pq.write_table(pa.table({"user": ["u1", "u2"], "item": ids}), tmp_path / "t.parquet")
 
     with pytest.raises(DataError, match=r"t\.parquet: column 'item': expected ids as strings or integers"):

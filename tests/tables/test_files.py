@@ -47,7 +47,7 @@ HIDDEN = ("day=1/_a.csv", "day=1/.a.csv", "_temporary/0/a.csv", ".trash/day=2/a.
 
 @pytest.mark.parametrize("url", ["", "file://"])
 @pytest.mark.parametrize("pattern", ["", "/*", "/**/*.csv", "/*/*.csv", "/[!x]*/*.csv", "/**"])
-def test_globs_leave_out_what_folders_leave_out(tmp_path: Path, pattern: str, url: str) -> None:
+def test_globs_skip_the_same_names_as_folders(tmp_path: Path, pattern: str, url: str) -> None:
     for name in ("day=1/a.csv", *HIDDEN):
         (tmp_path / "_logs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "_logs" / name).write_text("item\n1\n")
@@ -66,7 +66,7 @@ def test_a_glob_may_spell_hidden_names(tmp_path: Path, pattern: str) -> None:
     assert names(tmp_path / pattern, tmp_path) == ["day=1/_a.csv"]
 
 
-def test_a_link_to_nothing_is_no_file(logs: Path) -> None:
+def test_broken_link_is_skipped(logs: Path) -> None:
     (logs / "gone.csv").symlink_to(logs / "nothing.csv")
     assert len(find_files(logs)) == 3
 
@@ -115,7 +115,7 @@ def test_objects_of_s3(s3: S3Server) -> None:
 
 
 @pytest.mark.parametrize("url", ["gs://shop/a.csv", "az://shop/a.csv", "abfs://shop/a.csv"])
-def test_a_store_that_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_is_an_error(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     began = time.monotonic()

@@ -34,7 +34,7 @@ COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
 
 
 @pytest.mark.parametrize(("values", "kind", "expected"), COLUMNS.values(), ids=COLUMNS)
-def test_types_are_those_of_json(tmp_path: Path, values: list[str], kind: str, expected: list[Any] | None) -> None:
+def test_json_types_are_kept(tmp_path: Path, values: list[str], kind: str, expected: list[Any] | None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"id": "q", "v": {value}}}\n' for value in values))
     with open_database() as made:
@@ -43,14 +43,14 @@ def test_types_are_those_of_json(tmp_path: Path, values: list[str], kind: str, e
         assert [row["v"] for row in rows_of(path)] == expected
 
 
-def test_a_file_of_nulls_takes_the_type_of_others(tmp_path: Path) -> None:
+def test_file_of_nulls_takes_the_type_of_other_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"v": null}\n')
     (tmp_path / "b.ndjson").write_text('{"v": 2}\n')
     rows, kinds, _ = read(tmp_path)
     assert (kinds, rows) == ({"v": "BIGINT"}, [{"v": None}, {"v": 2}])
 
 
-def test_keys_that_come_late_and_blank_lines(tmp_path: Path) -> None:
+def test_late_keys_and_blank_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     lines = ['{"a": 1}'] * 50_000 + ["", '{"a": 2, "late": "x"}']
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
@@ -77,19 +77,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_line_that_is_no_object(tmp_path: Path, content: str, message: str) -> None:
+def test_line_without_an_object_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message):
         rows_of(tmp_path / "a.jsonl")
 
 
-def test_numbers_with_more_digits_than_a_float_stay_as_they_are_written(tmp_path: Path) -> None:
+def test_long_numbers_stay_text(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"ean": 18446744073709551616, "p": 1.5}\n{"ean": 1, "p": 2}\n')
     assert rows_of(path) == [{"ean": "18446744073709551616", "p": 1.5}, {"ean": "1", "p": 2.0}]
 
 
-def test_lists_beside_texts_are_refused(tmp_path: Path) -> None:
+def test_mixed_lists_and_texts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"tags": ["x"]}\n{"tags": "y"}\n')
     with pytest.raises(DataError, match=r"a.jsonl: key 'tags': expected values of one kind, found lists or objects"):

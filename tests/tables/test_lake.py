@@ -29,7 +29,7 @@ def catalog(warehouse: Path | str, **properties: str) -> Any:
     return made
 
 
-def test_delta_in_its_newest_version(tmp_path: Path) -> None:
+def test_newest_version_of_delta_is_read(tmp_path: Path) -> None:
     path = tmp_path / "log"
     deltalake.write_deltalake(path, log(("a", 1, "007"), ("b", 2, "008")), partition_by=["day"])
     deltalake.write_deltalake(path, log(("c", 3, "007")), mode="append")
@@ -46,7 +46,7 @@ def test_delta_in_its_newest_version(tmp_path: Path) -> None:
     assert rows_of(f"SELECT user FROM '{path}' WHERE price > 1") == [{"user": "d"}]
 
 
-def test_iceberg_in_its_newest_version(tmp_path: Path) -> None:
+def test_newest_version_of_iceberg_is_read(tmp_path: Path) -> None:
     from pyiceberg.types import DoubleType
 
     first = log(("a", 1, "007"), ("b", 2, "008"))
@@ -92,7 +92,7 @@ def iceberg(folder: Path) -> tuple[Path, list[Callable[[], object]]]:
 
 
 @pytest.mark.parametrize("write", [delta, iceberg])
-def test_a_version_is_told_from_the_next(tmp_path: Path, write: Any) -> None:
+def test_versions_differ(tmp_path: Path, write: Any) -> None:
     path, changes = write(tmp_path)
     seen = {file_version(find_files(path)[0])}
     assert file_version(find_files(path)[0]) in seen
@@ -127,7 +127,7 @@ def test_times_of_a_lake_are_times(tmp_path: Path) -> None:
         assert found[0]["when"] == when
 
 
-def test_a_delta_table_with_what_its_library_cannot_read(tmp_path: Path) -> None:
+def test_unsupported_delta_feature_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "log"
     deltalake.write_deltalake(path, log(("a", 1, "x")))
     first = path / "_delta_log" / "00000000000000000000.json"
@@ -142,7 +142,7 @@ def test_a_delta_table_with_what_its_library_cannot_read(tmp_path: Path) -> None
         rows_of(path)
 
 
-def test_a_lake_table_that_is_broken(tmp_path: Path) -> None:
+def test_broken_lake_table_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "delta"
     deltalake.write_deltalake(path, log(("a", 1, "x")))
     next(path.glob("*.parquet")).unlink()
@@ -154,7 +154,7 @@ def test_a_lake_table_that_is_broken(tmp_path: Path) -> None:
         rows_of(tmp_path / "ice")
 
 
-def test_the_newest_metadata_of_iceberg_goes_by_its_number(tmp_path: Path) -> None:
+def test_newest_iceberg_metadata_has_the_highest_number(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     for name in ("v10.metadata.json", "v9.metadata.json", "v2.metadata.json"):
         (tmp_path / "metadata" / name).write_text("{}")

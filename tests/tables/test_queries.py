@@ -74,7 +74,7 @@ def test_a_text_file_in_two_queries_is_read_once() -> None:
     assert len(rejected) == 1
 
 
-def test_files_whose_names_differ_by_case_only() -> None:
+def test_files_that_differ_in_case_are_distinct() -> None:
     Path("A.csv").write_text("x\n1\n")
     Path("a.csv").write_text("x\n2\n")
     assert [row["x"] for row in rows_of("SELECT u.x FROM 'A.csv' AS u UNION ALL SELECT l.x FROM 'a.csv' AS l")] == [
@@ -89,7 +89,7 @@ def test_integers_of_many_digits_are_joined_exactly() -> None:
     assert rows_of(query) == [{"n": 2}]
 
 
-def test_rows_of_joins_and_groups_come_in_one_order() -> None:
+def test_joins_and_groups_have_a_fixed_order() -> None:
     rows = 300_000
     pq.write_table(pa.table({"user": [f"u{at % 997}" for at in range(rows)], "item": range(rows)}), "big.parquet",
                    row_group_size=10_000)  # fmt: skip
@@ -137,20 +137,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("query", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_query_cannot_do(query: str, message: str) -> None:
+def test_unsupported_queries_are_refused(query: str, message: str) -> None:
     before = {*Path().rglob("*")}
     with pytest.raises(DataError, match=message):
         rows_of(query)
     assert {*Path().rglob("*")} == before
 
 
-def test_columns_that_sql_cannot_tell_apart() -> None:
+def test_columns_that_differ_in_case_are_refused() -> None:
     Path("a.csv").write_text("Item,item\n1,2\n")
     with pytest.raises(DataError, match=r"a\.csv: expected columns that a query can tell apart, found Item and item"):
         rows_of("SELECT item FROM 'a.csv'")
 
 
-def test_paths_in_a_query_are_changed_and_nothing_else() -> None:
+def test_only_paths_of_a_query_are_renamed() -> None:
     query = "SELECT 'a.csv' AS n FROM 'a.csv' JOIN '/abs/b.csv' USING (k) JOIN 's3://c/d' USING (k) JOIN w USING (k)"
     found = rename_files(f"WITH w AS (FROM 'e f.csv') {query}", lambda path: Path("shop") / path)
     for part in ('"shop/a.csv" AS a', '"/abs/b.csv"', '"s3://c/d"', '"shop/e f.csv"', "SELECT 'a.csv' AS n", "JOIN w"):
@@ -184,7 +184,7 @@ def test_columns_may_have_the_names_of_functions(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("condition", ["USING (item)", "ON a.item = b.item"])
-def test_ids_of_two_types_are_named_with_their_files(tmp_path: Path, condition: str) -> None:
+def test_ids_of_two_types_name_both_files(tmp_path: Path, condition: str) -> None:
     (tmp_path / "ints.csv").write_text("item\n1\n2\n")
     (tmp_path / "mixed.csv").write_text("item\n1\nA1\n")
     joined = f"SELECT a.item FROM '{tmp_path}/ints.csv' AS a JOIN '{tmp_path}/mixed.csv' AS b"

@@ -105,7 +105,7 @@ def test_a_stray_quotation_mark_hides_no_label(tmp_path: Path, order: tuple[str,
     ("log", "listed"),
     [("{}.0", "{}"), ("{}", "{}.0"), ("{}.00", "{}"), ("-{}.0", "-{}"), ("{}", "{}"), ("1{}.0", "1{}.00")],
 )
-def test_whole_floats_are_the_integers(tmp_path: Path, log: str, listed: str) -> None:
+def test_whole_floats_equal_integers(tmp_path: Path, log: str, listed: str) -> None:
     labels = tmp_path / "products.csv"
     labels.write_text("product_id,title\n" + "".join(f"{listed.format(at)},thing {at}\n" for at in range(1, 40)))
     path = clicks(tmp_path, item=log)
@@ -155,7 +155,7 @@ def test_times_of_databases_are_drafted_and_read(tmp_path: Path, time: str) -> N
     assert check(path.with_name("recipe.toml"), overrides=["evaluation.exclude_seen=false"]).problems == []
 
 
-def test_displayed_texts_are_what_the_table_says(tmp_path: Path) -> None:
+def test_displayed_texts_equal_the_table(tmp_path: Path) -> None:
     columns = {
         "zip": ["00001", "10115", "1"],
         "sku": ["1E1", "2", "3"],
@@ -188,7 +188,7 @@ def test_displayed_texts_are_what_the_table_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("note", ['"said\nhi"', '"said, ""hi""\n\nand\n"', '"\n"', '"a,b,c\nd,e,f"', '"u1,p1,5,x\nu2"'])
 @pytest.mark.parametrize("rows", [ROWS, pytest.param(60_000, marks=pytest.mark.nightly)])
-def test_quoted_line_breaks_are_read_whatever_the_size(tmp_path: Path, rows: int, note: str, end: str) -> None:
+def test_quoted_line_breaks_are_read_at_any_size(tmp_path: Path, rows: int, note: str, end: str) -> None:
     path = tmp_path / "clicks.csv"
     lines = [f"u{at % 300},p{at % 40},{START + at * 60},{note}" for at in range(rows)]
     path.write_bytes(end.join(["user_id,product_id,time,note", *lines, ""]).encode())
@@ -211,7 +211,7 @@ MORE_WORDS = [
 
 
 @pytest.mark.parametrize("nothing", [*WORDS, *MORE_WORDS])
-def test_words_for_nothing_leave_a_price_a_number(tmp_path: Path, nothing: str) -> None:
+def test_missing_words_leave_a_price_numeric(tmp_path: Path, nothing: str) -> None:
     def row(at: int) -> str:
         cells = [f"{at + 0.99}", str(at % 5), f"2026-01-{1 + at % 28:02}"] if at % 20 else [nothing] * 3
         return f"p{at},thing {at} of a kind,{','.join(cells)}\n"

@@ -28,7 +28,7 @@ def rows_of(note: str) -> list[str]:
     ("note", "line"), [("x", 6), ('"x"', 6), ('"x\ny"', 10)], ids=["bare", "quoted", "of two lines"]
 )
 @pytest.mark.parametrize("before", [0, 1], ids=["alone", "second"])
-def test_lines_and_rows_are_where_a_message_says(tmp_path: Path, end: str, note: str, line: int, before: int) -> None:
+def test_messages_name_lines_and_rows(tmp_path: Path, end: str, note: str, line: int, before: int) -> None:
     good = tmp_path / "good.csv"
     good.write_text("user,item,time,note\nu1,i1,1767225600,z\nu2,i2,1767225601,z\n")
     path = tmp_path / "bad.csv"
@@ -48,7 +48,7 @@ def test_lines_and_rows_are_where_a_message_says(tmp_path: Path, end: str, note:
         load(*files)
 
 
-def test_a_broken_row_that_may_hold_others_is_refused(tmp_path: Path) -> None:
+def test_row_that_may_hide_others_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = [f"u{at % 5},i{at % 3},{START + at},x" for at in range(30)]
     rows[4], rows[12], rows[20] = 'u4,i1,"odd', 'u2,",",x', 'u2,i2,1,"quoted, whole"'
@@ -64,7 +64,7 @@ NO_TIMES = ["1e400", "5", "2026-02-30", "2026-01-01 24:00:00", "2026-01-01 23:59
 
 
 @pytest.mark.parametrize("odd", NO_TIMES)
-def test_what_is_no_time_is_the_one_bad_row(tmp_path: Path, odd: str) -> None:
+def test_invalid_time_is_the_only_bad_row(tmp_path: Path, odd: str) -> None:
     times = [f"2026-01-{1 + at:02} 10:00:00" for at in range(20)]
     times[7] = odd
     path = tmp_path / "log.csv"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("which", ["not nightly", "nightly"])
-def test_what_runs_under_legacy_keras(tfrs_python: str, which: str) -> None:
+def test_legacy_keras_suite_passes(tfrs_python: str, which: str) -> None:
     run = subprocess.run(
         [tfrs_python, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, "tests/tfrs/legacy"], cwd=ROOT,
         env=os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
@@ -25,7 +25,7 @@ def test_what_runs_under_legacy_keras(tfrs_python: str, which: str) -> None:
 
 
 @pytest.mark.nightly
-def test_without_legacy_keras_it_says_what_to_set(tfrs_python: str) -> None:
+def test_missing_legacy_keras_names_the_variable(tfrs_python: str) -> None:
     run = subprocess.run(
         [tfrs_python, "-c", "import longtail.trainer.tfrs"], cwd=ROOT, env=os.environ | {"TF_USE_LEGACY_KERAS": "0"},
         capture_output=True, text=True, check=False,

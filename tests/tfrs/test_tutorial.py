@@ -68,7 +68,7 @@ def test_http_answers_are_tfrs_brute_force(folder: Path, client: httpx.Client, b
             assert score == pytest.approx(expected[title], rel=1e-4, abs=1e-4)
 
 
-def test_ids_may_be_numbers_as_in_the_log(client: httpx.Client) -> None:
+def test_ids_may_be_numbers(client: httpx.Client) -> None:
     by_text, by_number = (
         client.post("/v1/retrieve", json={"queries": [{"features": {"user_id": user}}], "answer_ids": False}).json()[
             "results"

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 FILMS = 60
 
 
-def test_what_runs_beside_torch(torch_python: str) -> None:
+def test_torch_suite_passes(torch_python: str) -> None:
     run = subprocess.run(
         [torch_python, "-m", "pytest", "-p", "no:cacheprovider", "--noconftest", "tests/torch/inside"], cwd=ROOT,
         capture_output=True, text=True, check=False,
@@ -75,7 +75,7 @@ def test_http_answers_are_brute_force_in_torch(folder: Path, client: httpx.Clien
             assert score == pytest.approx(expected[film], abs=2e-5)
 
 
-def test_a_film_is_added_by_its_genres(client: httpx.Client) -> None:
+def test_new_film_is_embedded_by_genres(client: httpx.Client) -> None:
     vector = [1.0, 0.0, 0.0]
     added = client.post("/v1/labels", json={"labels": [{"id": "new film", "features": {"genres": vector}}]})
     assert added.status_code == 200, added.text

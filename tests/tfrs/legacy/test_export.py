@@ -62,7 +62,7 @@ def test_a_lookup_becomes_a_vocabulary(tmp_path: Path, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("mask_token", [pytest.param(None, marks=pytest.mark.nightly), 0])
-def test_integers_are_looked_up_as_their_decimals(tmp_path: Path, mask_token: int | None) -> None:
+def test_integers_are_looked_up_as_decimals(tmp_path: Path, mask_token: int | None) -> None:
     model = lookup([7, 42, -5], mask_token=mask_token)
     bundle = export(tmp_path, model, queries=[42, 7, -5, 99], feature="shop")
     rows = np.array(bundle.vocabularies["shop"].lookup_all(["42", "7", "-5", "99"]), np.int32)
@@ -76,7 +76,7 @@ class UserModel(tf.keras.Model):
         return inputs["age"][:, None] * tf.ones([1, DIM])
 
 
-def test_what_the_bundle_says(tmp_path: Path) -> None:
+def test_bundle_describes_the_export(tmp_path: Path) -> None:
     task = SampledRetrieval(weight={"name": "logit_adjusted", "tau": 0.5}, counts=np.ones(5, np.int64), temperature=0.2)
     films = lookup(FILMS)
     bundle = export(
@@ -97,7 +97,7 @@ def test_what_the_bundle_says(tmp_path: Path) -> None:
     np.testing.assert_allclose(bundle.embeddings, films(tf.constant(FILMS)), atol=0)
 
 
-def test_sampling_probabilities_leave_nothing_to_remove(tmp_path: Path) -> None:
+def test_sampling_probabilities_leave_uniform_noise(tmp_path: Path) -> None:
     """logQ on both sides, weight `relative`: the optimum is log p(y|x). Without them it is log p(y|x)/π."""
     plain, corrected = export(tmp_path / "1"), export(tmp_path / "2", sampling_probability=True)
 
@@ -110,7 +110,7 @@ def test_sampling_probabilities_leave_nothing_to_remove(tmp_path: Path) -> None:
         export(tmp_path / "3", task=SampledRetrieval(), sampling_probability=True)
 
 
-def test_candidates_with_features_of_their_own(tmp_path: Path) -> None:
+def test_candidates_with_features(tmp_path: Path) -> None:
     years = tf.constant([[1979.0], [1985.0], [1997.0], [2021.0], [2021.0]])
     tower = tf.keras.Sequential([layers.Normalization(mean=2000.0, variance=100.0), layers.Dense(DIM)])
     pairs = tf.data.Dataset.from_tensor_slices((FILMS, years))
@@ -122,7 +122,7 @@ def test_candidates_with_features_of_their_own(tmp_path: Path) -> None:
     assert in_batches.labels.counts.tolist() == [0, 0, 0, 4, 0]
 
 
-def test_cosine_is_what_the_models_do(tmp_path: Path) -> None:
+def test_cosine_requires_unit_vectors(tmp_path: Path) -> None:
     def unit(model: tf.keras.Sequential) -> tf.keras.Sequential:
         return tf.keras.Sequential([model, layers.UnitNormalization()])
 
@@ -154,7 +154,7 @@ def test_cosine_is_what_the_models_do(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_refused(tmp_path: Path, changes: Any, message: str) -> None:
+def test_invalid_models_are_refused(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export(tmp_path, **changes())
     assert not (tmp_path / "films").exists()
@@ -184,6 +184,6 @@ class Bessel(tf.keras.Model):
         (Counting, r"expected the trained outputs within 0\.0001, found"),
     ],
 )
-def test_a_tower_that_onnx_computes_otherwise_is_refused(tmp_path: Path, model: Any, message: str) -> None:
+def test_tower_with_other_onnx_outputs_is_refused(tmp_path: Path, model: Any, message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export(tmp_path, model(), queries=np.ones(2, np.float32), feature="age")

@@ -55,7 +55,7 @@ def test_parity_of_score_masks_and_of_string_ids() -> None:
     same(loss_and_gradients(SampledRetrieval(**task), **call), loss_and_gradients(Retrieval(**task), **call))
 
 
-def test_rare_candidates_are_corrected_where_tfrs_clips_at_1e_6() -> None:
+def test_rare_candidates_are_not_clipped() -> None:
     queries, candidates = np.array([[0.0], [0.0]], np.float32), np.zeros((2, 1), np.float32)
     call = {"candidate_sampling_probability": np.array([0.5, 1e-9], np.float32)}
     # Two rows of one negative each, logits 0: log(1 + q_y/q_y') with q_y/q_y' = 5e8, then 2e-9.
@@ -64,7 +64,7 @@ def test_rare_candidates_are_corrected_where_tfrs_clips_at_1e_6() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_mining_is_tfrs_hard_negatives_but_their_mean(k: int) -> None:
+def test_mining_is_the_mean_of_tfrs_hard_negatives(k: int) -> None:
     for row in range(B):
         only = {"sample_weight": np.eye(B, dtype=np.float32)[row], "compute_metrics": False}
         theirs = float(Retrieval(num_hard_negatives=k)(QUERIES, CANDIDATES, **only))
@@ -73,7 +73,7 @@ def test_mining_is_tfrs_hard_negatives_but_their_mean(k: int) -> None:
 
 
 @pytest.mark.parametrize("weight", ["relative", "importance", "tail"])
-def test_counts_are_the_sampling_probability_where_the_call_gives_none(weight: str) -> None:
+def test_counts_are_the_default_sampling_probability(weight: str) -> None:
     pi = (COUNTS + 0.5) / (COUNTS.sum() + 0.5 * L)
     call = {"candidate_sampling_probability": pi[IDS].astype(np.float32)}
     expected = loss_and_gradients(SampledRetrieval(weight=weight), **call)
@@ -150,7 +150,7 @@ def test_training_equals_tfrs_step_for_step() -> None:
         assert np.abs(table.numpy() - untrained).max() > 1e-3
 
 
-def test_metrics_are_tfrs_own() -> None:
+def test_metrics_equal_tfrs() -> None:
     results = []
     for task in (Retrieval, SampledRetrieval):
         catalogue = tf.data.Dataset.from_tensor_slices((np.arange(C), CANDIDATES)).batch(5)
@@ -180,12 +180,12 @@ def test_metrics_are_tfrs_own() -> None:
         ({"family": "nce", "remove_accidental_hits": True}, "remove_accidental_hits = True is not allowed with nce,"),
     ],
 )
-def test_words_that_are_refused(words: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SampledRetrieval(**words)
 
 
-def test_calls_that_are_refused() -> None:
+def test_invalid_calls_are_refused() -> None:
     with pytest.raises(ValueError, match="expected candidate_sampling_probability in the call, or counts in the task"):
         SampledRetrieval(weight="relative")(QUERIES, CANDIDATES)
     with pytest.raises(ValueError, match="which counts needs, received none"):

@@ -86,7 +86,7 @@ def test_a_model_of_named_features_embeds_new_labels(tmp_path: Path) -> None:
     assert again.label_tower is not None
 
 
-def test_a_model_of_titles_alone_embeds_new_ones_by_their_words(tmp_path: Path) -> None:
+def test_model_of_titles_embeds_new_titles_by_words(tmp_path: Path) -> None:
     model = Title()
     bundle = export(tmp_path, model, candidates=FILMS, label_feature="title")
     tower = label_tower(bundle)
@@ -96,7 +96,7 @@ def test_a_model_of_titles_alone_embeds_new_ones_by_their_words(tmp_path: Path) 
     np.testing.assert_allclose(found, model(tf.constant(["Alien (1985)"])), atol=1e-6)
 
 
-def test_a_vocabulary_that_differs_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_differing_vocabulary_gets_another_name(tmp_path: Path) -> None:
     query = Sum(kind=table(layers.StringLookup(vocabulary=["box", "tree"])))
     bundle = export(tmp_path, films(), query, queries={"kind": ["tree", "?"]})
     vocabularies = {f.name: f.vocabulary for f in (*bundle.manifest.query_features, *bundle.manifest.label_features)}
@@ -151,7 +151,7 @@ def measured(out: Path, **changes: Any) -> Bundle:
     return export(out, label, query, candidates=FILMS, **{"validation": validation, "evaluation": RECALL} | changes)
 
 
-def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None:
+def test_curve_and_default_come_from_held_out_pairs(tmp_path: Path) -> None:
     # At λ = 0 ann's list begins with row 0, Alien, by order; at λ > 0 by π. Bob's is Cube's at any λ of these.
     bundle = measured(tmp_path)
     dial = bundle.manifest.bias_removal
@@ -196,7 +196,7 @@ def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None
         ({"evaluation": {"history": "growing"}}, ExportError, "expected none with export_tfrs, .* received 'growing'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured(tmp_path: Path, changes: Any, error: Any, message: str) -> None:
+def test_invalid_validation_is_refused(tmp_path: Path, changes: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         measured(tmp_path, **changes)
     assert not (tmp_path / "films").exists()

@@ -122,7 +122,7 @@ LIKE_ANOTHER = (
     "case",
     [pytest.param(case, id=case[0], marks=pytest.mark.nightly if case[0] in LIKE_ANOTHER else ()) for case in TAKEN],
 )
-def test_what_requests_give_through_onnx_is_what_keras_says(case: Any) -> None:
+def test_onnx_equals_keras(case: Any) -> None:
     _, parts, function, columns, first = case
     model = Of(function, **parts)
     tower = exported(model, RawColumns.of(columns, "", "queries"), "query tower")
@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=[case[-1] for case in REFUSED])
-def test_what_is_refused_is_named(case: Any) -> None:
+def test_refusal_names_feature_and_layer(case: Any) -> None:
     parts, function, columns, message = case
     with pytest.raises(ExportError, match=message):
         exported(Of(function, **parts), RawColumns.of(columns, "", "queries"), "query tower")

@@ -79,7 +79,7 @@ def exported(folder: Path, query: nn.Module | None = None, **changes: Any) -> Bu
     )  # fmt: skip
 
 
-def test_sessions_padded_at_the_left(tmp_path: Path) -> None:
+def test_left_padded_sessions(tmp_path: Path) -> None:
     torch.manual_seed(1)
     session = Session()
     bundle = exported(tmp_path, session, label_tower=True)
@@ -106,7 +106,7 @@ def test_cosines_are_of_unit_vectors(tmp_path: Path) -> None:
     assert np.linalg.norm(tower.embed(tower.read([{"since": 7}]))) == pytest.approx(1, abs=1e-6)
 
 
-def test_large_tables_lie_apart(tmp_path: Path) -> None:
+def test_large_tables_are_files(tmp_path: Path) -> None:
     many: dict[str | None, int] = {None: 0} | {f"u{row}": row + 1 for row in range(70_000)}
     users = nn.Embedding(len(many), DIM)
     queries = {"user": torch.arange(500)}
@@ -168,7 +168,7 @@ def test_pairs_add_the_term_of_cooccurrence(tmp_path: Path) -> None:
     assert bundle.manifest.cooccurrence.log.query_id == "user"
 
 
-def test_ids_may_be_numbers_and_the_own_one_is_found_over_all_labels(tmp_path: Path) -> None:
+def test_ids_may_be_numbers_and_own_id_uses_all_labels(tmp_path: Path) -> None:
     labels = 300
     index: dict[Any, int] = {None: labels} | {np.int64(row + 7): row for row in range(labels)}
     parents = torch.arange(labels)
