@@ -75,7 +75,7 @@ def find_rows(ids: pa.Array, catalogue: pa.Array) -> pa.Array:
     An id that the catalogue lacks is read as the boolean or whole number that it spells.
 
     Example:
-        >>> rows_of_ids(pa.array(["7", "8.0", "x"]), pa.array(["8", "7"])).to_pylist()
+        >>> find_rows(pa.array(["7", "8.0", "x"]), pa.array(["8", "7"])).to_pylist()
         [1, 0, None]
     """
     ids = ids.cast(catalogue.type)
@@ -98,7 +98,7 @@ def split_ids(text: str, separator: str | None) -> list[str] | None:
     None if the text is not a list and there is no separator.
 
     Example:
-        >>> parts_of("red, blue,", ","), parts_of("['red', 'blue']", None), parts_of("red", None)
+        >>> split_ids("red, blue,", ","), split_ids("['red', 'blue']", None), split_ids("red", None)
         (['red', 'blue'], ['red', 'blue'], None)
     """
     if _LIST.fullmatch(text):

@@ -63,7 +63,7 @@ def store_options(url: str) -> dict[str, Any]:
 
 
 class ObjectStore:
-    """The objects below a URL. Methods raise StorageError if the store does not answer or refuses."""
+    """The objects below a URL. Methods raise ObjectStoreError if the store does not answer or refuses."""
 
     def __init__(self, url: str) -> None:
         check_scheme(url)
@@ -119,7 +119,7 @@ class ObjectStore:
             self._api.put(self._store, path, file)
 
     def download(self, path: str, record: FileRecord, file: Path) -> None:
-        """Write an object to a file; raises StorageError unless size and checksum match the record."""
+        """Write an object to a file; raises ObjectStoreError unless size and checksum match the record."""
         digest = hashlib.sha256()
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -144,7 +144,7 @@ class ObjectStore:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Translate obstore's errors into StorageError, except failed conditions and missing objects."""
+        """Translate obstore's errors into ObjectStoreError, except failed conditions and missing objects."""
         try:
             yield
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):

@@ -44,7 +44,7 @@ def is_registered(source: object) -> bool:
 
 
 def download_version(source: str, cache: Path | None = None) -> tuple[Path, RegisteredVersion]:
-    """Get a verified local copy of a version's bundle, and the version; raises BundleError or StorageError.
+    """Get a verified local copy of a version's bundle, and the version; raises BundleError or ObjectStoreError.
 
     Args:
         source: `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
@@ -69,7 +69,7 @@ def upload_version(bundle: Path, source: str) -> RegisteredVersion:
     Args:
         artifact: `models:/NAME`, created if missing, or `models:/NAME@ALIAS`, whose alias moves to the new version.
 
-    Raises BundleError, or StorageError if no version was registered or the alias did not move.
+    Raises BundleError, or ObjectStoreError if no version was registered or the alias did not move.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
@@ -134,7 +134,7 @@ def _version(record: Any) -> RegisteredVersion:
 
 @contextmanager
 def _mlflow(source: str) -> Iterator[Any]:
-    """Yield MLflow's package; its errors in the block become StorageError."""
+    """Yield MLflow's package; its errors in the block become ObjectStoreError."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # otherwise every call is reported to the vendor
     try:
         import mlflow

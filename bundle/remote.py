@@ -51,7 +51,7 @@ def downloading(directory: Path, *, wait: bool = True) -> Iterator[None]:
 def download_manifests(store: ObjectStore, prefix: str, manifests: Sequence[str], target: Path) -> bool:
     """Download the manifests of a folder; returns whether the last one exists, so that the folder is complete.
 
-    Raises BundleCorruptError if another manifest is missing, or StorageError.
+    Raises BundleCorruptError if another manifest is missing, or ObjectStoreError.
     """
     for name in reversed(manifests):
         content = store.read(f"{prefix}{name}")
@@ -77,7 +77,7 @@ def download(
         manifests: its manifests, the one that was written last at the end.
         files: reads the records of all other files from a directory with the manifests.
 
-    Raises StorageError, errors of `files`, or OSError if the disk is full; an earlier copy stays then.
+    Raises ObjectStoreError, errors of `files`, or OSError if the disk is full; an earlier copy stays then.
     """
     with downloading(target.parent):
         content, here = store.read(f"{prefix}{manifests[-1]}"), target / manifests[-1]
@@ -93,7 +93,7 @@ def download(
 
 
 def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
-    """Copy a folder's files to a store, then its manifest `last`; resumable after a StorageError.
+    """Copy a folder's files to a store, then its manifest `last`; resumable after a ObjectStoreError.
 
     Raises BundleExistsError if another folder exists at the target, or another process is uploading one.
     """
@@ -108,14 +108,14 @@ def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], 
 
 
 def upload_bundle(bundle: Path, url: str) -> None:
-    """Verify a bundle and copy it to a URL such as `s3://bucket/books`; raises BundleError or StorageError."""
+    """Verify a bundle and copy it to a URL such as `s3://bucket/books`; raises BundleError or ObjectStoreError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
     upload(ObjectStore(url), "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
 
 
 def local_bundle(source: str | Path, cache: Path | None = None) -> Path:
-    """Get the directory of a bundle, or of a verified download; raises BundleError or StorageError."""
+    """Get the directory of a bundle, or of a verified download; raises BundleError or ObjectStoreError."""
     if not is_url(source):
         return local_path(source)
     store = ObjectStore(str(source))

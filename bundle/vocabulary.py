@@ -113,7 +113,7 @@ def split_words(text: str, standardize: TextStandard) -> list[str]:
     """Split a text like Keras' TextVectorization, which knows ASCII alone.
 
     Example:
-        >>> words_of("L'Été (1995)", "lower_and_strip_punctuation")
+        >>> split_words("L'Été (1995)", "lower_and_strip_punctuation")
         ['lÉté', '1995']
     """
     if standardize in ("lower", "lower_and_strip_punctuation"):

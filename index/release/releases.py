@@ -147,7 +147,7 @@ class Releases:
     def upload(self, release: Path) -> None:
         """Verify a release and copy it to the object store, completely or not at all.
 
-        After a StorageError another call resumes the upload.
+        After a ObjectStoreError another call resumes the upload.
         """
         opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
         # The collection stays held if the upload fails: a later call resumes it, or the release exists already.
@@ -322,7 +322,7 @@ class Releases:
     ) -> tuple[Manifest, ReleaseManifest] | tuple[None, None]:
         """Get CURRENT's bundle and release manifest; two Nones if they cannot be read.
 
-        Without `force`, StorageError passes through: a failing store must not switch the checks off.
+        Without `force`, ObjectStoreError passes through: a failing store must not switch the checks off.
         """
         try:
             if current is not None:

@@ -44,11 +44,11 @@ class RemoteReleases:
         return self.store.url
 
     def names(self) -> list[str]:
-        """Get every release's name, sorted; raises StorageError."""
+        """Get every release's name, sorted; raises ObjectStoreError."""
         return _whole(self.store.list())
 
     def pointers(self) -> Pointers:
-        """Read `CURRENT` with one request; raises ReleaseCorruptError or StorageError."""
+        """Read `CURRENT` with one request; raises ReleaseCorruptError or ObjectStoreError."""
         content = self.store.read(CURRENT)
         return Pointers() if content is None else Pointers.parse(content, f"{self}/{CURRENT}")
 
@@ -82,7 +82,7 @@ class RemoteReleases:
     def fetch(self, name: str) -> Path:
         """Get the directory of a release's copy; every file is verified while it is downloaded.
 
-        Raises LongtailIndexError or BundleError if there is no such release, or StorageError.
+        Raises LongtailIndexError or BundleError if there is no such release, or ObjectStoreError.
         """
         target = self.directory / check_name(name)
         remove_stale(self.directory)
@@ -121,7 +121,7 @@ class RemoteReleases:
         upload(self.store, f"{path.name}/", path, [*files_of(path), *_MANIFESTS[:-1]], RELEASE_MANIFEST)
 
     def complete(self, name: str) -> None:
-        """Upload a release from `directory`; after a StorageError the release stays there."""
+        """Upload a release from `directory`; after a ObjectStoreError the release stays there."""
         try:
             self.upload(self.directory / name)
         except ObjectStoreError as error:
@@ -140,7 +140,7 @@ class RemoteReleases:
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def delete(self, name: str) -> None:
-        """Delete a release and its local copy; after a StorageError the same call resumes."""
+        """Delete a release and its local copy; after a ObjectStoreError the same call resumes."""
         # The manifest goes first, so that no reader sees half a release; the reservation goes last, so that no writer
         # takes the name before.
         first, last = f"{name}/{RELEASE_MANIFEST}", f"{name}/{UPLOAD}"

@@ -61,22 +61,22 @@ def edit_manifest(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("popularity", [True, False], ids=["popularity", "one coordinate"])
 def test_write_and_load_round_trip(tmp_path: Path, cosine: bool, bias: bool, popularity: bool) -> None:
-    made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias, popularity=popularity)
+    built = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias, popularity=popularity)
 
-    made.write(tmp_path / "bundle")
+    built.write(tmp_path / "bundle")
     loaded = Bundle.load(str(tmp_path / "bundle"))
 
     assert loaded.path == tmp_path / "bundle"
-    assert loaded.manifest.model_copy(update={"files": {}}) == made.manifest
-    np.testing.assert_array_equal(loaded.embeddings, made.embeddings)
-    np.testing.assert_array_equal(loaded.calibration_queries, made.calibration_queries)
+    assert loaded.manifest.model_copy(update={"files": {}}) == built.manifest
+    np.testing.assert_array_equal(loaded.embeddings, built.embeddings)
+    np.testing.assert_array_equal(loaded.calibration_queries, built.calibration_queries)
     assert isinstance(loaded.embeddings, np.memmap)
-    assert loaded.query_tower == made.query_tower
+    assert loaded.query_tower == built.query_tower
     assert loaded.label_tower is None
-    assert loaded.labels.ids.to_pylist() == made.labels.ids.to_pylist()
-    assert loaded.labels.display.equals(made.labels.display)
+    assert loaded.labels.ids.to_pylist() == built.labels.ids.to_pylist()
+    assert loaded.labels.display.equals(built.labels.display)
     for column in ("counts", "log_pn", "buckets", "bias", "log_popularity"):
-        np.testing.assert_array_equal(getattr(loaded.labels, column), getattr(made.labels, column))
+        np.testing.assert_array_equal(getattr(loaded.labels, column), getattr(built.labels, column))
     assert {name: vocabulary.ids.to_pylist() for name, vocabulary in loaded.vocabularies.items()} == {
         "users": ["u0", "u1", "u2", "u3", "u4"],
         "items": [f"item-{row}" for row in range(12)],
@@ -219,9 +219,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
 
 
 @pytest.mark.parametrize(("break_it", "message"), INVARIANTS.values(), ids=INVARIANTS)
-def test_invalid_bundle_is_not_written(
-    break_it: Callable[[Bundle], Bundle], message: str, tmp_path: Path
-) -> None:
+def test_invalid_bundle_is_not_written(break_it: Callable[[Bundle], Bundle], message: str, tmp_path: Path) -> None:
     broken = break_it(make_bundle(labels=12, dim=4, users=5, bias=True))
 
     with pytest.raises(BundleInvariantError, match=f"^bundle invariant broken: {message}"):
@@ -231,10 +229,10 @@ def test_invalid_bundle_is_not_written(
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_flipped_bit_is_refused(written: Path, name: str, place: str) -> None:
+@pytest.mark.parametrize("source", ["first", "middle", "last"])
+def test_flipped_bit_is_refused(written: Path, name: str, source: str) -> None:
     content = bytearray((written / name).read_bytes())
-    content[{"first": 0, "middle": len(content) // 2, "last": -1}[place]] ^= 1
+    content[{"first": 0, "middle": len(content) // 2, "last": -1}[source]] ^= 1
     (written / name).write_bytes(content)
 
     with pytest.raises(BundleCorruptError, match=f"{name}: expected sha256 [0-9a-f]{{64}}, found [0-9a-f]{{64}}"):
@@ -346,8 +344,8 @@ NOT_SHOWN = {
 
 @pytest.mark.parametrize("column", NOT_SHOWN.values(), ids=NOT_SHOWN)
 def test_undisplayable_columns_are_not_written(column: pa.Array, tmp_path: Path) -> None:
-    made = with_manifest(make_bundle(labels=12), display=["odd"])
-    broken = replace(made, labels=replace(made.labels, display=pa.table({"odd": column})))
+    built = with_manifest(make_bundle(labels=12), display=["odd"])
+    broken = replace(built, labels=replace(built.labels, display=pa.table({"odd": column})))
 
     with pytest.raises(BundleInvariantError, match=r"column 'odd' can be displayed: expected text in UTF-8, numbers"):
         broken.write(tmp_path / "bundle")
@@ -364,6 +362,6 @@ def test_undisplayable_columns_are_not_written(column: pa.Array, tmp_path: Path)
     ],
 )
 def test_displayable_columns_are_written(column: pa.Array, tmp_path: Path) -> None:
-    made = with_manifest(make_bundle(labels=12), display=["shown"])
-    replace(made, labels=replace(made.labels, display=pa.table({"shown": column}))).write(tmp_path / "bundle")
+    built = with_manifest(make_bundle(labels=12), display=["shown"])
+    replace(built, labels=replace(built.labels, display=pa.table({"shown": column}))).write(tmp_path / "bundle")
     Bundle.load(tmp_path / "bundle")

@@ -18,39 +18,39 @@ PAIRS = LogPairs(np.array([0, 0, 0, 1, 1, 2, 2], np.int32), np.array([0, 1, 2, 0
 
 
 def settings(**changes: object) -> CooccurrenceSettings:
-    given = {"default": 0.5, "maximum": 2, "kind": "walk", "last": 10, "decay": 1.0, "neighbours": 2}
-    return CooccurrenceSettings.model_validate(given | changes)
+    arguments = {"default": 0.5, "maximum": 2, "kind": "walk", "last": 10, "decay": 1.0, "neighbours": 2}
+    return CooccurrenceSettings.model_validate(arguments | changes)
 
 
-def dense(made: Cooccurrence) -> list[list[float]]:
-    return made.matrix().toarray().tolist()
+def dense(built: Cooccurrence) -> list[list[float]]:
+    return built.matrix().toarray().tolist()
 
 
 def test_walk() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(power=1.0)])
+    (built,) = cooccurrences(PAIRS, 3, [settings(power=1.0)])
     # a → b: over query 0 (a third) and query 1 (a half), by d_a = 2 and d_b = 3.
     expected = [[0, 5 / 36, 1 / 12], [5 / 36, 0, 5 / 36], [1 / 12, 5 / 36, 0]]
-    np.testing.assert_allclose(dense(made), expected, rtol=1e-6)
-    np.testing.assert_array_equal(made.degrees_L, [2, 3, 2])
+    np.testing.assert_allclose(dense(built), expected, rtol=1e-6)
+    np.testing.assert_array_equal(built.degrees_L, [2, 3, 2])
 
 
 def test_cosine() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(kind="cosine")])
+    (built,) = cooccurrences(PAIRS, 3, [settings(kind="cosine")])
     near, far = 2 / 6**0.5, 1 / 2
-    np.testing.assert_allclose(dense(made), [[0, near, far], [near, 0, near], [far, near, 0]], rtol=1e-6)
+    np.testing.assert_allclose(dense(built), [[0, near, far], [near, 0, near], [far, near, 0]], rtol=1e-6)
 
 
 def test_next() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(kind="next", steps=2, step_decay=0.25)])
+    (built,) = cooccurrences(PAIRS, 3, [settings(kind="next", steps=2, step_decay=0.25)])
     # b follows a twice at once, c follows a once after two steps; by d_a = 2 and d_b = 3.
-    np.testing.assert_allclose(dense(made), [[0, 1, 1 / 8], [0, 0, 2 / 3], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(dense(built), [[0, 1, 1 / 8], [0, 0, 2 / 3], [0, 0, 0]], rtol=1e-6)
 
 
 def test_mixed() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(kind="mixed", steps=2, step_decay=0.25)])
+    (built,) = cooccurrences(PAIRS, 3, [settings(kind="mixed", steps=2, step_decay=0.25)])
     # a → b: the walk's 5/6, and 2 steps of one, weighed by 1 / (1 + .25); by d_a = 2
-    np.testing.assert_allclose(dense(made)[0], [0, (5 / 6 + 2 / 1.25) / 2, (1 / 3 + 0.25 / 1.25) / 2], rtol=1e-6)
-    np.testing.assert_allclose(dense(made)[2], [1 / 6, (1 / 3 + 1 / 2) / 2, 0], rtol=1e-6)
+    np.testing.assert_allclose(dense(built)[0], [0, (5 / 6 + 2 / 1.25) / 2, (1 / 3 + 0.25 / 1.25) / 2], rtol=1e-6)
+    np.testing.assert_allclose(dense(built)[2], [1 / 6, (1 / 3 + 1 / 2) / 2, 0], rtol=1e-6)
 
 
 def test_several_powers_from_one_pass() -> None:
@@ -60,35 +60,35 @@ def test_several_powers_from_one_pass() -> None:
 
 def test_query_counts_once_per_label_and_follower() -> None:
     often = LogPairs(np.array([0] * 500 + [1, 1]), np.array([0, 1] * 250 + [1, 0]))
-    (made,) = cooccurrences(often, 2, [settings(kind="next", steps=3, step_decay=0.5)])
+    (built,) = cooccurrences(often, 2, [settings(kind="next", steps=3, step_decay=0.5)])
     # 250 times b after a and 249 times a after b are one each; query 1 has a after b. d = 2, 2.
-    np.testing.assert_allclose(dense(made), [[0, 1 / 2], [1, 0]], rtol=1e-6)
-    np.testing.assert_array_equal(made.degrees_L, [2, 2])
+    np.testing.assert_allclose(dense(built), [[0, 1 / 2], [1, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(built.degrees_L, [2, 2])
 
 
 def test_repeats_count_once_in_walk_and_cosine() -> None:
     repeated = LogPairs(np.array([0, 0, 0]), np.array([0, 1, 1]))
-    (made,) = cooccurrences(repeated, 2, [settings(kind="cosine")])
-    np.testing.assert_allclose(dense(made), [[0, 1], [1, 0]], rtol=1e-6)  # one common query, of one pair each
-    np.testing.assert_array_equal(made.degrees_L, [1, 1])
+    (built,) = cooccurrences(repeated, 2, [settings(kind="cosine")])
+    np.testing.assert_allclose(dense(built), [[0, 1], [1, 0]], rtol=1e-6)  # one common query, of one pair each
+    np.testing.assert_array_equal(built.degrees_L, [1, 1])
 
 
 def test_weights_scale_sums_and_degrees() -> None:
     weighed = LogPairs(np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([4, 9, 7], np.float32))
-    (made,) = cooccurrences(weighed, 2, [settings(kind="walk")])
+    (built,) = cooccurrences(weighed, 2, [settings(kind="walk")])
     # a → b: √4·√9 over query 0's total of 13, by d_a = 4
-    np.testing.assert_allclose(dense(made)[0], [0, 6 / 13 / 4], rtol=1e-6)
+    np.testing.assert_allclose(dense(built)[0], [0, 6 / 13 / 4], rtol=1e-6)
 
 
 def test_only_the_last_pairs_of_a_query_count() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(kind="cosine")], most=2)
+    (built,) = cooccurrences(PAIRS, 3, [settings(kind="cosine")], most=2)
     # query 0 is b, c now: d = 1, 3, 2
-    np.testing.assert_allclose(dense(made), [[0, 1 / 3**0.5, 0], [1 / 3**0.5, 0, 2 / 6**0.5], [0, 2 / 6**0.5, 0]])
+    np.testing.assert_allclose(dense(built), [[0, 1 / 3**0.5, 0], [1 / 3**0.5, 0, 2 / 6**0.5], [0, 2 / 6**0.5, 0]])
 
 
 def test_the_largest_neighbours_stay_and_equal_ones_by_row() -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(power=0.0, neighbours=1)])
-    assert made.rows_LN.tolist() == [[1], [0], [1]]
+    (built,) = cooccurrences(PAIRS, 3, [settings(power=0.0, neighbours=1)])
+    assert built.rows_LN.tolist() == [[1], [0], [1]]
     (empty,) = cooccurrences(LogPairs(*np.zeros((2, 0), np.int32)), 3, [settings()])
     assert empty.rows_LN.tolist() == [[-1, -1]] * 3
     assert not empty.weights_LN.any()
@@ -96,31 +96,31 @@ def test_the_largest_neighbours_stay_and_equal_ones_by_row() -> None:
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_term_of_a_history(mean: bool) -> None:
-    (made,) = cooccurrences(PAIRS, 3, [settings(power=1.0, last=2, decay=0.5, mean=mean)])
-    rows, values = made.term(np.array([1, 0, 2]))  # only a, then c, the newest
+    (built,) = cooccurrences(PAIRS, 3, [settings(power=1.0, last=2, decay=0.5, mean=mean)])
+    rows, values = built.term(np.array([1, 0, 2]))  # only a, then c, the newest
     total = 1.5 if mean else 1
     expected = [1 / 12, 5 / 36 + 0.5 * 5 / 36, 0.5 / 12]
     assert rows.tolist() == [0, 1, 2]
     np.testing.assert_allclose(values, np.array(expected) / total, rtol=1e-6)
-    np.testing.assert_allclose(made.parts(np.array([1, 0, 2]), 1), np.array([2.5, 5]) / 36 / total, rtol=1e-6)
+    np.testing.assert_allclose(built.parts(np.array([1, 0, 2]), 1), np.array([2.5, 5]) / 36 / total, rtol=1e-6)
 
 
 def test_term_without_history_and_of_a_lonely_label() -> None:
-    (made,) = cooccurrences(LogPairs(np.array([0, 1]), np.array([0, 1])), 3, [settings()])
+    (built,) = cooccurrences(LogPairs(np.array([0, 1]), np.array([0, 1])), 3, [settings()])
     for history in ([], [0], [2, 1]):
-        rows, values = made.term(np.array(history, np.int64))
+        rows, values = built.term(np.array(history, np.int64))
         assert (len(rows), len(values)) == (0, 0)
 
 
 def test_term_equals_the_sum_over_a_dense_matrix() -> None:
     rng = np.random.default_rng(3)
     queries, labels = np.sort(rng.integers(0, 60, 900)), rng.integers(0, 50, 900)
-    (made,) = cooccurrences(LogPairs(queries, labels), 50, [settings(power=0.4, neighbours=7, last=8, decay=0.8)])
-    weights = made.matrix().toarray()
+    (built,) = cooccurrences(LogPairs(queries, labels), 50, [settings(power=0.4, neighbours=7, last=8, decay=0.8)])
+    weights = built.matrix().toarray()
     assert (np.count_nonzero(weights, axis=1) <= 7).all()
     history = rng.integers(0, 50, 12)
     expected = sum(0.8**age * weights[label] for age, label in enumerate(history[::-1][:8]))
-    rows, values = made.term(history)
+    rows, values = built.term(history)
     assert rows.tolist() == np.flatnonzero(expected).tolist()
     np.testing.assert_allclose(values, expected[rows], rtol=1e-5)
 
@@ -128,28 +128,28 @@ def test_term_equals_the_sum_over_a_dense_matrix() -> None:
 def test_block_size_does_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(4)
     pairs = LogPairs(np.sort(rng.integers(0, 40, 500)), rng.integers(0, 30, 500))
-    (whole,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
+    (full,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
     monkeypatch.setattr("longtail.bundle.neighbours._PRODUCTS", 20)
     monkeypatch.setattr("longtail.bundle.neighbours._KEYS", 20)
     (parts,) = cooccurrences(pairs, 30, [settings(kind="mixed")])
-    np.testing.assert_array_equal(whole.rows_LN, parts.rows_LN)
-    np.testing.assert_allclose(whole.weights_LN, parts.weights_LN, rtol=1e-6)
+    np.testing.assert_array_equal(full.rows_LN, parts.rows_LN)
+    np.testing.assert_allclose(full.weights_LN, parts.weights_LN, rtol=1e-6)
 
 
 def test_followers_are_summed_without_quadratic_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     added = list[int]()
 
-    def counted(one: csr_matrix, other: csr_matrix) -> csr_matrix:
-        added.append(one.nnz + other.nnz)
-        return add(one, other)
+    def counted(single: csr_matrix, other: csr_matrix) -> csr_matrix:
+        added.append(single.nnz + other.nnz)
+        return add(single, other)
 
     add = csr_matrix.__add__
     monkeypatch.setattr(csr_matrix, "__add__", counted)
     monkeypatch.setattr("longtail.bundle.neighbours._KEYS", 16)
     # 512 queries chose 2 labels that no other query did: in 64 blocks of 8 queries, 512 entries.
     pairs = LogPairs(np.repeat(np.arange(512), 2), np.arange(1024))
-    (made,) = cooccurrences(pairs, 1024, [settings(kind="next")])
-    assert made.matrix().nnz == 512
+    (built,) = cooccurrences(pairs, 1024, [settings(kind="next")])
+    assert built.matrix().nnz == 512
     assert sum(added) <= 512 * (6 + 1)  # one copy for each doubling
 
 
@@ -157,11 +157,11 @@ def bundle_with_term() -> Bundle:
     bundle = make_bundle(labels=30, users=3)
     rng = np.random.default_rng(5)
     pairs = LogPairs(np.sort(rng.integers(0, 3, 60)), rng.integers(0, 30, 60))
-    (made,) = cooccurrences(pairs, 30, [settings(neighbours=4)])
+    (built,) = cooccurrences(pairs, 30, [settings(neighbours=4)])
     queries = Vocabulary(pa.array(["u0", "u1", "u2"]))
-    manifest = bundle.manifest.model_copy(update={"cooccurrence": made.settings})
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": built.settings})
     return replace(
-        bundle, manifest=manifest, cooccurrence=made, remembered=remember(pairs, queries, np.array([1, 2, 3]), 5)
+        bundle, manifest=manifest, cooccurrence=built, remembered=remember(pairs, queries, np.array([1, 2, 3]), 5)
     )
 
 
@@ -179,8 +179,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_remembered_are_the_last_of_each_query() -> None:
-    made = remember(PAIRS, Vocabulary(pa.array(["x", "y", "z"])), np.array([1, 2, 3], np.int32), 2)
-    assert [made.history(query).tolist() for query in ("x", "y", "z", "w")] == [[1, 2], [0, 1], [1, 2], []]
+    built = remember(PAIRS, Vocabulary(pa.array(["x", "y", "z"])), np.array([1, 2, 3], np.int32), 2)
+    assert [built.history(query).tolist() for query in ("x", "y", "z", "w")] == [[1, 2], [0, 1], [1, 2], []]
     longer = remember(PAIRS, Vocabulary(pa.array(["x", "y", "z"])), np.array([1, 2, 3], np.int32), 4)
     assert longer.rows_QR.tolist() == [[-1] * 4, [-1, 0, 1, 2], [-1, -1, 0, 1], [-1, -1, 1, 2]]
 

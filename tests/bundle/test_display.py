@@ -22,7 +22,7 @@ TABLE = pa.table(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "shown"),
+    ("name", "value", "displayed"),
     [
         ("price", 9.5, "9.50"),
         ("price", 10, "10.00"),
@@ -40,12 +40,12 @@ TABLE = pa.table(
         ("exact", "2026-01-31 10:00:00.000000001", "2026-01-31 10:00:00.000000001"),
     ],
 )
-def test_columns_accept_values_of_filters(name: str, value: Any, shown: Any) -> None:
+def test_columns_accept_values_of_filters(name: str, value: Any, displayed: Any) -> None:
     columns = DisplayColumns(TABLE)
-    found = columns.complete({name: value}, {})[name]
-    assert found == shown
-    assert columns.complete({name: found}, {})[name] == shown
-    assert len(columns.column(name, [found, None])) == 2
+    result = columns.complete({name: value}, {})[name]
+    assert result == displayed
+    assert columns.complete({name: result}, {})[name] == displayed
+    assert len(columns.column(name, [result, None])) == 2
 
 
 @pytest.mark.parametrize(

@@ -202,9 +202,7 @@ def test_ids_of_requests_equal_ids_of_columns() -> None:
         ([None, None], [None, None]),
     ],
 )  # fmt: skip
-def test_text_column_of_booleans_or_integers_has_canonical_ids(
-    column: list[str | None], ids: list[str | None]
-) -> None:
+def test_text_column_of_booleans_or_integers_has_canonical_ids(column: list[str | None], ids: list[str | None]) -> None:
     assert to_ids(pa.array(column, pa.string())).to_pylist() == ids
 
 
@@ -228,9 +226,7 @@ def test_text_column_of_booleans_or_integers_has_canonical_ids(
         ("red, blue", None, None),
     ],
 )  # fmt: skip
-def test_joined_and_printed_lists_are_split(
-    text: str, separator: str | None, parts: list[str] | None
-) -> None:
+def test_joined_and_printed_lists_are_split(text: str, separator: str | None, parts: list[str] | None) -> None:
     assert split_ids(text, separator) == parts
 
 

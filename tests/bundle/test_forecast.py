@@ -29,11 +29,11 @@ ABOUT = pa.table({"kind": pa.array(["a", "b"] * 25).dictionary_encode(), "price"
 
 def forecast(dates: np.ndarray | None = None, **settings: object) -> Forecast:
     """An empty forecast at day 0."""
-    given = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "pairs": 50.0}
-    given |= {"until": 0.0, "attributes": ["kind"], "numbers": ["price"]}
+    arguments = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "pairs": 50.0}
+    arguments |= {"until": 0.0, "attributes": ["kind"], "numbers": ["price"]}
     about = ABOUT if dates is None else ABOUT.append_column("there since", pa.array(dates))
-    made = ForecastSettings.model_validate(given | settings)
-    return Forecast(made, np.zeros((LABELS, len(LIVES))), np.full(LABELS, np.inf), about)
+    built = ForecastSettings.model_validate(arguments | settings)
+    return Forecast(built, np.zeros((LABELS, len(LIVES))), np.full(LABELS, np.inf), about)
 
 
 def test_sums_halve_with_time_and_take_later_pairs() -> None:
@@ -52,47 +52,47 @@ def test_sums_halve_with_time_and_take_later_pairs() -> None:
 
 
 def test_decayed_popularity_is_the_smoothed_sum() -> None:
-    found = forecast().counted(PAIRS, TIMES, 20 * DAY)
-    smoothed = found.sums[:, 1] + 0.1 * found.sums[:, 1].mean()
+    result = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    smoothed = result.sums[:, 1] + 0.1 * result.sums[:, 1].mean()
 
-    np.testing.assert_allclose(found.log_popularity(), np.log(smoothed / smoothed.sum()), atol=1e-9)
-    np.testing.assert_allclose(np.logaddexp.reduce(found.log_popularity()), 0, atol=1e-9)
+    np.testing.assert_allclose(result.log_popularity(), np.log(smoothed / smoothed.sum()), atol=1e-9)
+    np.testing.assert_allclose(np.logaddexp.reduce(result.log_popularity()), 0, atol=1e-9)
 
 
 def test_label_with_a_future_date_has_no_share() -> None:
     since = np.where(np.arange(LABELS) < 48, np.nan, [21 * DAY] * LABELS)
     since[49] = 30 * DAY
-    found = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
 
-    now, horizon = np.exp(found.log_popularity()), np.exp(found.log_popularity(include_future=True))
+    now, horizon = np.exp(result.log_popularity()), np.exp(result.log_popularity(include_future=True))
     assert now[48:].max() < 1e-12
     assert horizon[48] > 1e-5  # it is there on day 21, and the horizon ends on day 22
     assert horizon[49] < 1e-12
-    later = np.exp(found.counted(np.empty(0, int), np.empty(0), 21 * DAY).log_popularity())
+    later = np.exp(result.counted(np.empty(0, int), np.empty(0), 21 * DAY).log_popularity())
     assert later[48] > 1e-5
     assert later[49] < 1e-12
 
 
 def test_new_label_equals_a_label_without_pairs() -> None:
-    found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
-    new = found.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], [20 * DAY] * 3)
+    result = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    new = result.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], [20 * DAY] * 3)
 
-    np.testing.assert_allclose(new[:2], found.log_popularity()[-1])
+    np.testing.assert_allclose(new[:2], result.log_popularity()[-1])
     assert new[2] < np.log(1e-12)
 
 
 def test_announced_label_exists_after_its_date() -> None:
-    found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
     announced = [{"listed": "1970-01-25"}], [20 * DAY]
 
-    assert found.log_popularity_of_new(*announced)[0] < np.log(1e-12)
-    later = found.counted(np.empty(0, int), np.empty(0), 26 * DAY)
+    assert result.log_popularity_of_new(*announced)[0] < np.log(1e-12)
+    later = result.counted(np.empty(0, int), np.empty(0), 26 * DAY)
     assert later.log_popularity_of_new(*announced)[0] > np.log(1e-4)
 
 
 def test_changed_label_keeps_other_columns() -> None:
-    found = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
-    more = found.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
+    result = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
+    more = result.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
 
     assert more.about["there since"].to_pylist()[-2:] == [3 * DAY, DAY]
     assert more.about["kind"].to_pylist()[-2:] == ["b", "39"]
@@ -100,10 +100,10 @@ def test_changed_label_keeps_other_columns() -> None:
 
 
 def test_labels_all_in_the_future_are_equal() -> None:
-    found = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(PAIRS, TIMES, 20 * DAY)
 
-    np.testing.assert_allclose(found.log_popularity(), -np.log(LABELS))
-    assert np.isfinite(found.log_popularity_of_new([{}], [20 * DAY])).all()
+    np.testing.assert_allclose(result.log_popularity(), -np.log(LABELS))
+    assert np.isfinite(result.log_popularity_of_new([{}], [20 * DAY])).all()
 
 
 @pytest.fixture(scope="module")
@@ -111,18 +111,18 @@ def boosted() -> Forecast:
     """A forecast whose regression was fitted to labels of kind a, wanted twice as much as those of kind b."""
     import xgboost
 
-    found = forecast().counted(PAIRS, TIMES, 20 * DAY)
-    columns = np.repeat(found.columns(), 40, axis=0)
-    wanted = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
-    data = xgboost.DMatrix(columns, wanted, base_margin=np.zeros(len(wanted)))
+    result = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    columns = np.repeat(result.columns(), 40, axis=0)
+    target = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
+    data = xgboost.DMatrix(columns, target, base_margin=np.zeros(len(target)))
     model = xgboost.train({"objective": "count:poisson", "nthread": 1}, data, 30)
-    settings = found.settings.model_copy(update={"kind": "forecast", "served": "forecast"})
-    return replace(found, model=bytes(model.save_raw("ubj")), settings=settings)
+    settings = result.settings.model_copy(update={"kind": "forecast", "served": "forecast"})
+    return replace(result, model=bytes(model.save_raw("ubj")), settings=settings)
 
 
 def test_new_label_is_forecast_by_attributes(boosted: Forecast) -> None:
-    given = [{"kind": kind, "price": 1.5} for kind in ("a", "b")]
-    of_new = boosted.log_popularity_of_new(given, [20 * DAY] * 2)
+    arguments = [{"kind": kind, "price": 1.5} for kind in ("a", "b")]
+    of_new = boosted.log_popularity_of_new(arguments, [20 * DAY] * 2)
 
     twin = replace(boosted, about=ABOUT.set_column(1, "price", pa.array([1.5] * LABELS)))
     np.testing.assert_allclose(of_new - of_new[0], twin._log_rates[-2:] - twin._log_rates[-2], atol=1e-6)
@@ -157,11 +157,11 @@ def test_released_prior_is_served_until_100_pairs_are_compared(boosted: Forecast
     read = Forecast.read(tmp_path / "forecast.arrow")
     np.testing.assert_array_equal(read.log_popularity(), few.log_popularity())
     assert read.about.equals(few.about)
-    given, now = [{"kind": "a", "price": 1.5}], [21 * DAY]
-    added = read.with_labels(np.array([3, -1]), [{}, *given], now * 2).take(np.array([2, LABELS, LABELS + 1]))
+    arguments, now = [{"kind": "a", "price": 1.5}], [21 * DAY]
+    added = read.with_labels(np.array([3, -1]), [{}, *arguments], now * 2).take(np.array([2, LABELS, LABELS + 1]))
     assert added.released is not None
     np.testing.assert_allclose(added.released[:2], boosted.log_popularity()[2:4], atol=1e-9)
-    np.testing.assert_allclose(added.released[2], few.kinds()["forecast"].log_popularity_of_new(given, now)[0])
+    np.testing.assert_allclose(added.released[2], few.kinds()["forecast"].log_popularity_of_new(arguments, now)[0])
 
 
 def test_an_offset_is_added_to_every_label(boosted: Forecast, tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def test_an_offset_is_added_to_every_label(boosted: Forecast, tmp_path: Path) ->
     shifted = replace(boosted, offset=offset, settings=settings)
     shifted.write(tmp_path / "forecast.arrow")
     read = Forecast.read(tmp_path / "forecast.arrow")
-    given, now = [{"kind": "a", "price": 1.5}], [20 * DAY]
+    arguments, now = [{"kind": "a", "price": 1.5}], [20 * DAY]
 
     expected = np.exp(boosted.log_popularity() + offset)
     np.testing.assert_allclose(np.exp(read.log_popularity()), expected / expected.sum())
     np.testing.assert_allclose(read.log_shares(), boosted.log_popularity())
-    of_new = boosted.log_popularity_of_new(given, now) - 2 - np.log(expected.sum())
-    np.testing.assert_allclose(read.log_popularity_of_new(given, now), of_new)
-    more = read.with_labels(np.array([3, -1]), [{}, *given], now * 2).take(np.array([0, LABELS, LABELS + 1]))
+    of_new = boosted.log_popularity_of_new(arguments, now) - 2 - np.log(expected.sum())
+    np.testing.assert_allclose(read.log_popularity_of_new(arguments, now), of_new)
+    more = read.with_labels(np.array([3, -1]), [{}, *arguments], now * 2).take(np.array([0, LABELS, LABELS + 1]))
     assert more.offset is not None
     np.testing.assert_array_equal(more.offset, [-1, offset[3], -2])
 
@@ -239,9 +239,9 @@ def test_a_persistent_client_counts_once_in_refreshes() -> None:
     times = np.repeat(hours * DAY / 24, 20) + np.tile(np.arange(1.0, 21), len(hours))
     fresh = before
     for hour in hours[1:]:  # every hour, with the pairs of a week before it
-        seen = times < hour * DAY / 24
+        observed = times < hour * DAY / 24
         fresh = fresh.refreshed(
-            np.zeros(seen.sum(), int), np.full(seen.sum(), LABELS - 1), times[seen], hour * DAY / 24
+            np.zeros(observed.sum(), int), np.full(observed.sum(), LABELS - 1), times[observed], hour * DAY / 24
         )
 
     assert 0.9 < fresh.sums[LABELS - 1, 0] <= 1
@@ -287,8 +287,8 @@ def test_a_calendar_moves_shares_to_the_hours_to_come(tmp_path: Path) -> None:
     assert share_of_a(now) < 0.01
     noon = replace(now, settings=now.settings.model_copy(update={"until": 28.5 * DAY}))
     assert share_of_a(noon) > 0.99
-    whole = replace(now, settings=now.settings.model_copy(update={"ahead": 7 * DAY}))
-    assert share_of_a(whole) == pytest.approx(0.5, abs=0.01)
+    entire = replace(now, settings=now.settings.model_copy(update={"ahead": 7 * DAY}))
+    assert share_of_a(entire) == pytest.approx(0.5, abs=0.01)
     # Fast sums of noon say little of kind b, unless they are seen at even hours.
     fast = forecast(base=0, smoothing=1e-9, calendar=calendar, half_lives=[DAY / 24, 8 * DAY])
     later = replace(fast, seasons=np.zeros((3, 168))).counted(labels, times, 27.5 * DAY + 7200)

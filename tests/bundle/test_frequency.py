@@ -26,9 +26,9 @@ def test_rare_label_is_not_clipped() -> None:
 
 
 def test_unseen_labels_have_a_finite_log_and_shares_sum_to_one() -> None:
-    seen = np.zeros(100_000, np.int64)
-    seen[0] = 10**9
-    log_pn = log_frequencies(seen)
+    observed = np.zeros(100_000, np.int64)
+    observed[0] = 10**9
+    log_pn = log_frequencies(observed)
 
     assert np.isfinite(log_pn).all()
     assert np.logaddexp.reduce(log_pn) == pytest.approx(0, abs=1e-9)

@@ -15,12 +15,12 @@ ROWS = IdRows(pa.array(IDS))
 @pytest.mark.parametrize("count", [1, 40, 5000])
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 def test_rows_are_found_singly_and_in_batches(count: int, kind: pa.DataType) -> None:
-    asked = IDS[-count:] + [f"other-{place}" for place in range(count)] + IDS[:count]
+    requested = IDS[-count:] + [f"other-{source}" for source in range(count)] + IDS[:count]
     expected = [*range(50_000 - count, 50_000), *[None] * count, *range(count)]
     rows = IdRows(ROWS.ids.cast(kind))
-    assert rows.find_all(asked) == expected
-    assert rows.find_all(asked) == expected  # now from those that are kept
-    assert [ROWS.get(id_) for id_ in asked] == expected
+    assert rows.find_all(requested) == expected
+    assert rows.find_all(requested) == expected  # now from those that are kept
+    assert [ROWS.get(id_) for id_ in requested] == expected
 
 
 @pytest.mark.parametrize("all_kept", [0, 4])
@@ -40,12 +40,12 @@ def test_odd_ids_are_absent(count: int, all_kept: int) -> None:
 @settings(max_examples=40, deadline=None)
 def test_all_ids_are_found_and_no_others(ids: list[str]) -> None:
     column = pa.array(ids, pa.string())
-    made = IdRows(column)
-    mapped = IdRows(column, made.order)
+    built = IdRows(column)
+    mapped = IdRows(column, built.order)
     mapped.check("a file")
     assert mapped.find_all([*ids, "no such id"] * 130) == [*range(len(ids)), None] * 130
     assert [IdRows(column).get(id_) for id_ in ids] == [*range(len(ids))]
-    assert [ids[row] for row in made.order] == sorted(ids)
+    assert [ids[row] for row in built.order] == sorted(ids)
 
 
 def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +61,6 @@ def test_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_takes_twenty_bytes_at_most() -> None:
     tracemalloc.start()
     rows = IdRows(ROWS.ids)
-    held = tracemalloc.get_traced_memory()[0] / len(rows)
+    locked = tracemalloc.get_traced_memory()[0] / len(rows)
     tracemalloc.stop()
-    assert held <= 20
+    assert locked <= 20

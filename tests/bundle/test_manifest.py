@@ -21,9 +21,9 @@ HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_len
     ids=lambda feature: feature["kind"],
 )
 def test_every_kind_of_feature_survives_json(feature: dict[str, Any]) -> None:
-    made = Feature(**feature)
+    built = Feature(**feature)
 
-    assert Feature.model_validate_json(made.model_dump_json()) == made
+    assert Feature.model_validate_json(built.model_dump_json()) == built
 
 
 @pytest.mark.parametrize(

@@ -112,31 +112,31 @@ def test_full_beam_ranks_exactly(labels: int) -> None:
     tree, z = random_tree(labels), queries(9)
     every = tree.all_log_probabilities(z)
 
-    found, log_p = tree.beam(z, labels + 2)
+    result, log_p = tree.beam(z, labels + 2)
 
-    assert (found.dtype, log_p.dtype) == (np.int64, np.float32)
-    np.testing.assert_array_equal(found[:, :labels], np.argsort(-every, axis=1, kind="stable"))
+    assert (result.dtype, log_p.dtype) == (np.int64, np.float32)
+    np.testing.assert_array_equal(result[:, :labels], np.argsort(-every, axis=1, kind="stable"))
     np.testing.assert_allclose(log_p[:, :labels], -np.sort(-every, axis=1), atol=1e-5)
-    assert (found[:, labels:] == -1).all()
+    assert (result[:, labels:] == -1).all()
     assert np.isneginf(log_p[:, labels:]).all()
 
 
 def test_a_narrow_beam_keeps_the_best_nodes_of_every_level() -> None:
     # z = ln(2/3) at the root: right ⅔; node 2: right ¼. Width 1 goes right, to label 1.
-    found, log_p = by_hand().beam(array([np.log(2 / 3)]), 1)
+    result, log_p = by_hand().beam(array([np.log(2 / 3)]), 1)
 
-    assert found.tolist() == [[1]]
+    assert result.tolist() == [[1]]
     np.testing.assert_allclose(log_p, [[np.log(2 / 3)]], rtol=1e-6)
 
 
 def test_a_beam_is_a_lower_bound_and_never_returns_padding() -> None:
     tree, z = random_tree(600, dims=16), queries(20, dims=16)
-    found, log_p = tree.beam(z, 50)
+    result, log_p = tree.beam(z, 50)
 
-    assert found.min() >= 0
-    assert all(len(set(row)) == 50 for row in found.tolist())
+    assert result.min() >= 0
+    assert all(len(set(row)) == 50 for row in result.tolist())
     assert (np.diff(log_p, axis=1) <= 0).all()
-    np.testing.assert_allclose(log_p, tree.log_probabilities(z, found), atol=1e-5)
+    np.testing.assert_allclose(log_p, tree.log_probabilities(z, result), atol=1e-5)
     exact = -np.sort(-tree.all_log_probabilities(z), axis=1)
     assert (log_p <= exact[:, :50] + 1e-5).all()
     assert (log_p[:, 0] >= exact[:, 0] - 1e-5).mean() > 0.9
@@ -273,13 +273,13 @@ def test_a_bundle_refuses_a_tree_of_other_labels_or_features(tmp_path: Path) -> 
 
     with pytest.raises(BundleInvariantError, match=r"found float32 \(8, 4\)"):
         replace(bundle, proposal=random_tree(8)).write(tmp_path / "bundle")
-    for projection, found in (
+    for projection, result in (
         ({"user_id": np.zeros((20, 4), np.float32)}, r"\{'user_id': 20\}"),
         ({"city": np.zeros((21, 4), np.float32)}, r"\{'city': 21\}"),
     ):
         tree = replace(random_tree(12), projection=projection)
         with pytest.raises(
-            BundleInvariantError, match=rf"expected some of \{{'user_id': 21, 'history': 13\}}, found {found}"
+            BundleInvariantError, match=rf"expected some of \{{'user_id': 21, 'history': 13\}}, found {result}"
         ):
             replace(bundle, proposal=tree).write(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []

@@ -19,8 +19,8 @@ NAMES = pa.array(["x", "y", "z"])
 
 
 def settings(kind: str, **other: float) -> CooccurrenceSettings:
-    given = {"default": 1, "maximum": 2, "kind": kind, "last": 10, "decay": 0.9, "neighbours": 3} | other
-    return CooccurrenceSettings.model_validate(given)
+    arguments = {"default": 1, "maximum": 2, "kind": kind, "last": 10, "decay": 0.9, "neighbours": 3} | other
+    return CooccurrenceSettings.model_validate(arguments)
 
 
 def log(*pairs: tuple[int, int]) -> LogPairs:
@@ -28,11 +28,11 @@ def log(*pairs: tuple[int, int]) -> LogPairs:
     return LogPairs(queries, labels)
 
 
-def made(pairs: LogPairs, of: CooccurrenceSettings, labels: int = 4) -> Cooccurrence:
+def built(pairs: LogPairs, of: CooccurrenceSettings, labels: int = 4) -> Cooccurrence:
     return cooccurrences(pairs, labels, [of])[0]
 
 
-def known(pairs: LogPairs, names: pa.Array, entries: int = 3) -> Remembered:
+def base(pairs: LogPairs, names: pa.Array, entries: int = 3) -> Remembered:
     return remember(pairs, Vocabulary(names), np.arange(1, len(names) + 1, dtype=np.int32), entries)
 
 
@@ -42,7 +42,7 @@ def dense(of: Cooccurrence) -> np.ndarray:
 
 def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
     first = log((X, A), (X, B), (Y, B), (Y, C))
-    before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
+    before, remembered = built(first, settings("walk")), base(first, NAMES[:2])
     # x goes on to d: n = 3. A query without a name chooses b and c, and b again: n = 2.
     later = log((0, D), (1, B), (1, C), (1, B))
     after, now = refresh_term(before, later, pa.array(["x", None]), remembered, 7.0)
@@ -65,7 +65,7 @@ def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
 
 def test_degrees_change_entries_without_new_pairs() -> None:
     first = log((X, A), (X, B), (Y, A), (Y, C))
-    before = made(first, settings("walk", power=1.0))
+    before = built(first, settings("walk", power=1.0))
     assert before.rows_LN[A].tolist() == [B, C, -1]
     np.testing.assert_allclose(before.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2, 0])
     # Three queries choose b alone: no pair of labels, but d_b = 4.
@@ -79,7 +79,7 @@ def test_degrees_change_entries_without_new_pairs() -> None:
 def test_followers_of_remembered_labels_count() -> None:
     of = settings("next", steps=2, step_decay=0.5)
     first = log((X, A), (X, B))
-    after, now = refresh_term(made(first, of), log((0, C), (0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+    after, now = refresh_term(built(first, of), log((0, C), (0, D)), pa.array(["x"]), base(first, NAMES[:1]), None)
 
     expected = np.zeros((4, 4))
     expected[A, [B, C]] = 1, 0.5
@@ -92,7 +92,7 @@ def test_followers_of_remembered_labels_count() -> None:
 
 def test_repeated_or_remembered_pair_counts_once() -> None:
     first = log((X, A), (X, B))
-    before, remembered = made(first, settings("cosine")), known(first, NAMES[:1])
+    before, remembered = built(first, settings("cosine")), base(first, NAMES[:1])
     after, _ = refresh_term(before, log((0, A), (0, B), (0, A)), pa.array(["x"]), remembered, None)
     assert after.degrees_L.tolist() == [1, 1, 0, 0]
     np.testing.assert_array_equal(after.weights_LN, before.weights_LN)
@@ -106,7 +106,7 @@ def test_repeated_or_remembered_pair_counts_once() -> None:
 @pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
 def test_query_without_remembered_labels_counts_once(kind: str) -> None:
     of, nameless = settings(kind, steps=2, step_decay=0.5), pa.nulls(1, pa.string())
-    before = made(log((X, A), (X, B)), of)
+    before = built(log((X, A), (X, B)), of)
     once, _ = refresh_term(before, log((0, C), (0, D), (0, C)), nameless, None, None)
     often = once
     for times in range(1, 200):
@@ -122,7 +122,7 @@ def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refre
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     cycle = [(0, A), (0, B), (0, C), (0, D)]
     once, remembered = refresh_term(
-        made(first, of), log(*cycle, *cycle), pa.array(["y"]), known(first, NAMES[:1]), None
+        built(first, of), log(*cycle, *cycle), pa.array(["y"]), base(first, NAMES[:1]), None
     )
     often = once
     for times in range(2, 6):
@@ -138,8 +138,8 @@ def test_a_client_with_more_labels_than_are_remembered_counts_once_in_many_refre
 
 def test_few_earlier_pairs_do_not_replace_remembered_labels() -> None:
     first = log((X, A), (X, B))
-    before = made(first, settings("cosine"))
-    after, now = refresh_term(before, log((0, C)), pa.array(["x"]), known(first, NAMES[:1]), None, earlier=log((0, B)))
+    before = built(first, settings("cosine"))
+    after, now = refresh_term(before, log((0, C)), pa.array(["x"]), base(first, NAMES[:1]), None, earlier=log((0, B)))
     np.testing.assert_allclose(dense(after)[C], [1, 1, 0, 0])
     assert now is not None
     assert now.history("x").tolist() == [A, B, C]
@@ -149,7 +149,7 @@ def test_few_earlier_pairs_do_not_replace_remembered_labels() -> None:
 def test_query_counts_once_with_event_weights(kind: str) -> None:
     of, first = settings(kind, steps=2, step_decay=0.5), log((X, A), (X, B))
     bought = LogPairs(np.zeros(3, int), np.array([C, D, C]), np.full(3, 9, np.float32))
-    once, remembered = refresh_term(made(first, of), bought, pa.array(["y"]), known(first, NAMES[:1]), None)
+    once, remembered = refresh_term(built(first, of), bought, pa.array(["y"]), base(first, NAMES[:1]), None)
     often = once
     for _ in range(5):
         often, remembered = refresh_term(often, bought, pa.array(["y"]), remembered, None)
@@ -161,7 +161,7 @@ def test_query_counts_once_with_event_weights(kind: str) -> None:
 def test_nearer_follower_adds_the_difference() -> None:
     first, of = log((X, A), (X, B)), settings("next", steps=2, step_decay=0.5)
     # d is the second after a, and bought directly after a: 1/2 + 9 · (1 − 1/2), with weights in a root.
-    before, remembered = refresh_term(made(first, of), log((0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+    before, remembered = refresh_term(built(first, of), log((0, D)), pa.array(["x"]), base(first, NAMES[:1]), None)
     assert dense(before)[A, D] == 0.5
     bought = LogPairs(np.array([0, 0]), np.array([A, D]), np.array([9, 9], np.float32))
     after, _ = refresh_term(before, bought, pa.array(["x"]), remembered, None)
@@ -170,7 +170,7 @@ def test_nearer_follower_adds_the_difference() -> None:
 
 def test_weights_and_the_scale_count() -> None:
     first = log((X, A), (X, B))
-    before = made(first, settings("cosine")).scaled(8)
+    before = built(first, settings("cosine")).scaled(8)
     later = LogPairs(np.array([0, 0]), np.array([C, D]), np.array([4, 1], np.float32))
     after, _ = refresh_term(before, later, pa.array([None], pa.string()), None, None)
 
@@ -191,14 +191,14 @@ def test_refresh_is_exact_without_truncation(of: CooccurrenceSettings) -> None:
         order = np.argsort(queries[begin:end], kind="stable")
         return LogPairs(queries[begin:end][order], labels[begin:end][order])
 
-    whole, first = part(0, 600), part(0, 400)
-    remembered = known(LogPairs(first.queries, first.labels), names, 100)
-    again, now = refresh_term(made(first, of, 30), part(400, 600), names, remembered, None)
+    entire, first = part(0, 600), part(0, 400)
+    remembered = base(LogPairs(first.queries, first.labels), names, 100)
+    again, now = refresh_term(built(first, of, 30), part(400, 600), names, remembered, None)
 
-    np.testing.assert_allclose(dense(again), dense(made(whole, of, 30)), rtol=1e-5)
-    np.testing.assert_array_equal(again.degrees_L, made(whole, of, 30).degrees_L)
+    np.testing.assert_allclose(dense(again), dense(built(entire, of, 30)), rtol=1e-5)
+    np.testing.assert_array_equal(again.degrees_L, built(entire, of, 30).degrees_L)
     assert now is not None
-    np.testing.assert_array_equal(now.rows_QR, known(whole, names, 100).rows_QR)
+    np.testing.assert_array_equal(now.rows_QR, base(entire, names, 100).rows_QR)
 
 
 def test_keep_largest_keeps_the_largest_weights() -> None:
@@ -207,15 +207,15 @@ def test_keep_largest_keeps_the_largest_weights() -> None:
     sparse = csr_matrix(dense_LL.astype(np.float64))
     rows_LN, weights_LN = np.full((40, 7), -1, np.int32), np.zeros((40, 7), np.float32)
     keep_largest(sparse.indptr, sparse.indices, sparse.data, rows_LN, weights_LN)
-    for found, weights, row_L in zip(rows_LN.tolist(), weights_LN.tolist(), dense_LL.tolist(), strict=True):
+    for result, weights, row_L in zip(rows_LN.tolist(), weights_LN.tolist(), dense_LL.tolist(), strict=True):
         best = sorted((-weight, label) for label, weight in enumerate(row_L) if weight)[:7]
-        assert found == [label for _, label in best] + [-1] * (7 - len(best))
+        assert result == [label for _, label in best] + [-1] * (7 - len(best))
         assert weights == [-weight for weight, _ in best] + [0] * (7 - len(best))
 
 
 def test_take_keeps_neighbours() -> None:
     first = log((X, A), (X, B), (X, C), (Y, C), (Y, D))
-    before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
+    before, remembered = built(first, settings("walk")), base(first, NAMES[:2])
     rows = np.array([D, C, A, -1])  # b is left out, and a label is new
     after, now = before.take(rows), remembered.take(rows)
 
@@ -234,8 +234,8 @@ def test_take_keeps_neighbours() -> None:
 def test_pairs_of_new_queries_equal_the_full_log(kind: str) -> None:
     first, later = log((X, A), (X, B), (X, C)), log((0, B), (0, C), (0, D), (0, B))
     of = settings(kind, steps=2, step_decay=0.5)
-    whole = LogPairs(np.concatenate([first.queries, later.queries + 9]), np.concatenate([first.labels, later.labels]))
-    after, _ = refresh_term(made(first, of), later, pa.array(["y"]), None, None)
+    entire = LogPairs(np.concatenate([first.queries, later.queries + 9]), np.concatenate([first.labels, later.labels]))
+    after, _ = refresh_term(built(first, of), later, pa.array(["y"]), None, None)
 
-    np.testing.assert_allclose(dense(after), dense(made(whole, of)), rtol=1e-6)
-    np.testing.assert_array_equal(after.degrees_L, made(whole, of).degrees_L)
+    np.testing.assert_allclose(dense(after), dense(built(entire, of)), rtol=1e-6)
+    np.testing.assert_array_equal(after.degrees_L, built(entire, of).degrees_L)

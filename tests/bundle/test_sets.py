@@ -11,10 +11,10 @@ from longtail.bundle.sets import distinct, is_in
 def test_sets_equal_numpy(dtype: type, size: int) -> None:
     rng = np.random.default_rng(size)
     values, others = (rng.integers(-9, size // 2 + 1, count).astype(dtype) for count in (size, 3 * size))
-    found = distinct(values)
-    assert found.dtype == dtype
-    assert np.array_equal(found, np.unique(values))
-    assert np.array_equal(distinct(values.reshape(1, -1)), found)
+    result = distinct(values)
+    assert result.dtype == dtype
+    assert np.array_equal(result, np.unique(values))
+    assert np.array_equal(distinct(values.reshape(1, -1)), result)
     for members in (distinct(others), distinct(others[:0])):
         assert np.array_equal(is_in(values, members), np.isin(values, members))
-        assert np.array_equal(found[~is_in(found, members)], np.setdiff1d(values, members))
+        assert np.array_equal(result[~is_in(result, members)], np.setdiff1d(values, members))

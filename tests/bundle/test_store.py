@@ -154,9 +154,7 @@ def test_full_disk_while_writing_leaves_no_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
-def test_full_disk_while_flushing_leaves_no_files(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_while_flushing_leaves_no_files(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, step, no_space)
 
     with pytest.raises(OSError, match="No space left"):
@@ -194,9 +192,7 @@ def test_a_small_file_is_replaced_in_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_failed_replacement_keeps_the_content(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_replacement_keeps_the_content(tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pointer = tmp_path / "CURRENT"
     pointer.write_bytes(b"old")
     monkeypatch.setattr(os, step, no_space)

@@ -71,11 +71,11 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("values", "said"), WRONG.values(), ids=WRONG)
-def test_problems_name_path_and_expectation(values: dict[str, Any], said: list[str]) -> None:
+@pytest.mark.parametrize(("values", "message"), WRONG.values(), ids=WRONG)
+def test_problems_name_path_and_expectation(values: dict[str, Any], message: list[str]) -> None:
     with pytest.raises(ValidationError) as raised:
         Settings.model_validate(values)
-    assert [*map(str, describe_problems(raised.value.errors(), Settings))] == said
+    assert [*map(str, describe_problems(raised.value.errors(), Settings))] == message
 
 
 def test_names_of_other_libraries() -> None:

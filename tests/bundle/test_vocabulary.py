@@ -33,8 +33,8 @@ def test_empty_vocabulary_has_only_the_unknown_row(tmp_path: Path) -> None:
     empty = Vocabulary(pa.array([], pa.string()))
     empty.write(tmp_path / "empty.arrow")
 
-    for each in (empty, Vocabulary.read(tmp_path / "empty.arrow")):
-        assert (each.rows, each.lookup_all(["a"]), each.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
+    for item in (empty, Vocabulary.read(tmp_path / "empty.arrow")):
+        assert (item.rows, item.lookup_all(["a"]), item.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
 
 
 def test_written_vocabulary_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> None:

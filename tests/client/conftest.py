@@ -66,15 +66,15 @@ def refusal(status: int, kind: str, *, field: str | None = None, **headers: str)
 @pytest.fixture(params=[Client, AsyncClient])
 def asker(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Makes clients of either kind, of a handler in this process or of a server at `url`."""
-    made: list[Asker] = []
+    built: list[Asker] = []
 
     def make(handler: Handler | None = None, url: str = "http://longtail.test", **settings: Any) -> Asker:
-        made.append(Asker(request.param, url, handler, **settings))
-        return made[-1]
+        built.append(Asker(request.param, url, handler, **settings))
+        return built[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for single in built:
+        single.close()
 
 
 class Clock:

@@ -70,15 +70,15 @@ def test_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
 def test_each_attempt_gets_the_remaining_time(asker: Make) -> None:
     script = Script(FULL, RELEASE)
     asker(script, timeout=5)("release")
-    left = [request.extensions["timeout"]["read"] for request in script.requests]
-    assert left == pytest.approx([5, 5 - 1.05])
+    remaining = [request.extensions["timeout"]["read"] for request in script.requests]
+    assert remaining == pytest.approx([5, 5 - 1.05])
 
 
 @pytest.mark.usefixtures("clock")
 def test_retry_keeps_the_idempotency_key(asker: Make) -> None:
-    taken = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
+    used = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
     for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
-        script = Script(outcome, taken)
+        script = Script(outcome, used)
         assert asker(script)("feedback", [Feedback(None, ["a"], {}), Feedback(None, ["a"], {})])["accepted"] == 2
         first, again = (json.loads(request.content)["events"] for request in script.requests)
         assert first == again
@@ -138,8 +138,8 @@ def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, o
     body = {"results": [result], "release": "r", "request_id": "q"}
     with pytest.raises(LongtailError) as raised:
         asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
-    place = "POST http://longtail.test/v1/retrieve"
-    assert raised.value.message == f"expected the answer of {place}, received other content: {named}"
+    source = "POST http://longtail.test/v1/retrieve"
+    assert raised.value.message == f"expected the answer of {source}, received other content: {named}"
 
 
 @pytest.mark.usefixtures("clock")

@@ -166,7 +166,9 @@ def test_every_route_has_a_method_with_every_key() -> None:
     for call, *_ in CASES:
         method, path = call.method.lower(), call.path.partition("?")[0]
         routes = [
-            one for one in offered if one[0] == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one[1]), path)
+            single
+            for single in offered
+            if single[0] == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", single[1]), path)
         ]
         # GET /v1/release/staged meets no route but its own.
         (route,) = routes

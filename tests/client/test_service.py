@@ -48,10 +48,10 @@ def test_retrieve_equals_the_route(asker: Make, url: str) -> None:
 
 
 def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
-    seen = ["item-1", "item-2", "no such item"]
+    observed = ["item-1", "item-2", "no such item"]
     queries = [
         Query(FEATURES),
-        Query(FEATURES, k=LABELS, exclude=seen),
+        Query(FEATURES, k=LABELS, exclude=observed),
         Query(FEATURES, allow={"item-7", "item-8"}),
         Query(FEATURES, k=LABELS, buckets=["tail"]),
         Query(FEATURES, allow=[]),
@@ -59,14 +59,14 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
         Query(FEATURES, k=3, max_per={"title": 1}, mmr=0.5, pool=20),
         Query(FEATURES, k=3, at_least={"bucket": {"tail": 3}}),
     ]
-    plain, unseen, allowed, tail, none, titled, apart, floored = asker(url=url)("retrieve", queries).results
+    plain, unseen, allowed, tail, none, titled, separate, floored = asker(url=url)("retrieve", queries).results
     assert len(plain.labels) == 10
     assert (len(unseen.labels), unseen.unknown["exclude"]) == (LABELS - 2, 1)
     assert {label.id for label in allowed.labels} == {"item-7", "item-8"}
     assert {label.bucket for label in tail.labels} == {"tail"}
     assert none.labels == ()
     assert {label.id for label in titled.labels} == {"item-3", "item-4"}
-    assert (len(apart.labels), apart.pool, plain.pool) == (3, 20, None)
+    assert (len(separate.labels), separate.pool, plain.pool) == (3, 20, None)
     assert [label.bucket for label in floored.labels] == ["tail"] * 3
     assert floored.floors == [{"bucket": "tail", "n": 3, "met": 3}]
     assert floored.cost is not None

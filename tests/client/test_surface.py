@@ -45,9 +45,9 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_repr_hides_the_key(kind: type[Client | AsyncClient]) -> None:
-    made = kind("http://h", KEY)
-    assert repr(made) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3))"
-    assert KEY not in repr(vars(made))
+    built = kind("http://h", KEY)
+    assert repr(built) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3))"
+    assert KEY not in repr(vars(built))
 
 
 def test_the_key_is_sent_and_neither_logged_nor_in_an_error(asker: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_invalid_settings_are_refused(kind: type[Client], settings: dict[str, ob
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A service in place of the network, for clients of either kind; returns the paths it is asked for."""
     paths: list[str] = []
 
@@ -107,16 +107,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_the_example_runs(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(requested: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     example = inspect.getdoc(client)
     assert example is not None
     exec(textwrap.dedent(example.split("\n\n", 1)[1].split("`AsyncClient`")[0]), {})
-    assert asked == ["/v1/retrieve", "/v1/feedback", "/v1/retrieve", "/v1/similar"]
+    assert requested == ["/v1/retrieve", "/v1/feedback", "/v1/retrieve", "/v1/similar"]
     assert capsys.readouterr().out.split() == ["a", "1.5", "tail", "Alpha"]
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_the_example_of_a_class_runs(asked: list[str], kind: type[Client | AsyncClient]) -> None:
-    (example,) = [found for found in doctest.DocTestFinder().find(kind, globs={}) if found.examples]
+def test_the_example_of_a_class_runs(requested: list[str], kind: type[Client | AsyncClient]) -> None:
+    (example,) = [result for result in doctest.DocTestFinder().find(kind, globs={}) if result.examples]
     assert doctest.DocTestRunner().run(example).failed == 0
-    assert asked == ["/v1/retrieve"]
+    assert requested == ["/v1/retrieve"]

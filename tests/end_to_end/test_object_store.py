@@ -117,7 +117,7 @@ def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop
             assert served(service) == "a"
         if fault != "hang":
             until(lambda: "c, cannot be fetched, the one before is served" in told(service), "it to be told", 90)
-            assert "c cannot be fetched: StorageError: s3://" in shop.log
+            assert "c cannot be fetched: ObjectStoreError: s3://" in shop.log
         assert _ready(service) == 200
     until(lambda: served(service) == "c", "c to be served once the store is well", 90)
     until(lambda: "cannot be fetched" not in told(service), "nothing to be told any more")

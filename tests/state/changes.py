@@ -22,5 +22,5 @@ def restore(id_: str) -> Restore:
     return Restore(id=id_, at=AT)
 
 
-def ids(place: StateLocation) -> list[str]:
-    return [record.id for record in LabelStore(place).read_from().records]
+def ids(state_location: StateLocation) -> list[str]:
+    return [record.id for record in LabelStore(state_location).read_from().records]

@@ -12,7 +12,7 @@ from tests.postgres import database_server as database_server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.process)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
+def state_location(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
     """An empty state directory, and an empty schema."""
     if request.param == "sqlite":
         return tmp_path
@@ -21,14 +21,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
 
 @pytest.fixture(autouse=True)
 def _stores_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    made: list[LabelStore] = []
+    built: list[LabelStore] = []
     make = LabelStore.__init__
 
-    def noted(store: LabelStore, place: StateLocation) -> None:
-        made.append(store)
-        make(store, place)
+    def noted(store: LabelStore, state_location: StateLocation) -> None:
+        built.append(store)
+        make(store, state_location)
 
     monkeypatch.setattr(LabelStore, "__init__", noted)
     yield
-    for store in made:
+    for store in built:
         store.close()

@@ -25,15 +25,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["directory", pytest.param("postgresql", marks=pytest.mark.process)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
+def state_location(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
     return (
         tmp_path if request.param == "directory" else parse_location(request.getfixturevalue("database_server").url())
     )
 
 
 @pytest.fixture
-def opened(place: StateLocation, clock: Clock) -> Callable[[], AnswerKeys]:
-    return lambda: AnswerKeys(place, 2 * DAY, clock)
+def opened(state_location: StateLocation, clock: Clock) -> Callable[[], AnswerKeys]:
+    return lambda: AnswerKeys(state_location, 2 * DAY, clock)
 
 
 def test_services_of_one_state_share_a_key(opened: Callable[[], AnswerKeys]) -> None:
@@ -44,9 +44,7 @@ def test_services_of_one_state_share_a_key(opened: Callable[[], AnswerKeys]) -> 
     assert len({keys.signing for keys in several}) == 1
 
 
-def test_key_rotates_daily_and_older_keys_still_read(
-    opened: Callable[[], AnswerKeys], clock: Clock
-) -> None:
+def test_key_rotates_daily_and_older_keys_still_read(opened: Callable[[], AnswerKeys], clock: Clock) -> None:
     first, second = opened(), opened()
     first.load()
     second.load()
@@ -118,7 +116,7 @@ def test_key_is_kept_while_answer_ids_are_accepted(tmp_path: Path, clock: Clock)
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "result"),
     [
         (b"{", "expected JSON"),
         (b'{"version": 9, "keys": []}', "expected version 1, found 9"),
@@ -126,10 +124,10 @@ def test_key_is_kept_while_answer_ids_are_accepted(tmp_path: Path, clock: Clock)
         (b"[]", "found other JSON"),
     ],
 )
-def test_a_damaged_file_is_refused_and_stays(tmp_path: Path, clock: Clock, content: bytes, found: str) -> None:
+def test_a_damaged_file_is_refused_and_stays(tmp_path: Path, clock: Clock, content: bytes, result: str) -> None:
     path = tmp_path / KEYS_FILE
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=found):
+    with pytest.raises(StoreError, match=result):
         AnswerKeys(tmp_path, DAY, clock).load()
     assert path.read_bytes() == content
 

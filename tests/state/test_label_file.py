@@ -108,9 +108,9 @@ def test_full_disk_loses_only_the_failed_batch(tmp_path: Path) -> None:
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, unlimited[1]))
-        for each in (store, LabelStore(tmp_path)):
+        for item in (store, LabelStore(tmp_path)):
             with pytest.raises(StoreError, match="expected to write 9 label changes, earlier ones are intact; found"):
-                each.append([upsert("b", text="x" * 100_000)] * 9)
+                item.append([upsert("b", text="x" * 100_000)] * 9)
             assert ids(tmp_path)[:1] == ["a"]
         store.append([hide("c")])
     finally:

@@ -34,10 +34,10 @@ def server() -> Iterator[PostgresServer]:
         yield started
 
 
-def place_of(server: PostgresServer) -> Postgres:
-    place = parse_location(server.url())
-    assert isinstance(place, Postgres)
-    return place
+def position_of(server: PostgresServer) -> Postgres:
+    state_location = parse_location(server.url())
+    assert isinstance(state_location, Postgres)
+    return state_location
 
 
 def until_read(store: LabelStore, position: object, seconds: float = 10) -> tuple[list[str], float]:
@@ -51,20 +51,18 @@ def until_read(store: LabelStore, position: object, seconds: float = 10) -> tupl
     raise TimeoutError("expected a change to be read")
 
 
-def test_notifications_precede_polling(
-    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = place_of(database_server)
-    writer, reader = LabelStore(place), LabelStore(place)
+def test_notifications_precede_polling(database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    state_location = position_of(database_server)
+    writer, reader = LabelStore(state_location), LabelStore(state_location)
     writer.append([hide("first")])
     position = reader.read_from().position
     waited = []
     for count in range(5):
         reader.read_from(position)
         writer.append([hide(str(count))])
-        found, seconds = until_read(reader, position)
+        result, seconds = until_read(reader, position)
         position = reader.read_from(position).position
-        assert found == [str(count)]
+        assert result == [str(count)]
         waited.append(seconds)
     connect = ImpatientConnection.connect
     monkeypatch.setattr(ImpatientConnection, "connect", lambda *_, **__: pytest.fail("connected anew"))
@@ -75,16 +73,16 @@ def test_notifications_precede_polling(
 
 
 def test_concurrent_creation_makes_one_store(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
+    state_location = position_of(database_server)
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda name: LabelStore(place).append([hide(str(name))]), range(6)))
-    assert sorted(ids(place)) == [str(name) for name in range(6)]
-    assert LabelStore(place).read_from().position is not None
+        list(pool.map(lambda name: LabelStore(state_location).append([hide(str(name))]), range(6)))
+    assert sorted(ids(state_location)) == [str(name) for name in range(6)]
+    assert LabelStore(state_location).read_from().position is not None
 
 
 def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) -> None:
-    place = place_of(server)
-    writer, reader = LabelStore(place), LabelStore(place)
+    state_location = position_of(server)
+    writer, reader = LabelStore(state_location), LabelStore(state_location)
     writer.append([hide("a")])
     position = reader.read_from().position
     for round_ in range(3):
@@ -97,22 +95,20 @@ def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) ->
         with pytest.raises(StoreError, match="expected label changes, found"):
             reader.read_from(position)
         with pytest.raises(StoreError, match="expected"):
-            LabelStore(place).read_from()
+            LabelStore(state_location).read_from()
         server.start()
         writer.append([hide(f"later-{round_}")])
-        found, _ = until_read(reader, position)
-        assert found == [f"later-{round_}"]
+        result, _ = until_read(reader, position)
+        assert result == [f"later-{round_}"]
         position = reader.read_from(position).position
-    assert ids(place) == ["a", "later-0", "later-1", "later-2"]
+    assert ids(state_location) == ["a", "later-0", "later-1", "later-2"]
 
 
-def test_hanging_database_is_an_error_within_seconds(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_database_is_an_error_within_seconds(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.state.connections._ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 1)
-    place = place_of(server)
-    store = LabelStore(place)
+    state_location = position_of(server)
+    store = LabelStore(state_location)
     store.append([hide("a")])
     position = store.read_from().position
     server.pause()
@@ -125,74 +121,74 @@ def test_hanging_database_is_an_error_within_seconds(
     finally:
         server.go_on()
     store.append([hide("b")])
-    assert ids(place) in (["a", "b"], ["a", "lost", "b"])
+    assert ids(state_location) in (["a", "b"], ["a", "lost", "b"])
 
 
 def test_suspended_writer_does_not_block_others_forever(
     database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = place_of(database_server)
-    store = LabelStore(place)
+    state_location = position_of(database_server)
+    store = LabelStore(state_location)
     store.append([hide("a")])
     monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 2)
-    stopped = writing(postgres_engine(place), "labels")
+    stopped = writing(postgres_engine(state_location), "labels")
     stopped.__enter__()
-    assert ids(place) == ["a"], "readers never wait"
+    assert ids(state_location) == ["a"], "readers never wait"
     monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 5)
-    patient = LabelStore(place)
+    patient = LabelStore(state_location)
     patient.append([hide("b")])
     with pytest.raises(sqlalchemy.exc.SQLAlchemyError):
         stopped.__exit__(None, None, None)
-    assert ids(place) == ["a", "b"]
+    assert ids(state_location) == ["a", "b"]
 
 
 def test_dropped_tables_are_not_recreated(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
-    store = LabelStore(place)
+    state_location = position_of(database_server)
+    store = LabelStore(state_location)
     store.append([hide("a")])
     position = store.read_from().position
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
-        connection.execute(f"ALTER TABLE {place.schema}.label_changes RENAME TO away")
+        connection.execute(f"ALTER TABLE {state_location.schema}.label_changes RENAME TO away")
         time.sleep(0.6)
         for use in (lambda: store.read_from(position), lambda: store.append([hide("b")])):
             with pytest.raises(StoreError, match="label_changes"):
                 use()
-        connection.execute(f"ALTER TABLE {place.schema}.away RENAME TO label_changes")
+        connection.execute(f"ALTER TABLE {state_location.schema}.away RENAME TO label_changes")
         assert store.read_from(position).records == []
-        connection.execute(f"DELETE FROM {place.schema}.label_store")
+        connection.execute(f"DELETE FROM {state_location.schema}.label_store")
     with pytest.raises(StoreError, match="found tables without a name"):
         store.append([hide("b")])
 
 
 def test_restored_database_restarts_readers(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
-    store = LabelStore(place)
+    state_location = position_of(database_server)
+    store = LabelStore(state_location)
     store.append([hide("a")])
     store.append([hide("b")])
     position = store.read_from().position
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
-        connection.execute(f"DELETE FROM {place.schema}.label_changes WHERE number = 2")
+        connection.execute(f"DELETE FROM {state_location.schema}.label_changes WHERE number = 2")
     time.sleep(0.6)
     read = store.read_from(position)
     assert ([record.id for record in read.records], read.restarted) == (["a"], True)
 
 
 def test_existing_schema_needs_no_create_right(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
+    state_location = position_of(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {place.schema} LOGIN")
-        connection.execute(f"CREATE SCHEMA {place.schema} AUTHORIZATION {place.schema}")
-    own = Postgres(place.url.set(username=place.schema), place.schema)
-    LabelStore(own).append([hide("a")])
-    assert ids(own) == ["a"]
+        connection.execute(f"CREATE ROLE {state_location.schema} LOGIN")
+        connection.execute(f"CREATE SCHEMA {state_location.schema} AUTHORIZATION {state_location.schema}")
+    custom = Postgres(state_location.url.set(username=state_location.schema), state_location.schema)
+    LabelStore(custom).append([hide("a")])
+    assert ids(custom) == ["a"]
 
 
 def test_synchronous_commit_is_enabled(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
+    state_location = position_of(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
         connection.execute("ALTER ROLE longtail SET synchronous_commit = off")
         try:
-            engine = postgres_engine(place)
+            engine = postgres_engine(state_location)
             with engine.connect() as checked:
                 assert checked.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
             engine.dispose()
@@ -200,16 +196,14 @@ def test_synchronous_commit_is_enabled(database_server: PostgresServer) -> None:
             connection.execute("ALTER ROLE longtail RESET synchronous_commit")
 
 
-def test_pooler_without_the_schema_is_refused(
-    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = place_of(database_server)
-    engine = postgres_engine(place)
+def test_pooler_without_the_schema_is_refused(database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    state_location = position_of(database_server)
+    engine = postgres_engine(state_location)
 
     connect = ImpatientConnection.connect
 
     def losing(*arguments: Any, options: str, **parameters: Any) -> Any:
-        assert f"search_path={place.schema}" in options
+        assert f"search_path={state_location.schema}" in options
         return connect(*arguments, **parameters)
 
     monkeypatch.setattr(ImpatientConnection, "connect", losing)
@@ -235,8 +229,8 @@ def test_invalid_urls_are_refused_without_password(url: str, wrong: str) -> None
 
 
 def test_unreachable_database_is_not_an_empty_store() -> None:
-    place = parse_location(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
-    with closing(LabelStore(place)) as store:
+    state_location = parse_location(f"postgresql://longtail@127.0.0.1:{free_port()}/postgres")
+    with closing(LabelStore(state_location)) as store:
         for _ in range(3):
             with pytest.raises(StoreError):
                 store.read_from()

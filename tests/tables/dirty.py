@@ -113,9 +113,9 @@ def read(database: Database, path: Path) -> Read:
         table = read_table(database, find_files(path), all_columns, str(path))
     except DataError as error:
         return Read([], [], str(error))
-    found = table.arrow([*table.kinds])
+    result = table.arrow([*table.kinds])
     database.drop(table.name)
-    rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    rows = list(zip(*(column.to_pylist() for column in result.columns), strict=True))
     return Read(rows, [line.line for part in table.parts for line in part.rejected])
 
 

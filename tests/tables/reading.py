@@ -8,14 +8,14 @@ from longtail.tables.database import Rejected, open_database
 from longtail.tables.table import all_columns, read_table
 
 
-def rows_of(places: Path | str | list[Path | str]) -> list[dict[str, Any]]:
+def rows_of(sources: Path | str | list[Path | str]) -> list[dict[str, Any]]:
     """Return all rows of some places, by the names of their columns."""
-    return read(places)[0]
+    return read(sources)[0]
 
 
-def read(places: Path | str | list[Path | str]) -> tuple[list[dict[str, Any]], dict[str, str], list[Rejected]]:
+def read(sources: Path | str | list[Path | str]) -> tuple[list[dict[str, Any]], dict[str, str], list[Rejected]]:
     """Return rows of some places, the types of their columns, and lines that are no rows."""
-    with open_database() as made:
-        table = read_table(made, find_files(places), all_columns, "places")
+    with open_database() as built:
+        table = read_table(built, find_files(sources), all_columns, "places")
         rejected = [line for part in table.parts for line in part.rejected]
         return table.arrow([*table.kinds]).to_pylist(), table.kinds, rejected

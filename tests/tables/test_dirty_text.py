@@ -16,8 +16,8 @@ CASES = [40, pytest.param(300, marks=pytest.mark.nightly)]
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Database]:
-    with open_database() as made:
-        yield made
+    with open_database() as built:
+        yield built
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +47,13 @@ def test_written_rows_are_read(count: int, reader: Database, folder: Path) -> No
             rows = [tuple(re.sub('[\t\n\r,;|"]', "", cell) for cell in row) for row in rows]
         content = writer.write([tuple(names), *rows]).encode()
 
-        found = read(reader, write(folder, writer, content, packed))
+        result = read(reader, write(folder, writer, content, packed))
 
-        if writer.name == "csv of old Macs" and found.refused and b"\n" in content:
+        if writer.name == "csv of old Macs" and result.refused and b"\n" in content:
             return
-        assert found.refused is None
-        assert found.rows == [as_read(row) for row in rows]
-        assert not found.rejected
+        assert result.refused is None
+        assert result.rows == [as_read(row) for row in rows]
+        assert not result.rejected
 
     check()
 
@@ -76,13 +76,13 @@ def test_stray_quotation_marks_hide_no_row(count: int, reader: Database, folder:
         rows = [tuple(row) for row in cells]
         content = writer.write([tuple(names), *rows]).encode()
 
-        found = read(reader, write(folder, writer, content))
+        result = read(reader, write(folder, writer, content))
 
-        if found.refused is None:
-            assert len(found.rows) + len(found.rejected) == len(rows)
-            whole = {row: {as_read(row), as_read(tuple(unquoted(cell) for cell in row))} for row in rows}
-            kept = [row for line, row in enumerate(rows, 2) if line not in found.rejected]
-            assert all(one in whole[row] for one, row in zip(found.rows, kept, strict=True))
+        if result.refused is None:
+            assert len(result.rows) + len(result.rejected) == len(rows)
+            full = {row: {as_read(row), as_read(tuple(unquoted(cell) for cell in row))} for row in rows}
+            saved = [row for line, row in enumerate(rows, 2) if line not in result.rejected]
+            assert all(single in full[row] for single, row in zip(result.rows, saved, strict=True))
 
     check()
 
@@ -104,16 +104,16 @@ def test_broken_files_lose_no_row_in_silence(count: int, reader: Database, folde
         lines = [f"u{at},p{at % 7},{at},{note if at % 9 == 4 or quoting == 'all' else 'shoes'}" for at in range(60)]
         content = end.join(["user,item,time,note", *lines, ""]).encode()
         start = content.index(b"\n") + 1
-        for place, what in sorted(accidents, reverse=True):
-            at = start + int(place * (len(content) - start))
+        for source, what in sorted(accidents, reverse=True):
+            at = start + int(source * (len(content) - start))
             content = content[:at] + what.encode("latin-1") + content[at:]
 
-        found = read(reader, write(folder, WRITERS[0], content))
+        result = read(reader, write(folder, WRITERS[0], content))
 
-        if found.refused is None:
-            assert len(found.rows) + len(found.rejected) >= len(lines)
+        if result.refused is None:
+            assert len(result.rows) + len(result.rejected) >= len(lines)
             touched = 2 * len(accidents)
-            there = {row[0] for row in found.rows}
-            assert len([at for at in range(60) if f"u{at}" not in there]) <= touched + len(found.rejected)
+            present = {row[0] for row in result.rows}
+            assert len([at for at in range(60) if f"u{at}" not in present]) <= touched + len(result.rejected)
 
     check()

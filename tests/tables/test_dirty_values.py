@@ -29,8 +29,8 @@ EPOCH = datetime.datetime(1970, 1, 1)
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Database]:
-    with open_database() as made:
-        yield made
+    with open_database() as built:
+        yield built
 
 
 def cases(count: int) -> settings:
@@ -85,9 +85,9 @@ def test_broken_times_and_numbers_are_null(count: int, reader: Database) -> None
 
         if micros is not None:
             spoken = text.strip().replace("Z", "+00:00").replace(" +", "+").replace(" -", "-")
-            there = datetime.datetime.fromisoformat(spoken)
-            there = there if there.tzinfo is None else there.astimezone(datetime.UTC).replace(tzinfo=None)
-            assert micros == (there - EPOCH) // datetime.timedelta(microseconds=1)
+            present = datetime.datetime.fromisoformat(spoken)
+            present = present if present.tzinfo is None else present.astimezone(datetime.UTC).replace(tzinfo=None)
+            assert micros == (present - EPOCH) // datetime.timedelta(microseconds=1)
         assert number is None or (number == float(text) and "_" not in text)
 
     check()
@@ -112,20 +112,20 @@ def test_text_column_gets_a_fitting_type(count: int, reader: Database) -> None:
         for kind, condition in text_types("x").items():
             if not value_of(reader, condition, text):
                 continue
-            found, plain = value_of(reader, typed("x", kind), text), text.strip()
-            assert found is not None
+            result, plain = value_of(reader, typed("x", kind), text), text.strip()
+            assert result is not None
             if kind == "BIGINT":
-                assert found == int(text)
-                assert str(found) == plain or plain == "-0"
+                assert result == int(text)
+                assert str(result) == plain or plain == "-0"
             elif kind == "DOUBLE":
-                assert found == float(text)
+                assert result == float(text)
                 assert decimal.Decimal(plain) == round(
-                    decimal.Decimal(found), -decimal.Decimal(plain).as_tuple().exponent
+                    decimal.Decimal(result), -decimal.Decimal(plain).as_tuple().exponent
                 )
             elif kind == "BOOLEAN":
-                assert str(found).lower() == plain.lower()
+                assert str(result).lower() == plain.lower()
             elif kind == "DATE":
-                assert found.isoformat() == plain
+                assert result.isoformat() == plain
 
     check()
 
@@ -160,15 +160,15 @@ def test_parquet_keeps_types(tmp_path: Path, reader: Database, column: tuple[pa.
     table = pa.table([array, pa.array(range(len(array)))], names=["Id", "id"])
     pq.write_table(table, tmp_path / "t.parquet")
 
-    found = read(reader, tmp_path / "t.parquet")
+    result = read(reader, tmp_path / "t.parquet")
 
-    assert found.refused is None
-    assert found.rows == list(zip(values, range(len(array)), strict=True))
+    assert result.refused is None
+    assert result.rows == list(zip(values, range(len(array)), strict=True))
 
 
 def ids_in(path: Path) -> list[str]:
     config = {"train": path, "query_id": "user", "label_id": "item"}
-    return [str(each) for each in load_dataset(DataConfig.model_validate(config), seed=0).label_ids.to_pylist()]
+    return [str(entry) for entry in load_dataset(DataConfig.model_validate(config), seed=0).label_ids.to_pylist()]
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])

@@ -14,8 +14,8 @@ from tests.s3 import BUCKET, S3Server
 from tests.tables.reading import rows_of
 
 
-def names(place: Path | str, folder: Path) -> list[str]:
-    return [file.name.removeprefix(f"{folder}/") for file in find_files(place)]
+def names(source: Path | str, folder: Path) -> list[str]:
+    return [file.name.removeprefix(f"{folder}/") for file in find_files(source)]
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def test_folders_give_text(logs: Path) -> None:
     assert [row["day"] for row in rows_of(logs)] == ["007", None, "a/b"]
 
 
-@pytest.mark.parametrize("place", ["", "/**", "/**/*.csv", "/*/**/a.csv"])
-def test_links_are_followed_once(logs: Path, place: str) -> None:
+@pytest.mark.parametrize("source", ["", "/**", "/**/*.csv", "/*/**/a.csv"])
+def test_links_are_followed_once(logs: Path, source: str) -> None:
     (logs / "another").symlink_to(logs.parent / "elsewhere")
     (logs / "again").symlink_to(logs / "day=007")
     (logs / "day=007" / "loop").symlink_to(logs)
     (logs / "day=007" / "0.csv").symlink_to(logs / "day=007" / "a.csv")
-    found = names(Path(f"{logs}{place}"), logs)
-    assert [*sorted(found)] == [
+    result = names(Path(f"{logs}{source}"), logs)
+    assert [*sorted(result)] == [
         "another/day=1/a.csv", "day=007/a.csv", "day=__HIVE_DEFAULT_PARTITION__/a.csv", "day=a%2Fb/a.csv",
     ]  # fmt: skip
 
@@ -51,11 +51,11 @@ def test_globs_skip_the_same_names_as_folders(tmp_path: Path, pattern: str, url:
     for name in ("day=1/a.csv", *HIDDEN):
         (tmp_path / "_logs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "_logs" / name).write_text("item\n1\n")
-    place = f"{url}{tmp_path}/_logs{pattern}"
+    source = f"{url}{tmp_path}/_logs{pattern}"
 
-    found = [file.name for file in find_files(place if url else Path(place))]
+    result = [file.name for file in find_files(source if url else Path(source))]
 
-    assert [name.removeprefix(f"{url}{tmp_path}/_logs/") for name in found] == ["day=1/a.csv"]
+    assert [name.removeprefix(f"{url}{tmp_path}/_logs/") for name in result] == ["day=1/a.csv"]
 
 
 @pytest.mark.parametrize("pattern", ["day=*/_*.csv", "**/_a.csv"])
@@ -73,8 +73,8 @@ def test_broken_link_is_skipped(logs: Path) -> None:
 
 def test_two_long_queries_are_two() -> None:
     query = "SELECT a_rather_long_name_of_a_column, another_name_of_a_column FROM 'a.csv' WHERE day = "
-    one, other = find_files([query + "1", query + "2"])
-    assert one.name == other.name
+    single, other = find_files([query + "1", query + "2"])
+    assert single.name == other.name
     with pytest.raises(DataError, match="expected every file once"):
         find_files([query + "1", query + "1"])
 
@@ -86,12 +86,12 @@ def test_several_threads_read_one_file_at_a_url(tmp_path: Path) -> None:
         pa.table({"n": numbers, "text": numbers.cast(pa.string())}), tmp_path / "a.parquet", row_group_size=500
     )
     for _ in range(20):
-        with open_database() as made:
-            made.run("SET threads = 8")
-            table = read_table(made, find_files(f"file://{tmp_path}/a.parquet"), all_columns, "places")
-            found = table.arrow(["n", "text"])
-        assert found["n"].combine_chunks().equals(numbers)
-        assert found["text"].cast(pa.int64()).combine_chunks().equals(numbers)
+        with open_database() as built:
+            built.run("SET threads = 8")
+            table = read_table(built, find_files(f"file://{tmp_path}/a.parquet"), all_columns, "places")
+            result = table.arrow(["n", "text"])
+        assert result["n"].combine_chunks().equals(numbers)
+        assert result["text"].cast(pa.int64()).combine_chunks().equals(numbers)
 
 
 def test_objects_of_s3(s3: S3Server) -> None:

@@ -37,8 +37,8 @@ COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
 def test_json_types_are_kept(tmp_path: Path, values: list[str], kind: str, expected: list[Any] | None) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"id": "q", "v": {value}}}\n' for value in values))
-    with open_database() as made:
-        assert OpenedFile(made, find_files(path)[0]).column("v")[1] == kind
+    with open_database() as built:
+        assert OpenedFile(built, find_files(path)[0]).column("v")[1] == kind
     if expected is not None:
         assert [row["v"] for row in rows_of(path)] == expected
 

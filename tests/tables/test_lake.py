@@ -24,9 +24,9 @@ def log(*rows: tuple[str, int, str]) -> pa.Table:
 def catalog(warehouse: Path | str, **properties: str) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog
 
-    made = SqlCatalog("shop", uri="sqlite:///:memory:", warehouse=str(warehouse), **properties)
-    made.create_namespace("shop")
-    return made
+    built = SqlCatalog("shop", uri="sqlite:///:memory:", warehouse=str(warehouse), **properties)
+    built.create_namespace("shop")
+    return built
 
 
 def test_newest_version_of_delta_is_read(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def iceberg(folder: Path) -> tuple[Path, list[Callable[[], object]]]:
 @pytest.mark.parametrize("write", [delta, iceberg])
 def test_versions_differ(tmp_path: Path, write: Any) -> None:
     path, changes = write(tmp_path)
-    seen = {file_version(find_files(path)[0])}
-    assert file_version(find_files(path)[0]) in seen
+    observed = {file_version(find_files(path)[0])}
+    assert file_version(find_files(path)[0]) in observed
     for number, change in enumerate(changes, start=2):
         change()
-        seen.add(file_version(find_files(path)[0]))
-        assert len(seen) == number
+        observed.add(file_version(find_files(path)[0]))
+        assert len(observed) == number
 
 
 def test_iceberg_reads_a_file_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_iceberg_reads_a_file_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(3):
         table.append(rows)
     tasks: list[int] = []
-    whole = ArrowScan.to_table
-    monkeypatch.setattr(ArrowScan, "to_table", lambda scan, of: tasks.append(len(of)) or whole(scan, of))
+    full = ArrowScan.to_table
+    monkeypatch.setattr(ArrowScan, "to_table", lambda scan, of: tasks.append(len(of)) or full(scan, of))
     assert len(rows_of(tmp_path / "shop" / "log")) == 3
     assert {*tasks} == {1}
 
@@ -122,9 +122,9 @@ def test_times_of_a_lake_are_times(tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "delta", rows)
     catalog(tmp_path).create_table("shop.log", rows.schema).append(rows)
     for path in (tmp_path / "delta", tmp_path / "shop" / "log"):
-        found, kinds, _ = read(path)
+        result, kinds, _ = read(path)
         assert kinds["when"] == "TIMESTAMP WITH TIME ZONE"
-        assert found[0]["when"] == when
+        assert result[0]["when"] == when
 
 
 def test_unsupported_delta_feature_is_an_error(tmp_path: Path) -> None:
@@ -175,9 +175,9 @@ def test_lakes_in_s3(s3: S3Server) -> None:
     )
     of = catalog(f"s3://{BUCKET}/ice", **{"s3.endpoint": s3.environment["AWS_ENDPOINT_URL"], "s3.region": "us-east-1"})
     of.create_table("shop.log", rows.schema).append(rows)
-    for place in (f"s3://{BUCKET}/delta", f"s3://{BUCKET}/ice/shop/log"):
-        assert rows_of(place) == rows.to_pylist()
-        assert rows_of(f"SELECT user FROM '{place}' WHERE item = 2") == [{"user": "b"}]
+    for source in (f"s3://{BUCKET}/delta", f"s3://{BUCKET}/ice/shop/log"):
+        assert rows_of(source) == rows.to_pylist()
+        assert rows_of(f"SELECT user FROM '{source}' WHERE item = 2") == [{"user": "b"}]
 
 
 def test_rows_of_an_iceberg_table_come_oldest_first(tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ def test_joins_and_groups_have_a_fixed_order() -> None:
     pq.write_table(pa.table({"user": [f"u{at % 997}" for at in range(rows)], "item": range(rows)}), "big.parquet",
                    row_group_size=10_000)  # fmt: skip
     query = "SELECT a.user, a.item FROM 'big.parquet' AS a JOIN (SELECT DISTINCT user FROM 'big.parquet') USING (user)"
-    found = [row["item"] for row in rows_of(query)]
-    assert found == [row["item"] for row in rows_of(query)]
-    assert sorted(found) == [*range(rows)]
+    result = [row["item"] for row in rows_of(query)]
+    assert result == [row["item"] for row in rows_of(query)]
+    assert sorted(result) == [*range(rows)]
     assert [row["item"] for row in rows_of("SELECT item FROM 'big.parquet' WHERE item % 3 = 0")] == [*range(0, rows, 3)]
 
 
@@ -152,9 +152,9 @@ def test_columns_that_differ_in_case_are_refused() -> None:
 
 def test_only_paths_of_a_query_are_renamed() -> None:
     query = "SELECT 'a.csv' AS n FROM 'a.csv' JOIN '/abs/b.csv' USING (k) JOIN 's3://c/d' USING (k) JOIN w USING (k)"
-    found = rename_files(f"WITH w AS (FROM 'e f.csv') {query}", lambda path: Path("shop") / path)
+    result = rename_files(f"WITH w AS (FROM 'e f.csv') {query}", lambda path: Path("shop") / path)
     for part in ('"shop/a.csv" AS a', '"/abs/b.csv"', '"s3://c/d"', '"shop/e f.csv"', "SELECT 'a.csv' AS n", "JOIN w"):
-        assert part in found
+        assert part in result
 
 
 def test_files_behind_a_query() -> None:

@@ -17,8 +17,8 @@ ROWS = 300
 
 
 def load(path: Path, **changes: Any) -> Dataset:
-    given = {"train": path, "query_id": "user_id", "label_id": "product_id"} | changes
-    return load_dataset(DataConfig.model_validate(given), seed=0)
+    arguments = {"train": path, "query_id": "user_id", "label_id": "product_id"} | changes
+    return load_dataset(DataConfig.model_validate(arguments), seed=0)
 
 
 def clicks(folder: Path, *, item: str = "p{}", ending: str = ".csv", stray: dict[int, str] | None = None) -> Path:
@@ -34,10 +34,10 @@ def clicks(folder: Path, *, item: str = "p{}", ending: str = ".csv", stray: dict
     return path
 
 
-def drafted(log: Path, **beside: Path) -> str:
+def drafted(log: Path, **neighbour: Path) -> str:
     """Return the recipe that `init` writes beside a log."""
     recipe = log.with_name("recipe.toml")
-    draft_recipe(log, recipe, **beside)
+    draft_recipe(log, recipe, **neighbour)
     return recipe.read_text()
 
 
@@ -97,8 +97,8 @@ def test_a_stray_quotation_mark_hides_no_label(tmp_path: Path, order: tuple[str,
     dataset = load(clicks(tmp_path), labels=labels)
 
     assert dataset.label_table is not None
-    found = dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["title"].to_pylist(), strict=True))
-    assert (found["p5"], found["p6"], found["p7"]) == (*order, "thing 7")
+    result = dict(zip(dataset.label_ids.to_pylist(), dataset.label_table["title"].to_pylist(), strict=True))
+    assert (result["p5"], result["p6"], result["p7"]) == (*order, "thing 7")
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_displayed_texts_equal_the_table(tmp_path: Path) -> None:
     table = load(clicks(tmp_path), labels=labels).label_table
 
     assert table is not None
-    found = {name: table[name].drop_null().to_pylist() for name in columns}
+    result = {name: table[name].drop_null().to_pylist() for name in columns}
     dates = [datetime.date(2026, 1, 2), datetime.date(2026, 2, 3)]
     typed = {"in_stock": [True, False], "released": dates, "price": [9.5, 10.0], "count": [1, 3]}
-    assert {name: sorted(map(str, values)) for name, values in found.items()} == {
+    assert {name: sorted(map(str, values)) for name, values in result.items()} == {
         name: sorted(map(str, typed.get(name, texts))) for name, texts in columns.items()
     }
 

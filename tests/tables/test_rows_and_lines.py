@@ -13,8 +13,8 @@ START = 1_767_225_600
 
 
 def load(*paths: Path, **changes: Any) -> Dataset:
-    given = {"train": [*paths], "query_id": "user", "label_id": "item", "timestamp": "time"} | changes
-    return load_dataset(DataConfig.model_validate(given), seed=0)
+    arguments = {"train": [*paths], "query_id": "user", "label_id": "item", "timestamp": "time"} | changes
+    return load_dataset(DataConfig.model_validate(arguments), seed=0)
 
 
 def rows_of(note: str) -> list[str]:

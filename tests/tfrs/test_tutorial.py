@@ -61,10 +61,10 @@ def test_http_answers_are_tfrs_brute_force(folder: Path, client: httpx.Client, b
     assert answer.status_code == 200, answer.text
     for user, result in zip(ASKED, answer.json()["results"], strict=True):
         expected = {title: score + (bias_removal or 0) * log_pn[title] for title, score in scores[user].items()}
-        found = {label["id"]: label["score"] for label in result["labels"]}
-        assert found.keys() == expected.keys()
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-        for title, score in found.items():
+        actual = {label["id"]: label["score"] for label in result["labels"]}
+        assert actual.keys() == expected.keys()
+        assert list(actual.values()) == sorted(actual.values(), reverse=True)
+        for title, score in actual.items():
             assert score == pytest.approx(expected[title], rel=1e-4, abs=1e-4)
 
 

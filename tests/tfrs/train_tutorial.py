@@ -16,12 +16,12 @@ model = main(Path(data), Path(bundle))
 titles = np.unique(read_ratings(Path(data))[1])
 index = tfrs.layers.factorized_top_k.BruteForce(model.user_model, k=len(titles))
 index.index(model.movie_model(tf.constant(titles)), tf.constant(titles))
-scores, found = index(tf.constant(users))
+scores, result = index(tf.constant(users))
 Path(answer).write_text(
     json.dumps(
         {
             user: {title.decode(): float(score) for title, score in zip(row.numpy(), row_scores.numpy(), strict=True)}
-            for user, row, row_scores in zip(users, found, scores, strict=True)
+            for user, row, row_scores in zip(users, result, scores, strict=True)
         }
     )
 )

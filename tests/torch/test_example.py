@@ -38,11 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch_python: str) -> Path:
     log = {"user_id": users, "item_id": films, "rating": users % 5, "timestamp": np.arange(3000)}
     pq.write_table(pa.table(log), root / "interactions.parquet")
     pq.write_table(pa.table({"user_id": range(1, 41), "age": range(20, 60)}), root / "users.parquet")
-    shown = {
+    displayed = {
         "title": [f"Film {film}" for film in range(FILMS)],
         "genres": ["Drama", "Comedy|War", "War"] * (FILMS // 3),
     }
-    pq.write_table(pa.table({"item_id": range(FILMS)} | shown), root / "items.parquet")
+    pq.write_table(pa.table({"item_id": range(FILMS)} | displayed), root / "items.parquet")
     run = subprocess.run(
         [torch_python, "-m", "tests.torch.train_example", root, root / "model", root / "answers.json"], cwd=ROOT,
         capture_output=True, text=True, check=False,
@@ -64,14 +64,14 @@ def test_http_answers_are_brute_force_in_torch(folder: Path, client: httpx.Clien
     labels = feather.read_table(folder / "model" / "labels.arrow").to_pydict()
     log_pn = dict(zip(labels["label_id"], labels["log_pn"], strict=True))
     dial = {"k": FILMS, "bias_removal": bias_removal, "exclude_history": False}
-    answer = client.post("/v1/retrieve", json={"queries": [{"features": each["features"]} | dial for each in answers]})
+    answer = client.post("/v1/retrieve", json={"queries": [{"features": item["features"]} | dial for item in answers]})
     assert answer.status_code == 200, answer.text
-    for each, result in zip(answers, answer.json()["results"], strict=True):
-        expected = {film: score + bias_removal * log_pn[film] for film, score in each["scores"].items()}
-        found = {label["id"]: label["score"] for label in result["labels"]}
-        assert found.keys() == expected.keys()
-        assert list(found.values()) == sorted(found.values(), reverse=True)
-        for film, score in found.items():
+    for item, result in zip(answers, answer.json()["results"], strict=True):
+        expected = {film: score + bias_removal * log_pn[film] for film, score in item["scores"].items()}
+        actual = {label["id"]: label["score"] for label in result["labels"]}
+        assert actual.keys() == expected.keys()
+        assert list(actual.values()) == sorted(actual.values(), reverse=True)
+        for film, score in actual.items():
             assert score == pytest.approx(expected[film], abs=2e-5)
 
 

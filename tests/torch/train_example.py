@@ -20,10 +20,10 @@ history = torch.tensor([last + [UNKNOWN] * (20 - len(last)) for _, _, last in pe
 with torch.no_grad():
     queries = users(torch.tensor([user for user, _, _ in people]), history, torch.tensor([age for _, age, _ in people]))
     scores = queries @ torch.tensor(bundle.embeddings).T / TEMPERATURE
-asked = [
+requested = [
     {"user_id": str(user) if user else "a stranger", "age": age, "history": [str(film - 1) for film in last]}
     for user, age, last in people
 ]
 ids = bundle.labels.ids.to_pylist()
 rows = [dict(zip(ids, row, strict=True)) for row in scores.tolist()]
-answers.write_text(json.dumps([{"features": user, "scores": row} for user, row in zip(asked, rows, strict=True)]))
+answers.write_text(json.dumps([{"features": user, "scores": row} for user, row in zip(requested, rows, strict=True)]))

@@ -47,18 +47,18 @@ def run(bundle: Bundle, **inputs: Any) -> np.ndarray:
     "options",
     [
         {"mask_token": ""},
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in ({}, {"mask_token": None}, {"oov_token": "dunno"})),
+        *(pytest.param(item, marks=pytest.mark.nightly) for item in ({}, {"mask_token": None}, {"oov_token": "dunno"})),
     ],
 )
 def test_a_lookup_becomes_a_vocabulary(tmp_path: Path, options: dict[str, Any]) -> None:
     model = tf.keras.Sequential([lookup(USERS, **options), layers.Dense(3, activation="relu"), layers.Dense(DIM)])
     bundle = export(tmp_path, model, queries=[*USERS, "a stranger", ""])
     vocabulary = Bundle.load(tmp_path / "films").vocabularies["user_id"]
-    asked = ["dan", "ann", "zoë", "bob", "a stranger", ""]
-    rows = np.array(vocabulary.lookup_all(asked), np.int32)
+    requested = ["dan", "ann", "zoë", "bob", "a stranger", ""]
+    rows = np.array(vocabulary.lookup_all(requested), np.int32)
     assert rows[4] == 0
     assert len({*rows[:4].tolist()}) == 4
-    np.testing.assert_allclose(run(bundle, user_id=rows), model(tf.constant(asked)), atol=1e-6)
+    np.testing.assert_allclose(run(bundle, user_id=rows), model(tf.constant(requested)), atol=1e-6)
 
 
 @pytest.mark.parametrize("mask_token", [pytest.param(None, marks=pytest.mark.nightly), 0])

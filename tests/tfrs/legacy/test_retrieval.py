@@ -30,8 +30,8 @@ def loss_and_gradients(task: tf.keras.layers.Layer, *, candidates: int = C, **ca
     return [loss.numpy(), *(np.asarray(gradient) for gradient in tape.gradient(loss, [queries, embeddings]))]
 
 
-def same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def same(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
 
 
@@ -88,8 +88,8 @@ def test_counts_by_id(text: bool) -> None:
     task = SampledRetrieval(weight="relative", counts=counts)
     zeros = np.zeros((3, 1), np.float32)
     odds = [8.5 / 1.5 + 8.5 / 0.5, 1.5 / 8.5 + 1.5 / 0.5, 0.5 / 8.5 + 0.5 / 1.5]
-    found = task(zeros, zeros, candidate_ids=ids, compute_metrics=False)
-    assert float(found) == pytest.approx(np.log1p(odds).sum(), rel=1e-5)
+    actual = task(zeros, zeros, candidate_ids=ids, compute_metrics=False)
+    assert float(actual) == pytest.approx(np.log1p(odds).sum(), rel=1e-5)
 
 
 class Model(tfrs.Model):
@@ -157,8 +157,8 @@ def test_metrics_equal_tfrs() -> None:
         top = tfrs.metrics.FactorizedTopK(candidates=catalogue, ks=(1, 3))
         batch = tf.keras.metrics.CategoricalAccuracy()
         mean = tf.keras.metrics.Mean()
-        made = task(metrics=top, batch_metrics=[batch], loss_metrics=[mean], remove_accidental_hits=True)
-        made(
+        built = task(metrics=top, batch_metrics=[batch], loss_metrics=[mean], remove_accidental_hits=True)
+        built(
             QUERIES, CANDIDATES[:B], candidate_ids=np.arange(B), sample_weight=SAMPLE_WEIGHT,
             candidate_sampling_probability=PROBABILITY[:B],
         )  # fmt: skip

@@ -76,9 +76,9 @@ def test_a_model_of_named_features_embeds_new_labels(tmp_path: Path) -> None:
     model = films()
     bundle = export(tmp_path, model)
     tower = label_tower(Bundle.load(tmp_path / "films"))
-    found = tower.embed(tower.read([{"film": "Dune", "kind": "space"}, {"film": "new", "kind": "box"}]))
+    result = tower.embed(tower.read([{"film": "Dune", "kind": "space"}, {"film": "new", "kind": "box"}]))
     new = model({"film": tf.constant(["new"]), "kind": tf.constant(["box"])})
-    np.testing.assert_allclose(found, [bundle.embeddings[3], new[0]], atol=1e-6)
+    np.testing.assert_allclose(result, [bundle.embeddings[3], new[0]], atol=1e-6)
     assert bundle.manifest.own_id == "film"
     batches = tf.data.Dataset.from_tensor_slices((FILMS, {"film": FILMS, "kind": KINDS}))
     again = export(tmp_path / "2", model, candidates=batches.batch(2))
@@ -92,8 +92,8 @@ def test_model_of_titles_embeds_new_titles_by_words(tmp_path: Path) -> None:
     tower = label_tower(bundle)
     assert [(f.name, f.kind) for f in tower.features] == [("title", "id"), ("title_words", "text")]
     assert bundle.manifest.own_id == "title"
-    found = tower.embed(tower.read([{"title": "Alien (1985)", "title_words": "Alien (1985)"}]))
-    np.testing.assert_allclose(found, model(tf.constant(["Alien (1985)"])), atol=1e-6)
+    result = tower.embed(tower.read([{"title": "Alien (1985)", "title_words": "Alien (1985)"}]))
+    np.testing.assert_allclose(result, model(tf.constant(["Alien (1985)"])), atol=1e-6)
 
 
 def test_differing_vocabulary_gets_another_name(tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_curve_and_default_come_from_held_out_pairs(tmp_path: Path) -> None:
         "pairs": 3, "distinct": 3, "short": 0, "seen": 0, "measured": 3, "queries": 2, "requests": 2
     }  # fmt: skip
 
-    seen = [["Alien", "nowhere"], ["Alien"], [], []]
+    observed = [["Alien", "nowhere"], ["Alien"], [], []]
     without = measured(tmp_path / "seen", validation=Validation(
-        ["ann", "ann", "bob", "bob"], ["Alien", "Brazil (1985)", "Cube", "nowhere"], seen=seen))  # fmt: skip
-    found = {point.bias_removal: point.metrics["recall@1"].value for point in without.manifest.bias_removal.curve}
-    assert found == {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}
+        ["ann", "ann", "bob", "bob"], ["Alien", "Brazil (1985)", "Cube", "nowhere"], seen=observed))  # fmt: skip
+    result = {point.bias_removal: point.metrics["recall@1"].value for point in without.manifest.bias_removal.curve}
+    assert result == {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}
 
     fixed = measured(tmp_path / "fixed", bias_removal=0.0).manifest.bias_removal
     assert (fixed.default, fixed.chosen_by, len(fixed.curve)) == (0.0, "the caller of export_tfrs", 3)

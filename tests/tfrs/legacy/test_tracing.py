@@ -128,9 +128,9 @@ def test_onnx_equals_keras(case: Any) -> None:
     tower = exported(model, RawColumns.of(columns, "", "queries"), "query tower")
 
     served = Tower(tower.onnx, tower.tower.features, tower.tower.vocabularies, DIM, file="query_tower.onnx")
-    (found,) = served.embed(served.read([first]))
+    (result,) = served.embed(served.read([first]))
     expected = model({name: tf.convert_to_tensor(column) for name, column in columns.items()})
-    np.testing.assert_allclose(found, expected[0], atol=1e-5)
+    np.testing.assert_allclose(result, expected[0], atol=1e-5)
     np.testing.assert_allclose(tower.embeddings, expected, atol=1e-6)
     assert [feature.name for feature in tower.tower.features] == list(first)
     served.embed(served.read([{} if first.keys() != {"q"} else first, first]))
@@ -145,8 +145,8 @@ def test_functional_models_and_one_tensor() -> None:
     tower = exported(model, RawColumns.of(columns, "", "queries"), "query tower")
     assert [(f.name, f.kind, f.missing) for f in tower.tower.features] == [("user", "id", 0.0), ("age", "number", 35.0)]
 
-    one = exported(Of(lambda _, age: age[:, None]), RawColumns.of([1.0, 3.0], "age", "queries"), "query tower")
-    assert [(f.name, f.kind, f.missing) for f in one.tower.features] == [("age", "number", 2.0)]
+    single = exported(Of(lambda _, age: age[:, None]), RawColumns.of([1.0, 3.0], "age", "queries"), "query tower")
+    assert [(f.name, f.kind, f.missing) for f in single.tower.features] == [("age", "number", 2.0)]
 
 
 REFUSED: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [

@@ -84,7 +84,7 @@ def test_left_padded_sessions(tmp_path: Path) -> None:
     session = Session()
     bundle = exported(tmp_path, session, label_tower=True)
 
-    kinds = {each.name: each.kind for each in bundle.manifest.query_features}
+    kinds = {item.name: item.kind for item in bundle.manifest.query_features}
     assert kinds == {"films": "history", "since": "number", "place": "vector"}
     assert session.training
     assert bundle.manifest.own_id == "film"
@@ -151,9 +151,9 @@ def test_a_retrieval_model_of_keras(tmp_path: Path) -> None:
         out=tmp_path / "model",
     )  # fmt: skip
     tower = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, DIM)
-    found = np.argsort(-(tower.embed(tower.read([{"user": "a"}, {"user": "d"}])) @ bundle.embeddings.T), axis=1)
+    result = np.argsort(-(tower.embed(tower.read([{"user": "a"}, {"user": "d"}])) @ bundle.embeddings.T), axis=1)
     _, best = model(np.array([1, 4]))
-    assert found.tolist() == best.tolist()
+    assert result.tolist() == best.tolist()
 
 
 def test_pairs_add_the_term_of_cooccurrence(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_ids_may_be_numbers_and_own_id_uses_all_labels(tmp_path: Path) -> None:
     )  # fmt: skip
     assert bundle.manifest.own_id == "film"
     assert bundle.labels.ids[0].as_py() == "7"
-    assert [each.training for each in module.modules()] == [True, False]
+    assert [item.training for item in module.modules()] == [True, False]
 
 
 def test_full_histories_may_begin_with_an_unknown_id(tmp_path: Path) -> None:
