@@ -31,6 +31,7 @@ from longtail.bundle.manifest import LogColumns
 from longtail.bundle.mapped_table import map_table, write_table
 from longtail.bundle.one_line import one_line
 from longtail.bundle.values import parse_number
+from longtail.bundle.weighed_pairs import WeighedPairs
 
 _LEAST = 0.01
 """Pairs per horizon that are added before a logarithm is taken."""
@@ -38,8 +39,6 @@ _RELEASED = "released"
 """Kind of prior: π* before its first refresh."""
 _ABSENT = 1e-12
 """π* of a label whose date lies in the future, as a fraction of an average label's."""
-_VISIT = 86_400.0
-"""Seconds before a pair in which its query's pairs are one visit."""
 _ENOUGH = 100
 """Fewest later pairs by which π* is compared with π* as released, which is served until then."""
 _COMPARED = 1_000
@@ -163,40 +162,28 @@ class Forecast:
 
     __repr__ = one_line
 
-    def counted(
-        self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float, gaps_N: Float64 | None = None,
-        weights_N: Float64 | None = None, increases_N: Float64 | None = None,
-    ) -> Forecast:  # fmt: skip
-        """Decay the sums to a later time, and add the pairs since `settings.until`.
-
-        Args:
-            labels_N: label rows of the pairs.
-            times_N: seconds since 1970.
-            gaps_N: seconds since the previous pair of a pair's query and label; None: all pairs are first ones.
-            weights_N, increases_N: see `largest_weights`; None: all pairs weigh 1.
-        """
+    def counted(self, pairs: WeighedPairs, until: float) -> Forecast:
+        """Decay the sums to a later time, and add the pairs since `settings.until`."""
         lives_W = np.asarray(self.settings.half_lives)
         # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
         aged_W = np.exp2((self.settings.until - until) / lives_W)
         sums_LW, first_L, seasons_GH = self.sums * aged_W, self.first.copy(), self.seasons
         for w, life in enumerate(lives_W):
-            decayed_N = np.exp2((times_N - until) / life)
+            decayed_N = np.exp2((pairs.times_N - until) / life)
             # A repeated pair adds what its predecessor has lost, so that a query weighs at most its largest weight.
-            added_N = 1.0 if gaps_N is None else -np.expm1(-np.log(2) * gaps_N / life)
-            if weights_N is not None:
-                added_N = added_N * weights_N
-            if increases_N is not None and gaps_N is not None:
-                added_N += increases_N * np.exp2(-gaps_N / life)
-            sums_LW[:, w] += np.bincount(labels_N, decayed_N * added_N, len(first_L))
+            added_N = -np.expm1(-np.log(2) * pairs.gaps_N / life) * pairs.weights_N
+            added_N += pairs.increases_N * np.exp2(-pairs.gaps_N / life)
+            sums_LW[:, w] += np.bincount(pairs.labels_N, decayed_N * added_N, len(first_L))
             if w == _SPAN and seasons_GH is not None:
-                groups_N, amounts_N = self.groups[labels_N], np.broadcast_to(decayed_N * added_N, len(labels_N))
-                more_GH = pairs_by_hour(groups_N, times_N, amounts_N, len(seasons_GH))
+                groups_N = self.groups[pairs.labels_N]
+                more_GH = pairs_by_hour(groups_N, pairs.times_N, decayed_N * added_N, len(seasons_GH))
                 seasons_GH = seasons_GH * aged_W[w] + more_GH
-        np.minimum.at(first_L, labels_N, times_N)
-        return replace(
-            self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L,
-            seasons=seasons_GH,
-        )  # fmt: skip
+        np.minimum.at(first_L, pairs.labels_N, pairs.times_N)
+        return replace(self.with_settings(until=until), sums=sums_LW, first=first_L, seasons=seasons_GH)
+
+    def with_settings(self, **settings: Any) -> Forecast:
+        """Replace some settings."""
+        return replace(self, settings=self.settings.model_copy(update=settings))
 
     def refreshed(
         self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float,
@@ -212,64 +199,42 @@ class Forecast:
             weights_N: weights of the pairs by their types of events; None for 1 each.
             ahead: seconds after `until` that are forecast by the calendar; None: the horizon.
         """
-        order_N = np.argsort(times_N, kind="stable")
-        weights_N = np.ones(len(order_N)) if weights_N is None else weights_N[order_N]
-        queries_N, labels_N, times_N = queries_N[order_N], labels_N[order_N], times_N[order_N]
-        previous_N = previous_pairs(queries_N, labels_N)
-        gaps_N = pair_gaps(times_N, previous_N)
-        weights_N = weights_N * visit_weights(queries_N, times_N, gaps_N, self.settings.visits)
-        weights_N, increases_N = largest_weights(weights_N, queries_N, labels_N)
-        begin, end = np.searchsorted(times_N, (self.settings.until, until), side="right")
-        new_n = begin + np.flatnonzero(previous_N[begin:end] < begin)
+        pairs = WeighedPairs.weigh(queries_N, labels_N, times_N, weights_N, self.settings.visits)
+        begin, end = np.searchsorted(pairs.times_N, (self.settings.until, until), side="right")
+        new_n = begin + np.flatnonzero(pairs.previous_N[begin:end] < begin)
         half = int(new_n[len(new_n) // 2]) if len(new_n) else end
         before = self if self.released is not None else self._as_released()
-
-        def looking(forecast: Forecast, seconds: float | None) -> Forecast:
-            return replace(forecast, settings=forecast.settings.model_copy(update={"ahead": seconds}))
-
-        def counted(pairs: slice, until: float) -> Forecast:
-            columns = gaps_N[pairs], weights_N[pairs], increases_N[pairs]
-            return before.counted(labels_N[pairs], times_N[pairs], until, *columns)
-
-        fresh = looking(counted(slice(begin, end), until), ahead)
+        fresh = before.counted(pairs.select(slice(begin, end)), until).with_settings(ahead=ahead)
         middle = before
         if half > begin:
-            middle = counted(slice(begin, half), times_N[half - 1])
-        middle = looking(middle, max(until - middle.settings.until, 1.0))
-        first_n, settings = half + np.flatnonzero(previous_N[half:end] < half), before.settings
-        compared_n, weights_n = labels_N[first_n], weights_N[first_n]
+            middle = before.counted(pairs.select(slice(begin, half)), pairs.times_N[half - 1])
+        middle = middle.with_settings(ahead=max(until - middle.settings.until, 1.0))
+        first_n, settings = half + np.flatnonzero(pairs.previous_N[half:end] < half), before.settings
+        compared_n, weights_n = pairs.labels_N[first_n], pairs.weights_N[first_n]
         weights_n = weights_n * (len(weights_n) / (weights_n.sum() or 1.0))
         weight = min(settings.compared, _COMPARED)
         compared = weight + len(compared_n)
         if not compared:
             return fresh
         nats = {
-            kind: (
-                weight * settings.nats.get(kind, 0.0)
-                + float(weights_n @ prior.log_shares(include_future=True)[compared_n])
-            )
-            / compared
+            kind: (weight * settings.nats.get(kind, 0.0)
+                   + float(weights_n @ prior.log_shares(include_future=True)[compared_n])) / compared
             for kind, prior in middle.kinds().items()
-        }
+        }  # fmt: skip
         served: list[str] = [] if compared < _ENOUGH else ["decayed" if before.model is None else "forecast"]
         served += ["decayed"] if compared >= _COMPARED else []
-        update = {"nats": nats, "compared": compared, "served": max([_RELEASED, *served], key=nats.__getitem__)}
-        return replace(fresh, settings=fresh.settings.model_copy(update=update))
+        return fresh.with_settings(nats=nats, compared=compared, served=max([_RELEASED, *served], key=nats.__getitem__))
 
     def _as_released(self) -> Forecast:
         """Keep π* as released, which is served until later pairs have compared it."""
-        settings = self.settings.model_copy(update={"served": _RELEASED, "nats": {}, "compared": 0})
-        return replace(self, settings=settings, released=self._log_rates - self._log_total - self._log_ahead)
+        released = self._log_rates - self._log_total - self._log_ahead
+        return replace(self.with_settings(served=_RELEASED, nats={}, compared=0), released=released)
 
     def kinds(self) -> dict[str, Forecast]:
         """Return undecayed counts and the kinds of priors that can be served."""
-
-        def serving(served: str, **settings: Any) -> Forecast:
-            return replace(self, settings=self.settings.model_copy(update={"served": served, **settings}))
-
-        kinds = {"count": serving("decayed", base=0), "decayed": serving("decayed")}
-        kinds |= {} if self.model is None else {"forecast": serving("forecast")}
-        return kinds if self.released is None else kinds | {_RELEASED: serving(_RELEASED)}
+        kinds = {"count": self.with_settings(served="decayed", base=0), "decayed": self.with_settings(served="decayed")}
+        kinds |= {} if self.model is None else {"forecast": self.with_settings(served="forecast")}
+        return kinds if self.released is None else kinds | {_RELEASED: self.with_settings(served=_RELEASED)}
 
     def with_labels(
         self, rows_M: npt.NDArray[np.integer], values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
@@ -420,10 +385,6 @@ class Forecast:
 
     def _added(self, base: int, smoothing: float) -> float:
         return smoothing * float(self._even_sums[:, base].mean()) + np.finfo(float).tiny
-
-    def with_calendar(self, calendar: CalendarSettings) -> Forecast:
-        """Replace the settings of the calendar, of the same values."""
-        return replace(self, settings=self.settings.model_copy(update={"calendar": calendar}))
 
     @cached_property
     def calendar(self) -> Calendar | None:
@@ -582,57 +543,3 @@ def _seconds(value: Any, now: float) -> float:
         return parse_seconds(str(value)) if value is not None else now
     except (ValueError, OverflowError):
         return now
-
-
-def previous_pairs(queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Find the previous pair of each pair's query and label: rows, int64 [N]; −1 for none."""
-    order_N = np.lexsort((labels_N, queries_N))
-    same_n = (np.diff(queries_N[order_N]) == 0) & (np.diff(labels_N[order_N]) == 0)
-    previous_N = np.full(len(order_N), -1)
-    previous_N[order_N[1:][same_n]] = order_N[:-1][same_n]
-    return previous_N
-
-
-def largest_weights(
-    weights_N: Float64, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer]
-) -> tuple[Float64, Float64]:
-    """Find the largest weight up to each repeated pair, and its increase, float64 [N] each.
-
-    The pairs are sorted by time. The increase of a pair without an earlier repeat is its weight.
-    """
-    order_N = np.lexsort((labels_N, queries_N))
-    values, codes_N = np.unique(weights_N, return_inverse=True)
-    new_N = np.ones(len(order_N), np.bool_)
-    new_N[1:] = (np.diff(queries_N[order_N]) != 0) | (np.diff(labels_N[order_N]) != 0)
-    # Keys rise from one query and label to the next, so that one running maximum serves all of them.
-    keys_N = np.maximum.accumulate(np.cumsum(new_N) * len(values) + codes_N[order_N])
-    largest_N, increases_N = np.empty_like(weights_N), np.empty_like(weights_N)
-    largest_N[order_N] = sorted_N = values[keys_N % max(len(values), 1)]
-    increases_N[order_N] = np.where(new_N, sorted_N, np.diff(sorted_N, prepend=0))
-    return largest_N, increases_N
-
-
-def visit_weights(queries_N: npt.NDArray[np.integer], times_N: Float64, gaps_N: Float64, power: float) -> Float64:
-    """Compute j^−power for a query's j-th label within a day, float64 [N]; pairs of one time share one j.
-
-    A visitor who chooses sixty labels says less by each of them than sixty visitors do.
-
-    Args:
-        gaps_N: see `pair_gaps`; a label that is repeated within a day does not raise j.
-    """
-    weights_N = np.ones(len(times_N))
-    if not power or not len(times_N):
-        return weights_N
-    order_N = np.lexsort((times_N, queries_N))
-    query_n, since_n = queries_N[order_N], times_N[order_N] - times_N.min()
-    # Times rise from one query to the next, further apart than a visit, so that one search serves all queries.
-    since_n = since_n + np.cumsum(np.diff(query_n, prepend=query_n[0]) != 0) * (since_n.max() + 2 * _VISIT)
-    labels_n = np.append(0, np.cumsum(gaps_N[order_N] >= _VISIT))
-    ends_n, begins_n = (np.searchsorted(since_n, since_n - before, side="right") for before in (0, _VISIT))
-    weights_N[order_N] = np.maximum(labels_n[ends_n] - labels_n[begins_n], 1.0) ** -power
-    return weights_N
-
-
-def pair_gaps(times_N: Float64, previous_N: npt.NDArray[np.int64]) -> Float64:
-    """Compute the seconds from each pair's previous pair, float64 [N]; +∞ without one."""
-    return np.where(previous_N < 0, np.inf, times_N - times_N[previous_N])

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.arrays import Bools, Float32, Float64
 from longtail.bundle.calendar import HOURS, Window, hour_of_week
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.forecast import (
@@ -23,11 +23,8 @@ from longtail.bundle.forecast import (
     Forecast,
     ForecastSettings,
     NatsAt,
-    largest_weights,
-    pair_gaps,
-    previous_pairs,
-    visit_weights,
 )
+from longtail.bundle.weighed_pairs import WeighedPairs
 from longtail.tables.times import UNITS
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.data.columns import read_numbers, read_seconds, read_strings
@@ -94,41 +91,6 @@ class _Origin(NamedTuple):
         return self.forecast.exists_at(self.forecast.settings.end)
 
 
-class _PriorLog(NamedTuple):
-    """Hold pairs with weight by time: queries, label rows, seconds since 1970, seconds since the query's previous pair
-    with the label, and `largest_weights`, [N] each."""
-
-    queries_N: Int32
-    labels_N: Int64
-    times_N: Float64
-    gaps_N: Float64
-    weights_N: Float64
-    increases_N: Float64
-
-    def between(self, after: float, until: float) -> _PriorLog:
-        """Return the pairs later than `after`, up to `until`."""
-        inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
-        of_time = self.times_N[inside], self.gaps_N[inside]
-        of_weight = self.weights_N[inside], self.increases_N[inside]
-        return _PriorLog(self.queries_N[inside], self.labels_N[inside], *of_time, *of_weight)
-
-    def once_after(self, after: float) -> Float64:
-        """Weigh the pairs so that a query counts once at its largest weight; the mean weight is 1, float64 [N]."""
-        first_N = self.times_N - self.gaps_N <= after
-        weights_N = np.where(first_N, self.weights_N, self.increases_N)
-        return np.asarray(weights_N * (first_N.sum() / (weights_N.sum() or 1.0)))
-
-    def pairs_after(self, after: float, labels: int) -> Float64:
-        """Count each label's pairs, a query once at its largest weight; the mean weight is 1, float64 [L]."""
-        return np.bincount(self.labels_N, self.once_after(after), labels).astype(np.float64)
-
-    def votes_after(self, after: float, labels: int) -> Float64:
-        """Spread one vote of every query over its labels, float64 [L]: what a mean over queries counts."""
-        first_N = self.times_N - self.gaps_N <= after
-        _, query_n, pairs_n = np.unique(self.queries_N[first_N], return_inverse=True, return_counts=True)
-        return np.bincount(self.labels_N[first_N], 1 / pairs_n[query_n], labels).astype(np.float64)
-
-
 def forecast_after(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast | None:
     """Fit π* of the horizon after the known pairs, once for a data set; None for kind `count`."""
     if recipe.prior.kind == "count":
@@ -152,15 +114,10 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     begin, until = float(times_N.min()), float(times_N.max())
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**i for i in range(_HALVINGS))]
-    by_time = np.argsort(times_N, kind="stable")
-    queries_N, labels_N, times_N = known_pairs.queries[by_time], known_pairs.labels[by_time], times_N[by_time]
-    gaps_N = pair_gaps(times_N, previous_pairs(queries_N, labels_N))
-    types_N = type_weights(recipe, known_pairs)[by_time]
 
-    def weighed(visits: float) -> _PriorLog:
-        weights_N = types_N * visit_weights(queries_N, times_N, gaps_N, visits)
-        pairs = queries_N, labels_N.astype(np.int64), times_N, gaps_N
-        return _PriorLog(*pairs, *largest_weights(weights_N, queries_N, labels_N))
+    def weighed(visits: float) -> WeighedPairs:
+        types_N = type_weights(recipe, known_pairs)
+        return WeighedPairs.weigh(known_pairs.queries, known_pairs.labels, times_N, types_N, visits)
 
     log = weighed(0.0)
     attributes, numbers, about = _about(recipe, dataset)
@@ -179,11 +136,11 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
     fitted = _fitted(empty, log, at, within, recipe.seed)
     update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
-    fitted = replace(fitted, settings=fitted.settings.model_copy(update=update))
-    return fitted.counted(*log[1:3], until, *log[3:])
+    fitted = fitted.with_settings(**update)
+    return fitted.counted(log, until)
 
 
-def _fitted(empty: Forecast, log: _PriorLog, at: list[float], within: int, seed: int) -> Forecast:
+def _fitted(empty: Forecast, log: WeighedPairs, at: list[float], within: int, seed: int) -> Forecast:
     """Choose half-life, smoothing and regression on all origins except the last, which compares the kinds.
 
     `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
@@ -286,12 +243,12 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
     return attributes, numbers, table
 
 
-def _origins(empty: Forecast, log: _PriorLog, at: list[float]) -> Iterator[_Origin]:
+def _origins(empty: Forecast, log: WeighedPairs, at: list[float]) -> Iterator[_Origin]:
     """Yield the origins of a log, by time."""
     forecast, before, horizon = empty, -np.inf, empty.settings.horizon
     for origin in at:
         added = log.between(before, origin)
-        forecast, labels = forecast.counted(*added[1:3], origin, *added[3:]), len(forecast.first)
+        forecast, labels = forecast.counted(added, origin), len(forecast.first)
         if not forecast.exists_at(origin).any():
             raise _none_there(origin, empty.settings.since)
         after = log.between(origin, origin + horizon)
@@ -299,7 +256,7 @@ def _origins(empty: Forecast, log: _PriorLog, at: list[float]) -> Iterator[_Orig
         before = origin
 
 
-def _with_calendar(empty: Forecast, log: _PriorLog, seconds: float) -> Forecast:
+def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Forecast:
     """Choose attribute, windows and shrinkage of a calendar by their gains in the last three periods of the log.
 
     Without a gain in every period there is no calendar. The last gain does not choose between calendars.
@@ -314,16 +271,16 @@ def _with_calendar(empty: Forecast, log: _PriorLog, seconds: float) -> Forecast:
             continue
         calendar = CalendarSettings(feature=feature, values=values, windows=["day"], shrinkage=1)
         none = replace(empty, seasons=np.zeros((len(values) + 1, HOURS)))
-        counted = [origin.forecast for origin in _origins(none.with_calendar(calendar), log, at)]
+        counted = [origin.forecast for origin in _origins(none.with_settings(calendar=calendar), log, at)]
         for some, shrinkage in product(windows, _SHRINKAGES):
             tried = calendar.model_copy(update={"windows": some, "shrinkage": shrinkage})
-            *gains, last = (_gain(forecast.with_calendar(tried), log, seconds) for forecast in counted)
+            *gains, last = (_gain(forecast.with_settings(calendar=tried), log, seconds) for forecast in counted)
             if min(*gains, last) > 0 and np.mean(gains) > mean:
-                best, mean = none.with_calendar(tried.model_copy(update={"gain": last})), float(np.mean(gains))
+                best, mean = none.with_settings(calendar=tried.model_copy(update={"gain": last})), float(np.mean(gains))
     return best
 
 
-def _gain(forecast: Forecast, log: _PriorLog, seconds: float) -> float:
+def _gain(forecast: Forecast, log: WeighedPairs, seconds: float) -> float:
     """Compute the gain of the pairs of the coming time by a forecast's calendar, nats a pair."""
     after = forecast.settings.until
     later = log.between(after, after + seconds)
@@ -336,7 +293,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
     return float(values_n @ weights_n / (weights_n.sum() or 1.0))
 
 
-def _by_time(fitted: Forecast, log: _PriorLog, seconds: float) -> list[NatsAt]:
+def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
     """Measure decayed counts, and what the calendar adds, in the last period by weekday and by six hours, UTC."""
     after = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [after])
@@ -369,7 +326,7 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), nats
 
 
-def _nats_of_votes(empty: Forecast, log: _PriorLog, at: list[float]) -> float:
+def _nats_of_votes(empty: Forecast, log: WeighedPairs, at: list[float]) -> float:
     """Compute the mean log-probability of a vote at some origins by the best half-life and smoothing."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
@@ -380,7 +337,7 @@ def _nats_of_votes(empty: Forecast, log: _PriorLog, at: list[float]) -> float:
 
 
 def _boosted(
-    empty: Forecast, log: _PriorLog, at: list[float], until: tuple[int, int], seed: int
+    empty: Forecast, log: WeighedPairs, at: list[float], until: tuple[int, int], seed: int
 ) -> tuple[bytes, float]:
     """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
 

@@ -14,10 +14,8 @@ from longtail.bundle.forecast import (
     CalendarSettings,
     Forecast,
     ForecastSettings,
-    pair_gaps,
-    previous_pairs,
-    visit_weights,
 )
+from longtail.bundle.weighed_pairs import WeighedPairs, visit_weights
 
 DAY = 86_400.0
 LABELS, LIVES = 50, [8 * DAY, 2 * DAY]
@@ -36,10 +34,16 @@ def forecast(dates: np.ndarray | None = None, **settings: object) -> Forecast:
     return Forecast(built, np.zeros((LABELS, len(LIVES))), np.full(LABELS, np.inf), about)
 
 
+def pairs(labels: object, times: object) -> WeighedPairs:
+    """Pairs of as many queries."""
+    return WeighedPairs.weigh(np.arange(len(np.array(labels))), np.array(labels, int), np.array(times, float))
+
+
 def test_sums_halve_with_time_and_take_later_pairs() -> None:
-    at_once = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    at_once = forecast().counted(pairs(PAIRS, TIMES), 20 * DAY)
     early = TIMES < 7 * DAY
-    in_two = forecast().counted(PAIRS[early], TIMES[early], 7 * DAY).counted(PAIRS[~early], TIMES[~early], 20 * DAY)
+    in_two = forecast().counted(pairs(PAIRS[early], TIMES[early]), 7 * DAY)
+    in_two = in_two.counted(pairs(PAIRS[~early], TIMES[~early]), 20 * DAY)
 
     expected = [
         [np.sum(0.5 ** ((20 * DAY - TIMES[label == PAIRS]) / life)) for life in LIVES] for label in range(LABELS)
@@ -52,7 +56,7 @@ def test_sums_halve_with_time_and_take_later_pairs() -> None:
 
 
 def test_decayed_popularity_is_the_smoothed_sum() -> None:
-    result = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast().counted(pairs(PAIRS, TIMES), 20 * DAY)
     smoothed = result.sums[:, 1] + 0.1 * result.sums[:, 1].mean()
 
     np.testing.assert_allclose(result.log_popularity(), np.log(smoothed / smoothed.sum()), atol=1e-9)
@@ -62,19 +66,19 @@ def test_decayed_popularity_is_the_smoothed_sum() -> None:
 def test_label_with_a_future_date_has_no_share() -> None:
     since = np.where(np.arange(LABELS) < 48, np.nan, [21 * DAY] * LABELS)
     since[49] = 30 * DAY
-    result = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(since, since="since").counted(pairs(PAIRS, TIMES), 20 * DAY)
 
     now, horizon = np.exp(result.log_popularity()), np.exp(result.log_popularity(include_future=True))
     assert now[48:].max() < 1e-12
     assert horizon[48] > 1e-5  # it is there on day 21, and the horizon ends on day 22
     assert horizon[49] < 1e-12
-    later = np.exp(result.counted(np.empty(0, int), np.empty(0), 21 * DAY).log_popularity())
+    later = np.exp(result.counted(pairs([], []), 21 * DAY).log_popularity())
     assert later[48] > 1e-5
     assert later[49] < 1e-12
 
 
 def test_new_label_equals_a_label_without_pairs() -> None:
-    result = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(np.full(LABELS, 0.0), since="listed").counted(pairs(PAIRS, TIMES), 20 * DAY)
     new = result.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], [20 * DAY] * 3)
 
     np.testing.assert_allclose(new[:2], result.log_popularity()[-1])
@@ -82,16 +86,18 @@ def test_new_label_equals_a_label_without_pairs() -> None:
 
 
 def test_announced_label_exists_after_its_date() -> None:
-    result = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(np.full(LABELS, 0.0), since="listed").counted(pairs(PAIRS, TIMES), 20 * DAY)
     announced = [{"listed": "1970-01-25"}], [20 * DAY]
 
     assert result.log_popularity_of_new(*announced)[0] < np.log(1e-12)
-    later = result.counted(np.empty(0, int), np.empty(0), 26 * DAY)
+    later = result.counted(pairs([], []), 26 * DAY)
     assert later.log_popularity_of_new(*announced)[0] > np.log(1e-4)
 
 
 def test_changed_label_keeps_other_columns() -> None:
-    result = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
+    result = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(
+        pairs(PAIRS, TIMES), 60 * DAY
+    )
     more = result.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
 
     assert more.about["there since"].to_pylist()[-2:] == [3 * DAY, DAY]
@@ -100,7 +106,7 @@ def test_changed_label_keeps_other_columns() -> None:
 
 
 def test_labels_all_in_the_future_are_equal() -> None:
-    result = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(pairs(PAIRS, TIMES), 20 * DAY)
 
     np.testing.assert_allclose(result.log_popularity(), -np.log(LABELS))
     assert np.isfinite(result.log_popularity_of_new([{}], [20 * DAY])).all()
@@ -111,7 +117,7 @@ def boosted() -> Forecast:
     """A forecast whose regression was fitted to labels of kind a, wanted twice as much as those of kind b."""
     import xgboost
 
-    result = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    result = forecast().counted(pairs(PAIRS, TIMES), 20 * DAY)
     columns = np.repeat(result.columns(), 40, axis=0)
     target = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
     data = xgboost.DMatrix(columns, target, base_margin=np.zeros(len(target)))
@@ -203,20 +209,21 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_query_weighs_at_most_one_per_label() -> None:
     queries, labels = np.array([7] * 3000 + [8]), np.array([3] * 3000 + [3])
     times = np.r_[np.linspace(0, 20 * DAY, 3000), 20 * DAY]
-    gaps = pair_gaps(times, previous_pairs(queries, labels))
-    at_once = forecast().counted(labels, times, 20 * DAY, gaps)
-    later = at_once.counted(np.empty(0, int), np.empty(0), 28 * DAY)
+    repeated = WeighedPairs.weigh(queries, labels, times)
+    at_once = forecast().counted(repeated, 20 * DAY)
+    later = at_once.counted(pairs([], []), 28 * DAY)
 
     np.testing.assert_allclose(at_once.sums[3], [2, 2])  # of one client 3,000 clicks in 20 days, of another one
     np.testing.assert_allclose(later.sums[3], [2 / 2, 2 / 16])  # 8 days on, at half-lives of 8 and 2
-    in_two = forecast().counted(labels[:100], times[:100], DAY, gaps[:100])
-    np.testing.assert_allclose(in_two.counted(labels[100:], times[100:], 20 * DAY, gaps[100:]).sums, at_once.sums)
+    in_two = forecast().counted(repeated.select(slice(100)), DAY)
+    in_two = in_two.counted(repeated.select(slice(100, None)), 20 * DAY)
+    np.testing.assert_allclose(in_two.sums, at_once.sums)
 
 
 def test_labels_of_a_visit_weigh_less_by_rank() -> None:
     queries, labels = np.array([7, 8, 7, 7, 7, 7, 7]), np.array([0, 0, 1, 1, 2, 3, 4])
     times = np.array([0, 0, 100, 200, DAY - 1, DAY + 150, DAY + 150])
-    gaps = pair_gaps(times, previous_pairs(queries, labels))
+    gaps = WeighedPairs.weigh(queries, labels, times).gaps_N
 
     # Label 1 is repeated; a day later label 0 and the first click on label 1 are out of the visit.
     expected = np.array([1, 1, 2, 2, 3, 3, 3])
@@ -234,7 +241,7 @@ def test_refresh_weighs_visits_like_the_fit() -> None:
 
 
 def test_a_persistent_client_counts_once_in_refreshes() -> None:
-    before = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    before = forecast().counted(pairs(PAIRS, TIMES), 20 * DAY)
     hours = np.arange(20 * 24, 27 * 24 + 1)
     times = np.repeat(hours * DAY / 24, 20) + np.tile(np.arange(1.0, 21), len(hours))
     fresh = before
@@ -276,7 +283,7 @@ def test_a_calendar_moves_shares_to_the_hours_to_come(tmp_path: Path) -> None:
     calendar = CalendarSettings(feature="kind", values=["a", "b"], windows=["hour"], shrinkage=1e-6)
     base = {"base": 0, "smoothing": 1e-9, "calendar": calendar}
     empty = replace(forecast(**base), seasons=np.zeros((3, 168)))
-    now = empty.counted(labels[times < 27 * DAY], times[times < 27 * DAY], 27 * DAY).refreshed(
+    now = empty.counted(pairs(labels[times < 27 * DAY], times[times < 27 * DAY]), 27 * DAY).refreshed(
         labels, labels, times, 28 * DAY, ahead=3600.0
     )
 
@@ -291,7 +298,7 @@ def test_a_calendar_moves_shares_to_the_hours_to_come(tmp_path: Path) -> None:
     assert share_of_a(entire) == pytest.approx(0.5, abs=0.01)
     # Fast sums of noon say little of kind b, unless they are seen at even hours.
     fast = forecast(base=0, smoothing=1e-9, calendar=calendar, half_lives=[DAY / 24, 8 * DAY])
-    later = replace(fast, seasons=np.zeros((3, 168))).counted(labels, times, 27.5 * DAY + 7200)
+    later = replace(fast, seasons=np.zeros((3, 168))).counted(pairs(labels, times), 27.5 * DAY + 7200)
     assert share_of_a(later.kinds()["decayed"]) == pytest.approx(0.5, abs=0.01)
 
     now.write(tmp_path / "forecast.arrow")
