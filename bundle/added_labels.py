@@ -84,7 +84,7 @@ class LabelAdder:
         """Return whether a bundle newer than a change already has the label."""
         return id_ in self._rows and at <= self.data_until
 
-    def change_of(self, changes: LabelChanges, id_: str) -> Upsert | None:
+    def find_change(self, changes: LabelChanges, id_: str) -> Upsert | None:
         """Return the upsert that a label's changes amount to in this bundle; None if they change nothing.
 
         It has no features if only columns changed. Columns that the bundle lacks are left out, because a patch may be
@@ -103,9 +103,9 @@ class LabelAdder:
             return None
         return Upsert(id=id_, at=newer[-1].at, features=None, display=columns)
 
-    def after(self, changes: LabelChanges, upsert: Upsert) -> Upsert:
+    def complete(self, changes: LabelChanges, upsert: Upsert) -> Upsert:
         """Complete an upsert with values of earlier changes of its label."""
-        before = self.change_of(changes, upsert.id)
+        before = self.find_change(changes, upsert.id)
         if before is None:
             return upsert
         display = dict[str, JsonValue]()
@@ -115,7 +115,7 @@ class LabelAdder:
                 display[name] = value
         return upsert.model_copy(update={"display": display | upsert.display, "priors": before.priors | upsert.priors})
 
-    def of_patch(self, changes: LabelChanges, patch: Patch) -> Upsert:
+    def patch_to_upsert(self, changes: LabelChanges, patch: Patch) -> Upsert:
         """Return the upsert equivalent to a patch, to check it."""
         before = changes.upserts.get(patch.id)
         if before is None or patch.id in self._rows:
@@ -129,7 +129,7 @@ class LabelAdder:
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse records that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
         self._require_tower(records)
-        row, names = 0, [prior.name for prior in self._priors.of_table]
+        row, names = 0, [prior.name for prior in self._priors.from_table]
         try:
             for i, record in enumerate(records):
                 row = i
@@ -206,7 +206,7 @@ class LabelAdder:
             buckets_M,
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
-            self._priors.of_added(rows_M, [record.priors for record in records], buckets_M, column),
+            self._priors.added_values(rows_M, [record.priors for record in records], buckets_M, column),
             None
             if labels.lifetimes is None
             else np.array([read_lifetime(values) for values in display], np.int64).reshape(-1, 2),

@@ -151,7 +151,7 @@ class Bundle:
             labels.log_pn[rows_R],
             None if labels.bias is None else labels.bias[rows_R],
             None if labels.log_popularity is None else labels.log_popularity[rows_R],
-            self.priors.of_rows(rows_R),
+            self.priors.select_rows(rows_R),
         )
 
     def write(self, target: str | Path) -> Bundle:
@@ -236,9 +236,9 @@ class Bundle:
             ),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
-            tables={name: path / file for name, file in _in(TABLES, manifest)},
+            tables={name: path / file for name, file in _list_files(TABLES, manifest)},
             vocabularies={
-                name: Vocabulary.read(path / file, verify=verify) for name, file in _in(VOCABULARIES, manifest)
+                name: Vocabulary.read(path / file, verify=verify) for name, file in _list_files(VOCABULARIES, manifest)
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
             forecast=Forecast.read(path / FORECAST, verify=verify) if FORECAST in manifest.files else None,
@@ -307,7 +307,7 @@ def _merge_vocabularies(query: OnnxTower, label: OnnxTower) -> tuple[list[Featur
     return features, merged
 
 
-def _in(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
+def _list_files(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
     """List names and files of a folder of the bundle."""
     return [(Path(file).stem, file) for file in manifest.files if file.startswith(f"{folder}/")]
 

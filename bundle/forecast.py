@@ -245,7 +245,7 @@ class Forecast:
             values_M, now_M: see `log_popularity_of_new`.
         """
         known_M, settings = rows_M >= 0, self.settings
-        more: dict[str, list[Any]] = {SINCE: self._since_of(values_M, now_M).tolist()}
+        more: dict[str, list[Any]] = {SINCE: self._read_dates(values_M, now_M).tolist()}
         more |= {name: [id_text(values.get(name)) for values in values_M] for name in settings.attributes}
         more |= {name: [_number(values.get(name)) for values in values_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
@@ -268,7 +268,7 @@ class Forecast:
             released=None if self.released is None else np.concatenate(
                 [self.released, np.where(
                     known_M, self.released[rows_M],
-                    self._log_shares_of_new(values_M, now_M) - self._log_ahead_of(values_M),
+                    self._log_shares_of_new(values_M, now_M) - self._log_ahead_of_new(values_M),
                 )]
             ),
             offset=None if self.offset is None else np.concatenate(
@@ -329,7 +329,7 @@ class Forecast:
             values_M: values by name of feature or column; unknown attributes count as average ones.
             now_M: time when each label was added, in seconds since 1970; a label without a date exists since then.
         """
-        since_M, until = self._since_of(values_M, now_M), self.settings.until
+        since_M, until = self._read_dates(values_M, now_M), self.settings.until
         exists_M = since_M <= np.maximum(np.asarray(now_M, np.float64), until)
         shares_M = np.where(exists_M, self._log_shares_of_new(values_M, now_M), np.log(_ABSENT / len(self.first)))
         return shares_M + self.settings.offset - self._log_offset_total
@@ -371,7 +371,7 @@ class Forecast:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
         return cls(settings, sums, first, rest, about.get(_MODEL), extra.get(_LOG_SHARES), extra.get(_OFFSET), seasons)
 
-    def _since_of(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+    def _read_dates(self, values_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
         names = [name for name in (self.settings.since, self.settings.since_feature) if name]
         dates = [next((values[name] for name in names if values.get(name) is not None), None) for values in values_M]
@@ -426,7 +426,7 @@ class Forecast:
         """Return the log of each label's coming factor, float64 [L]; 0 without a calendar."""
         return 0.0 if self._log_ahead_by_group is None else self._log_ahead_by_group[self.groups]
 
-    def _log_ahead_of(self, values_M: Sequence[Mapping[str, Any]]) -> Float64:
+    def _log_ahead_of_new(self, values_M: Sequence[Mapping[str, Any]]) -> Float64:
         """Compute `_log_ahead` of new labels, float64 [M]."""
         if self._log_ahead_by_group is None or self.settings.calendar is None:
             return np.zeros(len(values_M))
@@ -456,14 +456,14 @@ class Forecast:
         settings, kinds = self.settings, self.kinds()
         if settings.served == _RELEASED:  # new labels have no π* of the release
             return kinds["decayed" if self.model is None else "forecast"]._log_shares_of_new(values_M, now_M)
-        rates_M = np.log(self._added(settings.base, settings.smoothing)) + self._log_ahead_of(values_M)
+        rates_M = np.log(self._added(settings.base, settings.smoothing)) + self._log_ahead_of_new(values_M)
         if settings.served == "forecast" and values_M:
             codes = {
                 name: np.array([self._codes[name].get(id_text(values.get(name)) or "", -1) for values in values_M])
                 for name in settings.attributes
             }
             numbers = {name: np.array([_number(values.get(name)) for values in values_M]) for name in settings.numbers}
-            now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(values_M, now_M)
+            now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._read_dates(values_M, now_M)
             none_M = np.zeros((len(values_M), len(settings.half_lives))), np.full(len(values_M), np.inf)
             rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
         return np.asarray(rates_M - self._log_total)

@@ -126,7 +126,7 @@ class Remembered:
         by_label.sum_duplicates()
         return by_label.indices, by_label.indptr
 
-    def followed_by(self, history: LogPairs, ids_Q: pa.Array, rows_Q: Int32) -> Remembered:
+    def append_log(self, history: LogPairs, ids_Q: pa.Array, rows_Q: Int32) -> Remembered:
         """Replace the labels of a log's queries by their last ones.
 
         Args:

@@ -31,7 +31,7 @@ class Upsert(_Change):
     """Inputs of the label tower by name. None: a label of the release keeps its embedding."""
     display: dict[str, JsonValue] = {}
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    """Values of the release's priors, by name; for absent ones see `Priors.of_added`."""
+    """Values of the release's priors, by name; for absent ones see `Priors.added_values`."""
 
 
 class Hide(_Change):
@@ -73,7 +73,7 @@ class LabelChanges:
 
     __repr__ = one_line
 
-    def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
+    def apply(self, records: Iterable[LabelRecord]) -> LabelChanges:
         """Return the changes after further records."""
         upserts, hidden, patches = self.upserts, self.hidden, self.patches
         for record in records:
@@ -135,7 +135,7 @@ def needed_positions(records: Sequence[LabelRecord]) -> list[int]:
 
 def replay(records: Iterable[LabelRecord]) -> LabelChanges:
     """Compute the effect of all records, from the first on."""
-    return LabelChanges().after(records)
+    return LabelChanges().apply(records)
 
 
 def record_json(record: LabelRecord) -> str:

@@ -128,7 +128,7 @@ def refresh_term(
         weights_MN = np.zeros(rows_MN.shape, np.float32)
         keep_largest(all_ML.indptr, all_ML.indices, all_ML.data, rows_MN, weights_MN)
         fresh.rows_LN[labels_M], fresh.weights_LN[labels_M] = rows_MN, weights_MN
-    return fresh, None if remembered is None else remembered.followed_by(history, ids_Q, rows_Q)
+    return fresh, None if remembered is None else remembered.append_log(history, ids_Q, rows_Q)
 
 
 def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings: CooccurrenceSettings) -> Float64:

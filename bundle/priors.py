@@ -150,7 +150,7 @@ class Priors:
         return [prior.name for prior in self.settings]
 
     @cached_property
-    def of_table(self) -> tuple[Prior, ...]:
+    def from_table(self) -> tuple[Prior, ...]:
         """Return the priors of the table."""
         return tuple(prior for prior in self.settings if prior.source == "table")
 
@@ -164,7 +164,7 @@ class Priors:
         """Return every prior's default weight, float32 [P]."""
         return np.array([prior.default for prior in self.settings], np.float32)
 
-    def of_rows(self, rows_R: Int64 | slice) -> Float32 | None:
+    def select_rows(self, rows_R: Int64 | slice) -> Float32 | None:
         """Return the values of some labels, float32 [R, P]; None without priors."""
         return self.values_LP[rows_R] if self.settings else None
 
@@ -185,7 +185,7 @@ class Priors:
 
     def with_table(self, table: Priors) -> Priors:
         """Replace the priors of the table."""
-        first = len(self.of_table)
+        first = len(self.from_table)
         values_LP = np.concatenate([table.values_LP, self.values_LP[:, first:]], axis=1)
         return Priors((*table.settings, *self.settings[first:]), values_LP)
 
@@ -202,7 +202,7 @@ class Priors:
                     field=f"{'priors' if prior.source == 'table' else 'display'}.{prior.key}",
                 )
 
-    def of_added(
+    def added_values(
         self,
         rows_M: Int64,
         values_M: Sequence[Mapping[str, float]],

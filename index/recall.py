@@ -141,8 +141,8 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
 def usual_dial_points(bundle: Bundle) -> list[DialPoint]:
     """List pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
-    table = range(len(priors.of_table))
-    corners = {_at(defaults, table, ends) for ends in _corners(priors.of_table)}
+    table = range(len(priors.from_table))
+    corners = {_at(defaults, table, ends) for ends in _corners(priors.from_table)}
     dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
     if bundle.proposal is not None:
         popularity = bundle.manifest.popularity.default

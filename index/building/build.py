@@ -190,7 +190,7 @@ def refresh_priors(
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
-    if not before.bundle.priors.of_table:
+    if not before.bundle.priors.from_table:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
     table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
     bundle = replace(before.bundle, priors=before.bundle.priors.with_table(table))

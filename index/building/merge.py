@@ -78,7 +78,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
             "with the new labels among the data; hidden labels stay hidden by the service's state"
         )
     rows, adder = source.labels.row_of, LabelAdder(source)
-    changed = (adder.change_of(changes, id_) for id_ in dict.fromkeys(record.id for record in changes.records()))
+    changed = (adder.find_change(changes, id_) for id_ in dict.fromkeys(record.id for record in changes.records()))
     upserts = [one for one in changed if one is not None]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if hide and id_ in rows], np.int64)

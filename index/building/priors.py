@@ -114,7 +114,7 @@ class PriorTable:
         values_LP = np.stack([values[name][rows_L] for name in names], axis=1)
         missing_P = self._fill(values_LP, names, bundle)
         filled_LP: Float32 = np.where(np.isnan(values_LP), missing_P, values_LP).astype(np.float32)
-        before = {} if like is None else {prior.name: prior for prior in like.of_table}
+        before = {} if like is None else {prior.name: prior for prior in like.from_table}
         settings = tuple(
             self._setting(name, filled_LP[:, place], float(missing_P[place]), bundle, before.get(name))
             for place, name in enumerate(names)
@@ -124,7 +124,7 @@ class PriorTable:
     def _names(self, columns: Sequence[str], like: Priors | None) -> list[str]:
         """Return the names of the priors, in the order of their coordinates."""
         if like is not None:
-            wanted: Collection[str] = [prior.name for prior in like.of_table]
+            wanted: Collection[str] = [prior.name for prior in like.from_table]
             if unknown := self.limits.keys() - set(wanted):
                 raise PriorsError(
                     f"prior: expected one of the release's, {wanted}, received {min(unknown)!r}; a further prior "

@@ -91,7 +91,7 @@ class Retrieval(AnsweredBatch):
             if query.decay is not None:
                 result["decay"] = query.decay.model_dump()
             # Of the priors of a table all weights, of the others those that are not 0.
-            if weights.weighed or self.priors.of_table:
+            if weights.weighed or self.priors.from_table:
                 for prior, weight in zip(self.priors.settings, weights.priors_P, strict=True):
                     if prior.source == "table" or (weight and prior.source != "date"):
                         result.setdefault(prior.group, {})[prior.key] = weight

@@ -98,7 +98,7 @@ class Dials:
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        weighed, table = bool(priors.defaults.any()), len(priors.of_table)
+        weighed, table = bool(priors.defaults.any()), len(priors.from_table)
         defaults_P = priors.defaults
         return cls(dial, prior, total, tree, priors.settings, defaults_P, defaults_P, weighed, table, weight)
 
@@ -114,7 +114,7 @@ class Dials:
         defaults_P = np.array([_around_zero(_range(prior)).default for prior in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
-        weighed, table = bool(defaults_P.any()), len(priors.of_table)
+        weighed, table = bool(defaults_P.any()), len(priors.from_table)
         return cls(dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weighed, table, weight)
 
     @cached_property

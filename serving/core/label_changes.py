@@ -112,10 +112,10 @@ class LabelFollower:
         if self._position is None and read.position is not None and len(read.records) > _LONG_LOG:
             self._shorten(read)
         if read.restarted:
-            so_far = LabelChanges().after(read.records)
+            so_far = LabelChanges().apply(read.records)
             changed = _change_each(retrievers, served, lambda retriever: retriever.rebuilt(so_far.records()))
         else:
-            so_far = self._so_far.after(read.records) if read.records else self._so_far
+            so_far = self._so_far.apply(read.records) if read.records else self._so_far
             changed = _change_each(retrievers, served, lambda retriever: retriever.with_changes(read.records, so_far))
         self._position, self._so_far = read.position, so_far
         return changed

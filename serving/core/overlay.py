@@ -149,7 +149,7 @@ class Overlay:
 
     def after(self, upsert: Upsert) -> Upsert:
         """Complete an upsert by what earlier changes have set."""
-        return self._release.adder.after(self.changes, upsert)
+        return self._release.adder.complete(self.changes, upsert)
 
     def load_tower(self) -> None:
         """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
@@ -207,8 +207,8 @@ class Overlay:
         """
         changes, upserts = self.changes, list[Upsert]()
         for patch in patches:  # a column may fit only those that earlier patches set
-            upserts.append(self._release.adder.after(changes, self._release.adder.of_patch(self.changes, patch)))
-            changes = changes.after([patch])
+            upserts.append(self._release.adder.complete(changes, self._release.adder.patch_to_upsert(self.changes, patch)))
+            changes = changes.apply([patch])
         self.check(upserts)
 
     def undone_patches(self, before: Overlay) -> list[str]:
@@ -234,9 +234,9 @@ class Overlay:
         if not records:
             return self
         release = self._release
-        changes = self.changes.after(records) if changes is None else changes
+        changes = self.changes.apply(records) if changes is None else changes
         touched = dict.fromkeys(record.id for record in records)
-        upserts = [upsert for id_ in touched if (upsert := release.adder.change_of(changes, id_)) is not None]
+        upserts = [upsert for id_ in touched if (upsert := release.adder.find_change(changes, id_)) is not None]
         with serving_errors("labels"):
             more, refused = release.adder.add(upserts)
         if refused:

@@ -97,7 +97,7 @@ def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
         PriorTable(path).read(bundle, progress=quiet)
     priors = PriorTable(path, missing=missing).read(bundle, progress=quiet)  # type: ignore[arg-type]
     assert priors.values_LP[3:6, 0].tolist() == [expected, expected, -4]
-    added = priors.of_added(np.array([-1, 5]), [{}, {}], np.zeros(2, np.int8), bundle.labels.display.column)
+    added = priors.added_values(np.array([-1, 5]), [{}, {}], np.zeros(2, np.int8), bundle.labels.display.column)
     assert added.tolist() == [[expected], [-4]]
 
 

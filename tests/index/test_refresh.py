@@ -148,7 +148,7 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
     assert "item-5" in rows  # the service hides it, and may restore it
     assert releases.open("with").searcher.labels == LABELS + 1
     assert bundle.manifest.data_until == at
-    refresh(releases.root, log, name="again", changes=LabelChanges().after(records))
+    refresh(releases.root, log, name="again", changes=LabelChanges().apply(records))
     assert len(releases.open("again").bundle.labels.ids) == LABELS + 1
 
 

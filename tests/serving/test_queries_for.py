@@ -64,7 +64,7 @@ class Case:
         labels, manifest = self.bundle.labels, self.bundle.manifest
         scores_QL = self.vectors_QD.astype(np.float64) @ self.bundle.embeddings.T / manifest.temperature
         scores_QL += bias_removal * labels.log_pn + manifest.popularity.default * labels.log_pi
-        if self.bundle.priors.of_table:
+        if self.bundle.priors.from_table:
             scores_QL += self.weights * self.bundle.priors.values_LP[:, 0]
         return scores_QL if labels.bias is None else scores_QL + labels.bias
 

@@ -50,7 +50,7 @@ def test_the_last_change_of_a_label_counts() -> None:
     changes = replay([first, hide("c"), hide("d"), restore("d")])
     assert changes.records() == [first, hide("c")]
     assert replay(changes.records()) == changes
-    assert changes.after([hide("a")]) == replay([first, hide("c"), hide("a")])
+    assert changes.apply([hide("a")]) == replay([first, hide("c"), hide("a")])
     assert dict(changes.upserts) == {"a": first}, "changes stay as they are"
 
 

@@ -93,12 +93,12 @@ def test_a_shortened_log_amounts_to_the_same(seed: int) -> None:
     whole = replay(records)
     assert replay(whole.records()) == whole
     cut, places = int(rng.integers(300)), needed_positions(records)
-    assert replay(records[:cut]).after(records[cut:]) == whole
-    assert LabelChanges().after(replay(records[:cut]).records()).after(records[cut:]) == whole
+    assert replay(records[:cut]).apply(records[cut:]) == whole
+    assert LabelChanges().apply(replay(records[:cut]).records()).apply(records[cut:]) == whole
     # What a store forgets: a new reader ends where all others do, and so does one that was in the middle.
     assert len(places) < 60
     assert replay([records[place] for place in places]) == whole
-    assert replay(records[:cut]).after([records[place] for place in places if place >= cut]) == whole
+    assert replay(records[:cut]).apply([records[place] for place in places if place >= cut]) == whole
 
 
 def test_a_store_that_is_shortened_keeps_patches(tmp_path: Path) -> None:
