@@ -19,7 +19,7 @@ from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.cooccurrence import FILES, Cooccurrence
 from longtail.bundle.display import check_displayable
-from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
+from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require, require_array
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.histories import REMEMBERED, REMEMBERED_IDS, Remembered, check_histories
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
@@ -314,12 +314,11 @@ def _list_files(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
 
 def _check(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    queries, shape = bundle.calibration_queries, (manifest.labels, manifest.dim)
-    _require_shape("embeddings.npy is float32 [labels, dim]", bundle.embeddings, shape)
-    fits = queries.dtype == np.float32 and queries.ndim == 2 and len(queries) > 0 and queries.shape[1] == manifest.dim
-    expected = f"float32 (C, {manifest.dim})"
-    require("calibration_queries.npy is float32 [C >= 1, dim]", fits, expected, f"{queries.dtype} {queries.shape}")
-    for name, array in (("embeddings.npy", bundle.embeddings), ("calibration_queries.npy", queries)):
+    queries = bundle.calibration_queries
+    require_array(EMBEDDINGS, bundle.embeddings, np.float32, labels=manifest.labels, dim=manifest.dim)
+    require_array(CALIBRATION_QUERIES, queries, np.float32, C=None, dim=manifest.dim)
+    require(f"{CALIBRATION_QUERIES} has a row", len(queries) > 0, "1 or more", len(queries))
+    for name, array in ((EMBEDDINGS, bundle.embeddings), (CALIBRATION_QUERIES, queries)):
         _require_finite(name, array)
         if manifest.similarity == "cosine":
             norms = np.sqrt(np.einsum("ij,ij->i", array, array))
@@ -355,8 +354,7 @@ def _check(bundle: Bundle) -> None:
 
 
 def _check_seen(seen_N2: Int32, queries: int, labels: int) -> None:
-    fits = seen_N2.dtype == np.int32 and seen_N2.ndim == 2 and seen_N2.shape[1] == 2
-    require("calibration_seen.npy is int32 [N, 2]", fits, "int32 (N, 2)", f"{seen_N2.dtype} {seen_N2.shape}")
+    require_array(CALIBRATION_SEEN, seen_N2, np.int32, N=None, pair=2)
     outside = int(np.count_nonzero((seen_N2 < 0).any(axis=1) | (seen_N2 >= (queries, labels)).any(axis=1)))
     require(
         "calibration_seen.npy names calibration queries and labels", not outside, "rows that exist", f"{outside} others"
@@ -398,30 +396,20 @@ def _check_features(bundle: Bundle) -> None:
     require("own_id names an id among the label features", own_id is None or own_id in ids, ids, own_id)
     features = (*manifest.query_features, *manifest.label_features)
     names = {feature.vocabulary for feature in features if feature.vocabulary}
-    names_of_vocabularies = sorted(bundle.vocabularies)
-    require(
-        "every feature's vocabulary is in vocabularies/",
-        names <= set(names_of_vocabularies),
-        sorted(names),
-        names_of_vocabularies,
-    )
+    stored = sorted(bundle.vocabularies)
+    require("every feature's vocabulary is in vocabularies/", names <= {*stored}, sorted(names), stored)
     for name, vocabulary in bundle.vocabularies.items():
         vocabulary.check(f"{name}.arrow")
 
 
 def _check_tables(bundle: Bundle) -> None:
     for name, path in bundle.tables.items():
-        array = read_table(path)
-        contiguous = array.flags.c_contiguous
-        require(
-            f"tables/{name}.npy is float32 [rows, dims], row after row",
-            array.dtype == np.float32 and array.ndim == 2 and contiguous,
-            "float32 [rows, dims]",
-            f"{array.dtype} {list(array.shape)}" + ("" if contiguous else ", column after column"),
-        )
+        array, file = read_table(path), f"{TABLES}/{name}.npy"
+        require_array(file, array, np.float32, rows=None, dims=None)
+        require(f"{file} is stored row after row", array.flags.c_contiguous, "rows", "column after column")
         if name in bundle.vocabularies:
             rows, invariant = bundle.vocabularies[name].rows, "has a row for each id of its vocabulary, and row 0"
-            require(f"tables/{name}.npy {invariant}", len(array) == rows, f"{rows} rows", f"{len(array)} rows")
+            require(f"{file} {invariant}", len(array) == rows, f"{rows} rows", f"{len(array)} rows")
 
 
 def _check_proposal(bundle: Bundle) -> None:
@@ -435,18 +423,11 @@ def _check_proposal(bundle: Bundle) -> None:
     table_rows = {name: len(projection) for name, projection in proposal.projection.items()}
     invariant = "proposal.npz projects query features, a row for each row of their tables"
     require(invariant, table_rows.items() <= rows.items(), f"some of {rows}", table_rows)
-    least, invariant = (
-        manifest.bias_removal.minimum,
-        "a tree's dial does not go below 0, where no search finds the best labels",
-    )
+    least = manifest.bias_removal.minimum
+    invariant = "a tree's dial does not go below 0, where no search finds the best labels"
     require(invariant, least >= 0, "bias_removal.minimum >= 0", least)
     invariant = "log_pn is log π with a tree, because the tree is the noise"
     require(invariant, bundle.labels.log_popularity is None, "no column log_popularity", "one")
-
-
-def _require_shape(invariant: str, array: Float32, shape: tuple[Any, ...]) -> None:
-    fits = array.dtype == np.float32 and array.shape == shape
-    require(invariant, fits, f"float32 {shape}", f"{array.dtype} {array.shape}")
 
 
 def _require_distribution(name: str, log_p_L: Float32) -> None:

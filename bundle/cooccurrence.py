@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.bundle.errors import require
+from longtail.bundle.errors import require, require_array
 from longtail.bundle.histories import NO_ENTRY, renumber
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.mapped_table import read_table
@@ -147,11 +147,9 @@ class Cooccurrence:
     def check(self, labels: int) -> None:
         """Check the arrays; raises BundleInvariantError."""
         rows_LN, weights_LN, degrees_L = self._arrays
-        shape = labels, self.settings.neighbours
-        expected = (np.int32, shape), (np.float32, shape), (np.float32, (labels,))
-        for name, array, (type_, size) in zip(FILES, self._arrays, expected, strict=True):
-            invariant = f"{name} is {np.dtype(type_)} {list(size)}"
-            require(invariant, array.dtype == type_ and array.shape == size, size, f"{array.dtype} {array.shape}")
+        require_array(FILES[0], rows_LN, np.int32, labels=labels, neighbours=self.settings.neighbours)
+        require_array(FILES[1], weights_LN, np.float32, labels=labels, neighbours=self.settings.neighbours)
+        require_array(FILES[2], degrees_L, np.float32, labels=labels)
         inside = bool(((rows_LN >= NO_ENTRY) & (rows_LN < labels)).all())
         require(f"{FILES[0]} holds label rows, or -1", inside, f"-1..{labels - 1}", f"{rows_LN.min()}..{rows_LN.max()}")
         sorted_LN = np.sort(rows_LN, axis=1)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 class BundleError(Exception):
@@ -33,6 +37,17 @@ def require(invariant: str, holds: bool, expected: object, actual: object) -> No
     """Raise BundleInvariantError unless the invariant holds."""
     if not holds:
         raise BundleInvariantError(invariant, expected=expected, actual=actual)
+
+
+def require_array(file: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, **sizes: int | None) -> None:
+    """Require dtype and sizes of an array, by the names of its axes; None for any size."""
+    fits = array.dtype == dtype and array.ndim == len(sizes)
+    fits = fits and all(size in (None, found) for size, found in zip(sizes.values(), array.shape, strict=True))
+    expected = ", ".join(name if size is None else str(size) for name, size in sizes.items())
+    require(
+        f"{file} is {np.dtype(dtype)} [{', '.join(sizes)}]", fits, f"{np.dtype(dtype)} ({expected})",
+        f"{array.dtype} {array.shape}",
+    )  # fmt: skip
 
 
 class InputError(BundleError, ValueError):

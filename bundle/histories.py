@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.bundle.errors import require
+from longtail.bundle.errors import require, require_array
 from longtail.bundle.mapped_table import read_table
 from longtail.bundle.one_line import one_line
 from longtail.bundle.vocabulary import Vocabulary
@@ -167,8 +167,7 @@ class Remembered:
 
 def check_histories(file: str, rows_QR: Int32, queries: int, labels: int, *, least: int = NO_ENTRY) -> None:
     """Check the label rows of queries, int32 [Q, R]; raises BundleInvariantError."""
-    fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == queries
-    require(f"{file} has a row per query", fits, f"int32 ({queries}, R)", f"{rows_QR.dtype} {rows_QR.shape}")
+    require_array(file, rows_QR, np.int32, queries=queries, R=None)
     inside = bool(((rows_QR >= least) & (rows_QR < labels)).all())
     require(f"{file} holds label rows, or -1", inside, f"{least}..{labels - 1}", "others")
 

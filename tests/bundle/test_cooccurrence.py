@@ -204,12 +204,12 @@ def with_array(bundle: Bundle, name: str, row: int, column: int, value: float) -
         (lambda b: with_array(b, "rows_LN", 3, 0, -1), "cooccurrence.weights.npy is 0 without a neighbour"),
         (
             lambda b: replace(b, cooccurrence=replace(b.cooccurrence, rows_LN=b.cooccurrence.rows_LN[:-1])),
-            r"cooccurrence.rows.npy is int32 \[30, 4\]",
+            r"cooccurrence.rows.npy is int32 \[labels, neighbours\]: expected int32 \(30, 4\)",
         ),
         (lambda b: replace(b, cooccurrence=None), "the manifest describes the term of co-occurrence, if there is one"),
         (
             lambda b: replace(b, remembered=replace(b.remembered, rows_QR=b.remembered.rows_QR[1:])),
-            "remembered.npy has a row per query",
+            r"remembered.npy is int32 \[queries, R\]",
         ),
         (
             lambda b: replace(b, remembered=replace(b.remembered, rows_QR=b.remembered.rows_QR + 30)),

@@ -122,10 +122,10 @@ def test_a_damaged_or_missing_table_is_named(separate: Bundle, tmp_path: Path) -
 WRONG: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
     "other numbers": (
         lambda table: table.astype(np.float64),
-        r"tables/items\.npy is float32 \[rows, dims\].*float64 \[61, 8\]",
+        r"tables/items\.npy is float32 \[rows, dims\].*float64 \(61, 8\)",
     ),
-    "columns": (np.asfortranarray, r"tables/items\.npy is float32.*column after column"),
-    "no table": (np.ravel, r"tables/items\.npy is float32.*float32 \[488\]"),
+    "columns": (np.asfortranarray, r"tables/items\.npy is stored row after row.*column after column"),
+    "no table": (np.ravel, r"tables/items\.npy is float32.*float32 \(488,\)"),
     "rows missing": (lambda table: table[:-1], r"tables/items\.npy has a row for each id.*61 rows.*60 rows"),
 }
 
