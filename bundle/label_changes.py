@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -92,11 +91,7 @@ class LabelChanges:
     def records(self) -> list[Upsert | Patch | Hide]:
         """Return the shortest sequence of records with the same effect: upserts, patches and hides by time and id."""
         several = self.upserts.values(), chain.from_iterable(self.patches.values()), self.hidden.values()
-        return [record for records in several for record in sorted(records, key=_time_and_id)]
-
-
-def _time_and_id(record: LabelRecord) -> tuple[datetime, str]:
-    return record.at, record.id
+        return [change for records in several for change in sorted(records, key=lambda record: (record.at, record.id))]
 
 
 def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
