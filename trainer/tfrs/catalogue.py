@@ -44,7 +44,7 @@ class TfrsCatalogue:
     named: bool
 
     @classmethod
-    def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> TfrsCatalogue:
+    def embed(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> TfrsCatalogue:
         """Embed the candidates; `name` is the name for a single tensor that holds the ids themselves."""
         dataset = candidates
         if not isinstance(dataset, tf.data.Dataset):

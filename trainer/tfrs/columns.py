@@ -31,7 +31,7 @@ class RawColumns:
     single: bool = False
 
     @classmethod
-    def of(cls, columns: Any, name: str, title: str) -> RawColumns:
+    def read(cls, columns: Any, name: str, title: str) -> RawColumns:
         """Read a mapping of columns, or one column with the name `name`; errors begin with `title`."""
         single = not isinstance(columns, Mapping)
         tensors = {}

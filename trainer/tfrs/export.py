@@ -105,8 +105,8 @@ def export_tfrs(
         BundleExistsError: `out` exists.
     """
     refuse_existing(out)
-    query = exported(query_model, RawColumns.of(queries, options.feature, "queries"), "query tower")
-    catalogue = TfrsCatalogue.of(candidate_model, candidates, options.label_feature)
+    query = exported(query_model, RawColumns.read(queries, options.feature, "queries"), "query tower")
+    catalogue = TfrsCatalogue.embed(candidate_model, candidates, options.label_feature)
     embeddings_LD, queries_CD = catalogue.embeddings, query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
         raise ExportError(

@@ -43,7 +43,7 @@ class RawColumn:
     padding: str | None = None
 
     @classmethod
-    def of(
+    def derive(
         cls, name: str, examples: tf.Tensor, uses: Collection[Any], read_by: Iterable[str], title: str
     ) -> RawColumn:  # fmt: skip
         """Derive the features of a column that reaches the output.

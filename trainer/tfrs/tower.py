@@ -40,7 +40,7 @@ class ExportedTower:
 
     def columns(self, values: Any) -> RawColumns:
         """Read what the model takes, given as the examples were."""
-        columns = RawColumns.of(values, next(iter(self.raw.tensors)), self.title)
+        columns = RawColumns.read(values, next(iter(self.raw.tensors)), self.title)
         if set(columns.tensors) != set(self.raw.tensors) or columns.single != self.raw.single:
             raise ExportError(
                 f"{self.title}: expected the columns {sorted(self.raw.tensors)}, received {sorted(columns.tensors)}"

@@ -86,7 +86,7 @@ def trace(model: tf.Module, raw: RawColumns, title: str) -> TracedTower:
     layers = _preprocessing(model)
     uses, reached = _uses(model, layers, raw, title)
     columns = {
-        name: RawColumn.of(name, tensor, uses.get(name, ()), reached[name], title)
+        name: RawColumn.derive(name, tensor, uses.get(name, ()), reached[name], title)
         for name, tensor in raw.tensors.items()
         if name in reached
     }
