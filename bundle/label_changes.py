@@ -90,7 +90,9 @@ class LabelChanges:
 
     def records(self) -> list[Upsert | Patch | Hide]:
         """Return the shortest sequence of records with the same effect: upserts, patches and hides by time and id."""
-        several = self.upserts.values(), chain.from_iterable(self.patches.values()), self.hidden.values()
+        several: list[Iterable[Upsert | Patch | Hide]] = [
+            self.upserts.values(), chain.from_iterable(self.patches.values()), self.hidden.values()
+        ]  # fmt: skip
         return [change for records in several for change in sorted(records, key=lambda record: (record.at, record.id))]
 
 
