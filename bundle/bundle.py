@@ -6,8 +6,9 @@ Legend: `L` labels, `D` embedding dimensions, `C` calibration queries, `N` pairs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -102,7 +103,7 @@ class Bundle:
     def __repr__(self) -> str:
         return f"Bundle({self.manifest.in_words()})"
 
-    @property
+    @cached_property
     def augmentation(self) -> Augmentation:
         """Return the constants of this model's rows and queries [METHODS §6]."""
         manifest = self.manifest
@@ -201,7 +202,7 @@ class Bundle:
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (working / MANIFEST_SHA256).write_text(file_sha256(working / MANIFEST) + "\n", encoding="utf-8")
         tables = {name: target / TABLES / f"{name}.npy" for name in self.tables}
-        return Bundle(**{**self.__dict__, "manifest": manifest, "tables": tables, "path": target})
+        return replace(self, manifest=manifest, tables=tables, path=target)
 
     @classmethod
     def load(cls, path: str | Path, *, towers: bool = True, verify: bool = True) -> Bundle:
