@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -158,7 +159,7 @@ def test_a_release_whose_tower_does_not_fit_its_manifest_is_refused(tmp_path: Pa
     bundle = make_bundle()
     features = [feature.model_copy(update={"name": f"{feature.name}_2"}) for feature in bundle.manifest.query_features]
     manifest = bundle.manifest.model_copy(update={"query_features": features})
-    type(bundle)(**{**bundle.__dict__, "manifest": manifest}).write(tmp_path / "bundle")
+    replace(bundle, manifest=manifest).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="odd")
     with pytest.raises(Exception, match="expected the inputs"):
         load_release(Releases(tmp_path / "releases"), "odd")
