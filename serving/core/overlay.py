@@ -207,7 +207,9 @@ class Overlay:
         """
         changes, upserts = self.changes, list[Upsert]()
         for patch in patches:  # a column may fit only those that earlier patches set
-            upserts.append(self._release.adder.complete(changes, self._release.adder.patch_to_upsert(self.changes, patch)))
+            upserts.append(
+                self._release.adder.complete(changes, self._release.adder.patch_to_upsert(self.changes, patch))
+            )
             changes = changes.apply([patch])
         self.check(upserts)
 

@@ -20,6 +20,7 @@ from longtail.bundle.forecast import CalendarSettings, Forecast, ForecastSetting
 from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
+from longtail.bundle.weighed_pairs import WeighedPairs
 from longtail.index import PriorsError, Releases, build, refresh
 from longtail.index.errors import NothingNewError
 from longtail.state import LabelStore
@@ -194,7 +195,7 @@ def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
     )  # fmt: skip
     about = pa.table({"kind": pa.array(["even", "odd"] * (LABELS // 2)).dictionary_encode()})
     empty = Forecast(settings, np.zeros((LABELS, 2)), np.full(LABELS, np.inf), about, seasons=np.zeros((3, 168)))
-    forecast = empty.counted(labels, times, BEGIN)
+    forecast = empty.counted(WeighedPairs.weigh(np.arange(len(labels)), labels, times), BEGIN)
     bundle = with_cooccurrence(make_bundle(labels=LABELS, users=USERS, popularity=True))
     log_popularity = forecast.log_popularity().astype(np.float32)
     replace(bundle, forecast=forecast, labels=replace(bundle.labels, log_popularity=log_popularity)).write(
