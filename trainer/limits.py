@@ -1,7 +1,4 @@
-"""Checks of readable data against a recipe: too few pairs or labels, or columns that no service can show.
-
-This module loads no Keras.
-"""
+"""Checks of readable data against a recipe, without Keras."""
 
 from pathlib import Path
 
@@ -55,18 +52,18 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=labels)
     check_negatives(recipe, labels=labels, batch_size=min(recipe.training.batch_size, visits) // parts)
-    most = {}
+    limits = {}
     if recipe.loss.retrieved_negatives is not None:
-        most["retrieved_negatives.depth"] = recipe.loss.retrieved_negatives.depth, labels
+        limits["retrieved_negatives.depth"] = recipe.loss.retrieved_negatives.depth, labels
     if (top_k := recipe.loss.top_k) is not None and top_k.k_overall:
-        most["top_k.k"] = top_k.k_overall, labels
+        limits["top_k.k"] = top_k.k_overall, labels
     elif top_k is not None:
         buckets_L = _buckets(recipe, dataset)
         for name, k in top_k.by_bucket.items():
-            most[f"top_k.k.{name}"] = k, int(np.sum(buckets_L == BUCKET_NAMES.index(name)))
-    for key, (value, there) in most.items():
-        if value > there:
-            raise DataError(f"loss.{key}: expected at most {there}, the labels there are, received {value}")
+            limits[f"top_k.k.{name}"] = k, int(np.sum(buckets_L == BUCKET_NAMES.index(name)))
+    for key, (value, count) in limits.items():
+        if value > count:
+            raise DataError(f"loss.{key}: expected at most {count}, the labels there are, received {value}")
     if threshold := recipe.loss.weight.argument("threshold"):
         highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
         if threshold > highest:
@@ -85,7 +82,7 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
             f"loss.sampler.negatives: expected at most {others}, the labels there are to draw, received {drawn}"
         )
     available = drawn + (batch_size if sampler.of_the_batch else labels if sampler.name == "full" else 0)
-    ranks = 0 if mining is None else mining.mining().named or 0
+    ranks = 0 if mining is None else mining.mining().named_count or 0
     if mining is not None and ranks > available:
         key = "theta" if mining.keep is None else "keep"
         raise DataError(f"loss.mining.{key}: expected at most {available}, the negatives of a row, received {ranks}")
@@ -118,8 +115,8 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
             )
     elif not len(dataset.valid) and prior is not None:
         raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
-    own = not register.is_ours("family", family)
-    if own and LOSSES[family].link is None and not len(dataset.valid) and len(evaluation.bias_removal) > 1:
+    unlinked = not register.is_ours("family", family) and LOSSES[family].link is None
+    if unlinked and not len(dataset.valid) and len(evaluation.bias_removal) > 1:
         raise DataError(
             f"loss.family {family!r}: expected a link, one evaluation.bias_removal or validation pairs to choose λ "
             "by, received none of them"
@@ -165,8 +162,8 @@ def check_prior(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse a forecast that times and dates do not allow."""
     if recipe.prior.kind == "count":
         return
-    for known in (dataset.train, dataset.pairs_before("test")):
-        check_forecast(recipe, dataset, known)
+    for pairs in (dataset.train, dataset.pairs_before("test")):
+        check_forecast(recipe, dataset, pairs)
 
 
 def check_tree(recipe: Recipe, _dataset: Dataset) -> None:
@@ -186,8 +183,8 @@ CHECKS = (check_display, check_sizes, check_choice, check_held_out, check_column
 def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
     """Return log π of the visits of training, weighted by pairs or by number, float64 [L], nats."""
     sampled = recipe.data.reduction == "sample"
-    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
-    return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+    counts_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
+    return log_frequencies(counts_L, smoothing=recipe.loss.smoothing)
 
 
 def _buckets(recipe: Recipe, dataset: Dataset) -> np.ndarray:

@@ -55,12 +55,12 @@ def k_of(metric: str) -> str:
 
 def measured(name: str, metric: Metric, lists: RankedLists) -> tuple[Float64, Float64]:
     """Return numerators and denominators of a registered metric, both float64 [N]."""
-    made = metric(lists)
+    result = metric(lists)
     shape = lists.held_out_N.shape
-    columns = [np.asarray(column, np.float64) for column in made] if isinstance(made, tuple) else []
+    columns = [np.asarray(column, np.float64) for column in result] if isinstance(result, tuple) else []
     if [column.shape for column in columns] != [shape, shape] or not np.isfinite(columns).all():
-        found = [column.shape for column in columns] if columns else type(made).__name__
+        received = [column.shape for column in columns] if columns else type(result).__name__
         raise DataError(
-            f"metric {name!r}: expected two finite arrays of shape {shape}, one of each query, found {found}"
+            f"metric {name!r}: expected two finite arrays of shape {shape}, one of each query, found {received}"
         )
     return columns[0], columns[1]

@@ -6,6 +6,7 @@ Legend: `U` touched rows, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from longtail.trainer import backend
@@ -37,22 +38,28 @@ class RowOptimizer(Protocol):
         """
 
 
-class RowwiseAdagrad:
-    """Apply Adagrad with one accumulator per row, of the mean of the row's squared gradients.
+class Adagrad:
+    """Apply Adagrad: `a ← a + g²;  row ← row − η·g / √(a + ε)`, from a = 0.
 
-    `a ← a + mean_d g²;  row ← row − η·g / √(a + ε)`. One float of state per row.
+    With `rowwise`, a row has one accumulator, of the mean of g². Otherwise it has one per number (Duchi et al. 2011),
+    as in [BM20 §5] and `keras.optimizers.Adagrad`. A row without a gradient does not change under dense Adagrad either,
+    so this is exact. The scale of gradients does not affect the step unless they are near √ε.
     """
 
-    def __init__(self, table: OptimizedTable, *, epsilon: float = 1e-7) -> None:
-        self.table, self.epsilon = table, epsilon
-        self.accumulator = backend.rows_variable(table.rows, 1, name=f"{table.name}_accumulator")
+    def __init__(self, table: OptimizedTable, *, rowwise: bool, epsilon: float) -> None:
+        self.table, self.rowwise, self.epsilon = table, rowwise, epsilon
+        width = 1 if rowwise else table.dim
+        self.accumulator = backend.rows_variable(table.rows, width, name=f"{table.name}_accumulator")
         self.slots = {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
-        grown_U1 = backend.gather(self.accumulator, ids_U) + ops.mean(ops.square(gradients_UD), axis=1, keepdims=True)
-        backend.scatter(self.accumulator, ids_U, grown_U1)
-        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_U1 + self.epsilon))
+        squares = ops.square(gradients_UD)
+        if self.rowwise:
+            squares = ops.mean(squares, axis=1, keepdims=True)
+        accumulated = backend.gather(self.accumulator, ids_U) + squares
+        backend.scatter(self.accumulator, ids_U, accumulated)
+        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(accumulated + self.epsilon))
 
 
 class LazyAdam:
@@ -77,33 +84,12 @@ class LazyAdam:
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
 
-class ElementwiseAdagrad:
-    """Apply Adagrad with an accumulator per number of a row (Duchi et al. 2011), as in [BM20 §5].
-
-    `a ← a + g²;  row ← row − η·g / √(a + ε)`, which equals `keras.optimizers.Adagrad` from a = 0. A row without a
-    gradient does not change under dense Adagrad either, so this is exact. As a begins at 0, the scale of gradients does
-    not affect the step unless gradients are near √ε: the mean over a batch trains as its sum does.
-    """
-
-    def __init__(self, table: OptimizedTable, *, epsilon: float = 1e-10) -> None:
-        self.table, self.epsilon = table, epsilon
-        self.accumulator = _slot(table, "accumulator")
-        self.slots = {"accumulator": self.accumulator}
-
-    def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
-        """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
-        grown_UD = backend.gather(self.accumulator, ids_U) + ops.square(gradients_UD)
-        backend.scatter(self.accumulator, ids_U, grown_UD)
-        backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_UD + self.epsilon))
-
-
 class LazySGD:
     """Apply gradient descent, with a velocity per row that changes only when the row is touched.
 
-    `v ← momentum·v − η·g;  row ← row + v`, which is `keras.optimizers.SGD` for the rows of the batch. In a step that
-    does not touch a row, dense momentum would move the row by its velocity and multiply the velocity by `momentum`.
-    Here the velocity waits for the next step that touches the row. In both cases a gradient finally moves its row by
-    η·g / (1 − momentum), but here over touches instead of steps. Without momentum the two are equal.
+    `v ← momentum·v − η·g;  row ← row + v`, as `keras.optimizers.SGD` for rows of the batch. Dense momentum would also
+    move a row by its velocity in steps that do not touch the row. In both cases a gradient finally moves its row by
+    η·g / (1 − momentum), but here over touches instead of steps.
     """
 
     def __init__(self, table: OptimizedTable, *, momentum: float = 0.0) -> None:
@@ -125,8 +111,8 @@ def _slot(table: OptimizedTable, kind: str) -> keras.Variable:
 
 
 ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
-    "adagrad": RowwiseAdagrad,
-    "adagrad_elementwise": ElementwiseAdagrad,
+    "adagrad": partial(Adagrad, rowwise=True, epsilon=1e-7),
+    "adagrad_elementwise": partial(Adagrad, rowwise=False, epsilon=1e-10),
     "adam": LazyAdam,
     "sgd": LazySGD,
 }
@@ -146,12 +132,9 @@ class LazyL2:
     """Compute the gradient of l2·‖table‖² for a step that touches only some rows.
 
     A row that is touched in step t, and before that in step s (0 if never), gets 2·l2·(t − s)·row for all steps since
-    s. The factors t − s of a row sum to the number of steps until its last touch, so they are 1 per step on average.
-    The expectation is therefore the gradient 2·l2·row of the full objective, for frequent and rare rows alike. If
-    every step touches every row, the two are equal. Three things differ: the row has its value at step t, rows are
-    not penalised after their last touch, and optimizers that divide by past gradients see few large gradients.
-
-    The term is at most row/rate: gradient descent then moves a row to 0 but not beyond, even after a long wait.
+    s. The expectation is the gradient 2·l2·row of the full objective, for frequent and rare rows alike. Three things
+    differ: the row has its value at step t, rows are not penalised after their last touch, and optimizers that divide
+    by past gradients see few large gradients. The term is at most row/rate, which moves a row to 0 but not beyond.
     """
 
     def __init__(self, table: OptimizedTable, l2: float) -> None:
@@ -171,9 +154,9 @@ class LazyL2:
 class LazyAverage:
     """Average a table's rows exponentially over steps that touch only some of the rows.
 
-    `m_t = d·m_{t−1} + (1 − d)·row_t` over all steps, where step 0 has the initial rows, from m = 0. The mean is
-    m_T / (1 − d^(T+1)). A row that is touched in step t, and before that in step s, had the value row_s in all steps
-    s … t − 1. Hence `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`, which is exact.
+    `m_t = d·m_{t−1} + (1 − d)·row_t` from m = 0, where step 0 has the initial rows; the mean is m_T / (1 − d^(T+1)). A
+    row that steps s and t touch had the value row_s in all steps s … t − 1. Hence
+    `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`, which is exact.
     """
 
     def __init__(self, table: OptimizedTable, decay: float) -> None:
@@ -192,16 +175,33 @@ class LazyAverage:
         """Return the average after a step, float32 [rows, D]; after step 0 it is the table itself."""
         weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
         sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
-        mean_RD: Tensor = sum_RD / (1 - ops.power(self.decay, step + 1))
-        return mean_RD
+        return sum_RD / (1 - ops.power(self.decay, step + 1))
+
+
+class DenseAverage:
+    """Average a weight exponentially over steps: `m ← decay·m + (1 − decay)·weight`, from m = 0."""
+
+    def __init__(self, weight: keras.Variable, decay: float, *, name: str) -> None:
+        self.weight, self.decay = weight, decay
+        self.sum = keras.Variable("zeros", shape=weight.shape, trainable=False, name=name)
+
+    def touch(self) -> None:
+        """Add the present value, before a step changes it."""
+        self.sum.assign(self._next())
+
+    def mean(self, step: Tensor) -> Tensor:
+        """Return the average after a step, the present value included."""
+        # As in Adam: the sum began at 0, so after n values their weights add up to 1 − decay^n.
+        return self._next() / (1 - ops.power(self.decay, step + 1))
+
+    def _next(self) -> Tensor:
+        return self.decay * self.sum.value + (1 - self.decay) * self.weight.value
 
 
 def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
     """Create a schedule over steps from 0: `constant`, or `linear` or `cosine` down to 0 at `total_steps`."""
     schedules = keras.optimizers.schedules
-    made: Callable[[Tensor], Tensor] = (
-        schedules.CosineDecay(rate, max(total_steps, 1))
-        if schedule == "cosine"
-        else schedules.PolynomialDecay(rate, max(total_steps, 1), rate if schedule == "constant" else 0.0)
-    )
-    return made
+    if schedule == "cosine":
+        return schedules.CosineDecay(rate, max(total_steps, 1))
+    end = rate if schedule == "constant" else 0.0
+    return schedules.PolynomialDecay(rate, max(total_steps, 1), end)

@@ -94,8 +94,8 @@ def family(
 def tower(name: str) -> Callable[[_Function], _Function]:
     """Register a tower for `query.tower` and `label.tower`: the features' combination [B, width] to [B, any width].
 
-    The function is called with a `TowerSetup`, once for each tower that names it, and builds Keras layers with trained
-    weights only. Projection to `model.dim`, objectives and the unit norm follow as for built-in towers.
+    The function builds Keras layers with trained weights only. Projection to `model.dim`, objectives and the unit norm
+    follow as for built-in towers.
     """
     return _row("tower", name, lambda function: function)
 
@@ -143,26 +143,26 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if name not in table:
         entries = list(entry_points(group=GROUPS[kind], name=name))
         if not entries:
-            known = [*(get_args(Kind) if kind == "feature" else ()), *table]
-            hint = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else did_you_mean(name, known)
+            names = [*(get_args(Kind) if kind == "feature" else ()), *table]
+            hint = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else did_you_mean(name, names)
             raise ValueError(
-                f"{kind}: expected one of {', '.join(known) or 'none'}, received {name!r}, which is neither registered "
+                f"{kind}: expected one of {', '.join(names) or 'none'}, received {name!r}, which is neither registered "
                 f"nor an entry point of {GROUPS[kind]}{hint}"
             )
         if len(entries) > 1:
             packages = ", ".join(entry.dist.name if entry.dist else entry.value for entry in entries)
             raise ValueError(f"{kind} {name!r}: expected one package with this entry point, found {packages}")
-        where = f"{kind} {name!r}: expected {entries[0].value!r}"
+        expected = f"{kind} {name!r}: expected {entries[0].value!r}"
         try:
-            made = entries[0].load()
+            loaded = entries[0].load()
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"{where} to load: {error}") from error
+            raise ValueError(f"{expected} to load: {error}") from error
         if name not in table:  # else its decorator has registered it
             row = {"family": Family, "feature": FeatureKind}.get(kind, object)
-            if not isinstance(made, row):
-                raise ValueError(f"{where} to be a {row.__name__}, found {made!r}")
-            _check_signature(kind, name, made)
-            table[name] = made
+            if not isinstance(loaded, row):
+                raise ValueError(f"{expected} to be a {row.__name__}, found {loaded!r}")
+            _check_signature(kind, name, loaded)
+            table[name] = loaded
     return _function_of(table[name])
 
 
@@ -203,8 +203,7 @@ def modules_of(named: Iterable[tuple[str, str]]) -> list[str]:
 def _function_of(row: Any) -> Callable[..., Any]:
     if isinstance(row, FeatureKind):
         return row.part
-    function: Callable[..., Any] = row.loss if isinstance(row, Family) else row
-    return function
+    return row.loss if isinstance(row, Family) else row
 
 
 def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
@@ -223,12 +222,12 @@ def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Funct
 def _check_signature(kind: str, name: str, row: Any) -> None:
     """Refuse a function whose signature does not fit a step's tensors or a recipe's parameters."""
     function = _function_of(row)
-    wanted = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
+    expected = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
     parameters = list(inspect.signature(function).parameters.values())
     positional = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
-    if len(positional) != wanted or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
+    if len(positional) != expected or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
         raise ValueError(
-            f"{kind} {name!r}: expected {wanted} positional argument(s) and a recipe's parameters "
+            f"{kind} {name!r}: expected {expected} positional argument(s) and a recipe's parameters "
             f"keyword-only, received {function.__name__}{inspect.signature(function)}"
         )
     if reserved := [it.name for it in parameters if it.name == "name"]:

@@ -46,11 +46,11 @@ def with_temperature(
     tried = _read(file, identity)
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
-        place, name = work / "temperatures", f"{temperature:g}"
+        folder, name = work / "temperatures", f"{temperature:g}"
         short = with_number(recipe, temperature)
         logs = work / "logs" / f"temperature-{name}"
         try:
-            trained = train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
+            trained = train(short, dataset, epochs=epochs, work=folder / name, logs=logs, reporter=reporter)
             tried[temperature] = trained.history.best_rank()
         except DivergedError as error:
             # Another temperature may converge. If none does, the full run ends with this error.
@@ -61,7 +61,7 @@ def with_temperature(
             wait_for_all(f"temperature {name}")
         if not WORLD.process:
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)
     reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
     if best in (TEMPERATURES[0], TEMPERATURES[-1]):
@@ -81,13 +81,13 @@ def _next(tried: _Tried) -> float | None:
     """Return an untried temperature next to the best; None if both are worse."""
     if not tried:
         return _FIRST
-    at = TEMPERATURES.index(max(tried, key=tried.__getitem__))
-    nearest = [TEMPERATURES[place] for place in (at + 1, at - 1) if 0 <= place < len(TEMPERATURES)]
+    best = TEMPERATURES.index(max(tried, key=tried.__getitem__))
+    nearest = [TEMPERATURES[i] for i in (best + 1, best - 1) if 0 <= i < len(TEMPERATURES)]
     return next((temperature for temperature in nearest if temperature not in tried), None)
 
 
 def _read(file: Path, identity: str) -> _Tried:
     if not file.is_file():
         return {}
-    found = json.loads(file.read_bytes())
-    return {at: tuple(rank) for at, rank in found["tried"]} if found["identity"] == identity else {}
+    content = json.loads(file.read_bytes())
+    return {number: tuple(rank) for number, rank in content["tried"]} if content["identity"] == identity else {}

@@ -97,13 +97,13 @@ def prepare_run(
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
     kind_of_checkpoints = Checkpoints if WORLD.processes == 1 else SharedCheckpoints
     checkpoints = kind_of_checkpoints(work, f"{identity}-{epochs}")
-    state = checkpoints.load("latest", train_step.variables)
+    state = checkpoints.load("latest", train_step.variables) if work.exists() else None
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
-    before = state["history"]
-    metrics, short = ({int(epoch): value for epoch, value in before[key].items()} for key in ("metrics", "missed"))
+    saved = state["history"]
+    metrics, shortfalls = ({int(epoch): value for epoch, value in saved[key].items()} for key in ("metrics", "missed"))
     history = TrainingHistory(
-        before["losses"], metrics, before["best_epoch"], held_out, runs=before.get("runs", {}), missed=short
+        saved["losses"], metrics, saved["best_epoch"], held_out, runs=saved.get("runs", {}), missed=shortfalls
     )
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
@@ -154,10 +154,10 @@ def train(
 
         λ is the best of 0, ½ and 1 that reaches the floors, or comes nearest.
         """
-        config, noise, found = recipe.evaluation, trained.noise(), None
+        config, noise, by_label = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:
-            found, settings = found_by_label(trained), [*settings, *settings_beyond(settings, apart=noise.apart)]
+            by_label, settings = found_by_label(trained), [*settings, *settings_beyond(settings, apart=noise.apart)]
         with train_step.updates.averaged():
             curve = trained.curve(
                 held_out,
@@ -165,14 +165,14 @@ def train(
                 settings,
                 features=features,
                 max_queries=VALID_QUERIES,
-                watch=None if found is None else found.see,
+                watch=None if by_label is None else by_label.see,
             )
         # A floor of torso, tail or new is reached by β after training: an epoch is not judged by it.
         floors = {name: least for name, least in floors_of(curve, config).items() if not name.endswith(BONUS_BUCKETS)}
         point = best_point(curve, config, floors)
         best, metric = Setting.of(point), point.metrics[config.metric].value
-        if found is not None and config.target_prior is not None:
-            best, metric = found.best(config.target_prior)
+        if by_label is not None and config.target_prior is not None:
+            best, metric = by_label.best(config.target_prior)
         history.metrics[epoch] = metric
         if floors and config.target_prior is None:
             history.missed[epoch] = missed(point, floors)
@@ -192,12 +192,12 @@ def train(
                 break
             if judge is not None:
                 judge(history)
-            first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
-            progress.epoch(epoch, done=first * batch_size)
-            if first == 0:
+            start, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
+            progress.epoch(epoch, done=start * batch_size)
+            if start == 0:
                 train_step.begin_epoch()
             for term in train_step.terms:
-                term.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=first > 0)
+                term.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=start > 0)
             batches = epoch_batches(
                 dataset.train,
                 trained.encoding.query,
@@ -205,7 +205,7 @@ def train(
                 batch_size=batch_size,
                 seed=recipe.seed,
                 epoch=epoch,
-                first=first,
+                first=start,
                 visits=visits,
                 packs=recipe.training.accumulate == 1,
                 periods=recipe.training.periods,

@@ -1,9 +1,8 @@
 """Weights in a bundle for the next training, and their transfer to a new model.
 
-ONNX towers cannot be trained further, so a bundle also has the weights as `weights.npz`: every embedding table as
-`tables/NAME`, with rows in the order of `vocabularies/NAME.arrow`, the label biases, and the towers' dense weights as
-`query/PLACE` and `label/PLACE`. Large tables are already in the bundle as `tables/NAME.npy`. Optimizers start without
-state.
+ONNX towers cannot be trained further, so a bundle also has the weights as `weights.npz`: embedding tables and label
+biases as `tables/NAME`, with rows in the order of `vocabularies/NAME.arrow`, and dense weights as `query/INDEX…` and
+`label/INDEX…`. Large tables are in the bundle as `tables/NAME.npy`. Optimizers start without state.
 
 Legend: `D` dimensions, `L` labels.
 """
@@ -45,21 +44,21 @@ class CarriedOver:
 
     Attributes:
         tables: (rows carried over, new rows, vanished rows) by table name, with the out-of-vocabulary row.
-        left: the reason why a table or weight was not carried over, by name.
+        skipped: the reason why a table or weight was not carried over, by name.
     """
 
     tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     dense: list[str] = field(default_factory=list)
-    left: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Describe tables, dense weights, and weights that were not carried over, a line each."""
         rows = [
-            f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
-            for name, (kept, new, gone) in self.tables.items()
+            f"table {name}: {carried:,} rows carried over, {new:,} new, {vanished:,} vanished"
+            for name, (carried, new, vanished) in self.tables.items()
         ]
         dense = [f"dense: {', '.join(self.dense)} carried over"] if self.dense else []
-        return [*rows, *dense, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
+        return [*rows, *dense, *(f"{name}: starts fresh: {why}" for name, why in self.skipped.items())]
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,13 @@ class WarmStart:
         ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()} | {
             LABEL_BIAS: bundle.labels.ids
         }
-        said = bundle.manifest.training_data.get(NEWEST)
-        newest = None if said is None else float(said)
+        newest = bundle.manifest.training_data.get(NEWEST)
         files = [WEIGHTS_FILE, *(f"{TABLES}/{name}.npy" for name in sorted(bundle.tables))]
         sha256 = " ".join(bundle.manifest.files[name].sha256 for name in files)
         weights = _arrays(path / WEIGHTS_FILE)
         weights |= {f"tables/{name}": read_table(file) for name, file in bundle.tables.items()}
         temperature = float(f"{bundle.manifest.temperature:.6g}")  # a float32, to the digits that recipes have
-        return cls(sha256, weights, ids, temperature, newest)
+        return cls(sha256, weights, ids, temperature, None if newest is None else float(newest))
 
     def warn_of_learnt(self, dataset: Dataset, reporter: Reporter) -> None:
         """Report the number of held-out pairs that the bundle was trained on, judged by their times."""
@@ -119,9 +117,9 @@ class WarmStart:
         for name, variable in dense_weights(model).items():
             old = self.weights.get(name)
             if old is None:
-                carried.left[name] = "the bundle has no such weight"
+                carried.skipped[name] = "the bundle has no such weight"
             elif old.shape != tuple(variable.shape):
-                carried.left[name] = f"expected shape {tuple(variable.shape)}, found {old.shape}"
+                carried.skipped[name] = f"expected shape {tuple(variable.shape)}, found {old.shape}"
             else:
                 variable.assign(old)
                 carried.dense.append(name)
@@ -131,28 +129,28 @@ class WarmStart:
         key = f"tables/{name}"
         old, old_ids = self.weights.get(f"tables/{name}"), self.ids.get(name)
         if old is None:
-            carried.left[key] = "the bundle has no such table"
+            carried.skipped[key] = "the bundle has no such table"
             return
         if old.shape[1] != table.dim:
-            carried.left[key] = f"expected {table.dim} dimensions, found {old.shape[1]}"
+            carried.skipped[key] = f"expected {table.dim} dimensions, found {old.shape[1]}"
             return
         if new_ids is None or old_ids is None:  # hashed words have no ids
             if len(old) != table.rows:
-                carried.left[key] = f"expected {table.rows} rows of hashed words, found {len(old)}"
+                carried.skipped[key] = f"expected {table.rows} rows of hashed words, found {len(old)}"
                 return
             assign(table.table, old)
             carried.tables[name] = (len(old), 0, 0)
             return
         if len(old) != len(old_ids) + 1:
-            carried.left[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
+            carried.skipped[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
             return
-        found = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
-        places = np.concatenate([[0], np.where(found < 0, -1, found + 1)])
+        positions = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
+        old_rows = np.concatenate([[0], np.where(positions < 0, -1, positions + 1)])
         rows = values_of(table.table)
-        rows[places >= 0] = old[places[places >= 0]]
+        rows[old_rows >= 0] = old[old_rows[old_rows >= 0]]
         assign(table.table, rows)
-        kept = int((found >= 0).sum())
-        carried.tables[name] = (kept + 1, len(found) - kept, len(old_ids) - kept)
+        common = int((positions >= 0).sum())
+        carried.tables[name] = (common + 1, len(positions) - common, len(old_ids) - common)
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -173,18 +171,18 @@ def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
 
 
 def dense_weights(model: TwoTower) -> dict[str, keras.Variable]:
-    """Return trained weights outside of tables by `TOWER/PLACE.LAYER.WEIGHT`.
+    """Return trained weights outside of tables by `TOWER/INDEX.LAYER.WEIGHT`.
 
     These names are stable, while Keras counts up the names of layers within a process.
     """
     named: dict[str, keras.Variable] = {}
     for side, tower in (("query", model.towers.query), ("label", model.towers.label)):
         layers = [layer for layer in tower.layers if layer.trainable_variables]
-        for place, layer in enumerate(layers):
+        for i, layer in enumerate(layers):
             for variable in layer.trainable_variables:
-                name = f"{side}/{place}.{type(layer).__name__}.{variable.name}"
+                name = f"{side}/{i}.{type(layer).__name__}.{variable.name}"
                 # Nested layers may give the same name again; then a number distinguishes the weights.
-                same = sum(other == name or other.startswith(f"{name}.") for other in named)
+                same = sum(existing == name or existing.startswith(f"{name}.") for existing in named)
                 named[f"{name}.{same}" if same else name] = variable
     if model.recipe.model.learn_temperature:
         named[_TEMPERATURE] = model.log_temperature

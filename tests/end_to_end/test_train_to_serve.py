@@ -222,7 +222,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         dataset = read_dataset(recipe)
         encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
         model = TwoTower(recipe, encoding, len(dataset.label_ids))
-        assert WarmStart.read(root / "model").carry_over(model, encoding.vocabularies, dataset.label_ids).left == {}
+        assert WarmStart.read(root / "model").carry_over(model, encoding.vocabularies, dataset.label_ids).skipped == {}
         with served(root) as http:
             yield Shop(root, http, dataset, bundle, encoding, model)
 

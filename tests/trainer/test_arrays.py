@@ -16,7 +16,7 @@ SHAPES = {"a table": (11, 4), "a column": (11, 1), "of three axes": (5, 2, 3), "
 
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_blocks_make_what_is_written_whole(
+def test_arrays_written_in_blocks_equal_arrays_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str
 ) -> None:
     values = (100 * np.random.default_rng(0).standard_normal(shape)).astype(dtype)
@@ -33,9 +33,7 @@ def test_blocks_make_what_is_written_whole(
     assert np.array_equal(keras.ops.convert_to_numpy(again), values)
 
 
-def test_an_array_of_another_shape_is_refused_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_of_another_shape_is_refused_without_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "array.npy", np.ones((5, 4), np.float32))
     for block in (1, 1000):
         monkeypatch.setattr(arrays, "_BLOCK_BYTES", block)
@@ -45,7 +43,7 @@ def test_an_array_of_another_shape_is_refused_and_changes_nothing(
         assert not keras.ops.convert_to_numpy(variable).any()
 
 
-def test_a_table_drawn_in_blocks_is_normal_and_its_seed_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_initialised_in_blocks_is_normal_and_depends_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.model.embedding._DRAWN_WHOLE", 4 * 4000)
     monkeypatch.setattr(arrays, "_BLOCK_BYTES", 4 * 1200)
 

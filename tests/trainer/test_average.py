@@ -18,13 +18,13 @@ ROWS = tiny.pairs((0, 0), (1, 1), (0, 2), (2, 1), (2, 3), (0, 4), (1, 3), (2, 0)
 
 
 def average_of(values: list[np.ndarray], decay: float) -> np.ndarray:
-    """Of what there was after steps 0 … T, each weighing `decay` times the next."""
+    """Average values after steps 0 … T, each with `decay` times the weight of the next."""
     weights = decay ** np.arange(len(values) - 1, -1, -1.0)
     return np.average(np.array(values, np.float64), axis=0, weights=weights)
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.97])
-def test_rows_that_wait_are_counted_for_every_step(decay: float) -> None:
+def test_averages_count_steps_that_do_not_touch_a_row(decay: float) -> None:
     rng = np.random.default_rng(0)
     table = EmbeddingTable(6, 3, scale=1.0, seed=0, name="rows")
     average = LazyAverage(table, decay)
@@ -48,7 +48,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_model_has_the_average_of_all_its_weights_inside_the_block(optimizer: dict[str, Any]) -> None:
+def test_averaged_gives_the_model_averages_of_all_weights(optimizer: dict[str, Any]) -> None:
     recipe = tiny.recipe(
         query={"features": [tiny.USER], "hidden": [5]},
         model={"learn_temperature": True, "label_bias": True},
@@ -75,7 +75,7 @@ def test_a_model_has_the_average_of_all_its_weights_inside_the_block(optimizer: 
 
 
 @pytest.mark.process
-def test_a_job_serves_its_average(tmp_path: Path) -> None:
+def test_a_bundle_holds_averaged_weights(tmp_path: Path) -> None:
     recipe, once = tiny.write_job(tmp_path), ["training.epochs=1", "evaluation.baselines=[]"]
     plain = fit(recipe, tmp_path / "plain", overrides=once)
     average = fit(recipe, tmp_path / "average", overrides=[*once, "optimizer.average=0.9"])

@@ -36,7 +36,7 @@ def logits(rows: int = 6, negatives: int = 5) -> SampledLogits:
 
 
 def pooling(train: Pairs, parts: int = 1) -> PooledPositives:
-    return PooledPositives("bilateral_softmax", train, parts)
+    return PooledPositives(train, parts)
 
 
 POOLED = pooling(tiny.pairs((0, 0)))
@@ -61,7 +61,7 @@ def test_the_loss_by_hand(power: float, groups_B: np.ndarray | None) -> None:
     np.testing.assert_allclose(losses_B, by_hand(of, power, groups_B), rtol=1e-5)
 
 
-def test_gradients_are_those_of_central_differences() -> None:
+def test_gradients_equal_central_differences() -> None:
     of = logits()
     groups_B = ops.convert_to_tensor(GROUPS)
 
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_central_differences() -> None:
     np.testing.assert_allclose(by_negative_BM, 1.25 * shares_BM / shares_BM.sum(axis=1, keepdims=True), rtol=1e-4)
 
 
-def test_a_row_without_negatives_has_its_positive_alone() -> None:
+def test_the_loss_without_negatives_is_minus_the_positive() -> None:
     row = np.float32([3]), np.float32([[5, 90]]), np.float32([[MASKED, MASKED]])
 
     assert float(LOSSES["bilateral_softmax"].loss(*row, power=1.25)[0]) == -3
@@ -96,7 +96,7 @@ def test_pooled_logits_may_be_huge(size: float) -> None:
     np.testing.assert_allclose(pooled_B, [size + both, 1 + both, size + both, 1 + both], rtol=1e-6)
 
 
-def test_batches_say_which_rows_ask_the_same() -> None:
+def test_batches_number_distinct_requests() -> None:
     data = tiny.dataset(ROWS, queries=3, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
     settings: dict[str, Any] = {"batch_size": 5, "seed": 0, "epoch": 0, "first": 0}
@@ -119,15 +119,13 @@ def test_batches_say_which_rows_ask_the_same() -> None:
     )  # fmt: skip
 
 
-def test_parts_of_a_batch_are_pooled_by_themselves() -> None:
+def test_pooling_is_within_a_part_of_a_batch() -> None:
     """Whose rows of one query in another part they do not see."""
     recipe = tiny.recipe(loss={"family": BSL, "sampler": "full"}, model=COSINES, training={"accumulate": 2})
     data = tiny.dataset(ROWS, queries=3, labels=6)
     model = tiny.model(recipe, data, batch_size=6)
     features = Encoding.fit(recipe, data).query
-    ((_, batch),) = epoch_batches(
-        data.train, features, [PooledPositives("bilateral_softmax", data.train, 2)], batch_size=6, seed=1, epoch=0
-    )
+    ((_, batch),) = epoch_batches(data.train, features, [PooledPositives(data.train, 2)], batch_size=6, seed=1, epoch=0)
     queries_B, labels_B = data.train.queries[batch["_pair"]], batch["_positive"]
     logits_BL = model.embed_queries({"user_id": queries_B + 1}) @ model.embed_labels().T / 0.1
     expected_B = []

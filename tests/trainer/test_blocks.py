@@ -1,4 +1,4 @@
-"""Losses whose rows are computed in blocks, so that [B, M] is never whole, beside those of the whole batch."""
+"""Check that losses computed in blocks of rows equal losses of the whole batch."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ LIKE_ANOTHER = (
     ],
 )
 @pytest.mark.usefixtures("eager")
-def test_blocks_of_rows_make_the_step_of_the_whole(job: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_blocks_equals_a_step_of_the_batch(job: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = "contrastive" in str(JOBS[job].get("family"))  # it is defined on cosines as they are
     more = {} if bare else {"label_bias": True, "learn_temperature": True}
     recipe = tiny.recipe(

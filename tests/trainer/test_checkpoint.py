@@ -36,7 +36,7 @@ def trained() -> TwoTower:
     return model
 
 
-def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower) -> None:
+def test_checkpoints_restore_variables_to_the_bit(tmp_path: Path, trained: TwoTower) -> None:
     checkpoints, other = Checkpoints(tmp_path, "run"), fresh(seed=5)
     saved = values(trained)
     checkpoints.save("latest", trained.variables, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
@@ -73,7 +73,7 @@ STATES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("sections", "names"), STATES.values(), ids=STATES)
-def test_all_that_steps_change_comes_along(tmp_path: Path, sections: dict[str, Any], names: set[str]) -> None:
+def test_checkpoints_hold_what_steps_change(tmp_path: Path, sections: dict[str, Any], names: set[str]) -> None:
     """After two steps; the third is the same."""
     train = replace(TRAIN, objectives=np.int32([0, 1, 0, 1, 0, 1]))
     data = tiny.dataset(train, queries=3, labels=4)
@@ -94,7 +94,7 @@ def test_all_that_steps_change_comes_along(tmp_path: Path, sections: dict[str, A
     assert names <= {it.name for it in trained.variables}
 
 
-def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> None:
+def test_only_the_newest_checkpoint_of_a_kind_remains(tmp_path: Path, trained: TwoTower) -> None:
     checkpoints = Checkpoints(tmp_path, "run")
     for epoch in range(12):
         checkpoints.save("latest", trained.variables, {"epoch": epoch})
@@ -105,7 +105,7 @@ def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> N
     assert checkpoints.load("best", trained.variables) == {"epoch": 2}
 
 
-def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
+def test_after_a_crash_before_removal_the_newest_checkpoint_counts(
     tmp_path: Path, trained: TwoTower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = Checkpoints(tmp_path, "run")
@@ -119,7 +119,7 @@ def test_a_crash_between_writing_and_removing_leaves_the_newest_in_charge(
     assert [path.name for path in tmp_path.iterdir()] == ["latest-11"]
 
 
-def test_a_checkpoint_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path, trained: TwoTower) -> None:
+def test_a_checkpoint_of_another_run_is_refused_and_unchanged(tmp_path: Path, trained: TwoTower) -> None:
     Checkpoints(tmp_path, "one").save("latest", trained.variables, {"epoch": 1})
     before, untouched = contents(tmp_path), values(trained)
 
@@ -160,14 +160,14 @@ OTHERS = {
 }
 
 
-def test_a_run_is_another_if_anything_it_depends_on_is() -> None:
+def test_identity_depends_on_recipe_data_and_first_weights() -> None:
     identities = [identity_of(RECIPE, DATA), *(identity_of(*other) for other in OTHERS.values())]
 
     for name, identity in zip(OTHERS, identities[1:], strict=True):
         assert identities.count(identity) == 1, name
 
 
-def test_a_run_is_the_same_under_another_name_and_place() -> None:
+def test_identity_ignores_names_and_paths() -> None:
     moved = tiny.recipe(name="moved", data={"train": "elsewhere/train.parquet"})
 
     assert identity_of(moved, DATA) == identity_of(RECIPE, DATA)

@@ -42,7 +42,7 @@ LIKE_ANOTHER = (
 @pytest.mark.parametrize(
     "loss", [pytest.param(name, marks=pytest.mark.nightly if name in LIKE_ANOTHER else ()) for name in LOSSES]
 )
-def test_a_loss_is_what_it_is_without_a_compiler(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_losses_equal_eager_losses(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"sampler": SAMPLES["in_batch"]} | LOSSES[loss]
     recipe = tiny.recipe(loss=settings, model={"dim": 4, "temperature": 1.0})
     compiled = made(recipe)
@@ -53,7 +53,7 @@ def test_a_loss_is_what_it_is_without_a_compiler(loss: str, monkeypatch: pytest.
     same(compiled, made(recipe), tiny.batch(BATCH, **asked, **known))
 
 
-def test_a_step_is_what_it_is_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_equal_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = made(hidden("float32"))
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)

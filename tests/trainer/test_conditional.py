@@ -120,7 +120,7 @@ def test_the_tree_s_draws_follow_the_proposal() -> None:
     assert_drawn_by(drawn_BM, np.exp(LOG_P))
 
 
-def test_the_tree_s_log_q_is_the_proposal_s() -> None:
+def test_log_q_of_the_tree_equals_the_proposal() -> None:
     """Of an id, a weighted bag and a number, for labels of each row and for one label a row."""
     sampler, of = tree(negatives=2), context([5, 2], inputs=INPUTS)
 
@@ -182,7 +182,7 @@ def test_the_exact_model_draws_by_the_softmax_of_its_logits(bandwidth: float | N
 
 
 @pytest.mark.parametrize("labels", [2, 3, 64, 1000])
-def test_every_label_has_a_leaf_among_labels_like_it(labels: int) -> None:
+def test_leaves_of_similar_labels_are_neighbours(labels: int) -> None:
     """Of two far groups, no subtree of half the labels holds both; halves differ by at most one label."""
     rng = np.random.default_rng(3)
     group_L = rng.permutation(labels) < labels // 2
@@ -254,7 +254,7 @@ def test_the_minimum_variance_q_by_hand() -> None:
     np.testing.assert_allclose(np.exp(log_q_of_all(sampler, of)), mixed, rtol=1e-4)
 
 
-def test_training_draws_by_the_loss_it_takes() -> None:
+def test_minimum_variance_draws_by_the_recipe_s_loss() -> None:
     """The logistic loss is of f − log L [`balance`], and so is q*; labels that are no negatives are not drawn by it."""
     rows, labels = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3)), 50
     kinds = pa.table({"kind": [f"kind{row % 7}" for row in range(labels)]})

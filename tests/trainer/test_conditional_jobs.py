@@ -1,4 +1,4 @@
-"""Whole jobs whose sampler looks at the query, or whose loss keeps a state: recipe to bundle, and interrupted."""
+"""Run whole jobs with query-dependent samplers and stateful losses, interrupted ones included."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
-def test_an_interrupted_job_ends_as_if_nothing_had_happened(
+def test_an_interrupted_job_equals_an_uninterrupted_one(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*settings, "training.epochs=2", "evaluation.baselines=[]"]
@@ -65,7 +65,7 @@ def test_an_interrupted_job_ends_as_if_nothing_had_happened(
 
 
 @pytest.mark.slow
-def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_path: Path) -> None:
+def test_bundles_hold_the_tree_and_the_measured_dial(tmp_path: Path) -> None:
     written = run(tmp_path, JOBS["adversarial"])
     bundle = Bundle.load(tmp_path / "out")
 

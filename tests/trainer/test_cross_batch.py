@@ -1,4 +1,4 @@
-"""Negatives of earlier batches against NumPy: what the memory holds, what it costs a row, and what moves.
+"""Check negatives of earlier batches against NumPy: memory, losses and gradients.
 
 Legend: `B` batch, `M` remembered labels, `L` labels, `D` dimensions.
 """
@@ -42,7 +42,7 @@ def remembered(model: TwoTower) -> np.ndarray:
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
-def test_losses_of_steps_by_hand(gradients: bool) -> None:
+def test_losses_with_a_memory_by_hand(gradients: bool) -> None:
     """Against the batch and the five labels before it: embedded in their own step, or in this one."""
     model = made(gradients=gradients)
     memory_M = remembered(model)
@@ -70,7 +70,7 @@ def test_losses_of_steps_by_hand(gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
-def test_only_with_gradients_labels_of_earlier_batches_move(gradients: bool) -> None:
+def test_earlier_labels_move_only_with_gradients(gradients: bool) -> None:
     model = made(gradients=gradients)
     before = ops.convert_to_numpy(model.tables["item_id"].table)[1:].copy()
     batch = TRAIN.take(np.array([0, 4, 6]))
@@ -83,7 +83,7 @@ def test_only_with_gradients_labels_of_earlier_batches_move(gradients: bool) -> 
     assert set(moved) == (own | memory if gradients else own)
 
 
-def test_a_label_feels_the_memory_s_repulsion_through_its_batch() -> None:
+def test_labels_of_the_batch_get_the_gradient_of_the_memory() -> None:
     """Without gradients through the memory, the batch's on its labels as negatives count for (B − 1 + M)/(B − 1) of it.
 
     Biases move by SGD of rate 1, which is the gradient.
@@ -105,7 +105,7 @@ def test_a_label_feels_the_memory_s_repulsion_through_its_batch() -> None:
     np.testing.assert_allclose(moved_B, expected_B / B, rtol=1e-4)
 
 
-def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_it_anew() -> None:
+def test_the_memory_begins_with_draws_and_is_embedded_every_epoch() -> None:
     share = np.array([0.5, 0.3, 0.2, 0.0])
     with np.errstate(divide="ignore"):
         setup = SamplerSetup(np.log([0.4, 0.3, 0.2, 0.1]), 4, 2, log_share_L=np.log(share))
@@ -122,7 +122,7 @@ def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_
         np.testing.assert_array_equal(biases, expected)
 
 
-def test_with_importance_weights_it_is_the_loss_of_the_whole_catalogue_on_average() -> None:
+def test_importance_weights_with_memory_estimate_the_full_loss() -> None:
     """Where labels stand still: q is right for the batch and for the memory [R21 eq. 10]."""
     model = made(
         gradients=False, size=64, negatives=64, rate=1e-9, family={"name": "logistic", "pairwise": True},

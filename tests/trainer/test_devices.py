@@ -1,4 +1,4 @@
-"""Several devices, and several processes, compute what one does; JAX makes devices of one processor."""
+"""Check that several devices and processes compute the same as one; JAX splits one processor into devices."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what steps gave on one device."""
+    """Run the steps on one device; return the folder with results."""
     folder = tmp_path_factory.mktemp("devices")
     wait(steps(folder, "1", 1))
     return folder
@@ -60,9 +60,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["2", "4", "resumed"])
-def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: str) -> None:
-    """Tables and optimisers by parts of rows, negatives of the whole batch and of earlier ones; `resumed` took its
-    second half on three devices, from what two processes of two had written."""
+def test_several_devices_train_as_one(one: Path, name: str) -> None:
+    """Tables and optimisers are split by rows. `resumed` trains its second half on three devices, from a checkpoint of
+    two processes with two devices each."""
     if name == "resumed":
         where = coordinator()
         wait(*[steps(one, "processes", 2, where, number) for number in (0, 1)])
@@ -83,13 +83,13 @@ def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: 
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_rows_that_lie_on_one_device_are_read_and_written_exactly() -> None:
+def test_rows_of_one_device_are_exchanged_exactly() -> None:
     wait(start("-m", "tests.trainer.device_rows", on=4))
 
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_a_step_moves_what_the_documentation_says() -> None:
+def test_a_step_moves_the_documented_bytes() -> None:
     """2 + 4/n + 20/√B arrays of the batch's rows, and some of its ids."""
     batch, dim, on = 1024, 32, 4
     traffic = traffic_of(compiled_step(devices=on, batch=batch, dim=dim, rows=10_000), on)
@@ -103,7 +103,7 @@ def test_a_step_moves_what_the_documentation_says() -> None:
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_processes_that_share_a_ranking_have_the_lists_of_one(tmp_path: Path) -> None:
+def test_processes_rank_as_one(tmp_path: Path) -> None:
     where = coordinator()
     wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, where, number, on=1) for number in (0, 1)])
     alone_GNK, (alone_N,), asked = ranked()
@@ -111,13 +111,13 @@ def test_processes_that_share_a_ranking_have_the_lists_of_one(tmp_path: Path) ->
     for number, share in ((0, [0, 1, 2]), (1, [3, 4])):
         several = np.load(tmp_path / f"{number}.npz")
         np.testing.assert_array_equal(several["top"], alone_GNK)
-        np.testing.assert_allclose(several["log_p"], alone_N, rtol=1e-9)
+        np.testing.assert_allclose(several["log_p"], alone_N, rtol=1e-7)  # float32 products of other block sizes
         assert several["asked"].tolist() == share
 
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_processes_that_read_other_data_are_refused(tmp_path: Path) -> None:
+def test_processes_with_different_data_are_refused(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     pq.write_table(tiny.clustered(users=40, items=16, each=8, seed=1), tmp_path / "others.parquet")
     others = ["--set", f"data.train={tmp_path / 'others.parquet'}"]
@@ -164,7 +164,7 @@ def finished(folder: Path, out: str) -> Path:
 
 
 def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int, str]:
-    """Kill one of two processes when checkpoints are numbered higher; the other's exit code, and what it said."""
+    """Kill one of two processes once checkpoints are numbered higher; return the other's exit code and output."""
     where = coordinator()
     both = [fit(folder, out, where, number) for number in (0, 1)]
     select = folder / f"{out}.work" / "select"
@@ -183,7 +183,7 @@ def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_the_loss_of_a_process_ends_the_other_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_lost_process_ends_the_other_and_the_job_resumes(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     whole = finished(tmp_path, "whole")
 
@@ -209,7 +209,7 @@ LOST = (
 
 
 def said(output: str, *, shorten: bool = True) -> str:
-    """The one line of the command itself, without what JAX calls the error."""
+    """Return the command's own line of an output, without JAX's lines."""
     (line,) = [line for line in output.splitlines() if line.startswith("longtail-train: ")]
     return re.sub(r"\(.*\)", "(…)", line) if shorten else line
 
@@ -234,12 +234,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("training", "cluster", "message"), BAD.values(), ids=BAD)
-def test_a_cluster_that_cannot_be_is_refused(training: dict[str, object], cluster: Cluster, message: str) -> None:
+def test_impossible_clusters_are_refused(training: dict[str, object], cluster: Cluster, message: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(message)):
         join_processes(tiny.recipe(training=training), cluster)
 
 
-def test_what_several_devices_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_require_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"expected jax to be installed: pip install '.*\[jax\]'"):
         devices.check_installed()
@@ -266,7 +266,7 @@ def test_errors_of_one_process_name_no_other() -> None:
 
 @pytest.mark.process
 @pytest.mark.nightly
-def test_a_batch_that_devices_cannot_share_is_one_line(tmp_path: Path) -> None:
+def test_a_batch_size_that_devices_do_not_divide_is_refused(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     arguments = ["-m", "longtail.trainer", "fit", recipe, "--out", tmp_path / "out"]
     with start(*arguments, "--set", "training.devices=all", on=3) as shares:

@@ -26,7 +26,7 @@ def test_reading_distinct_rows_equals_reading_the_table(table: EmbeddingTable) -
     np.testing.assert_array_equal(compact, table(ids))
 
 
-def test_a_table_is_itself_again_after_reading_even_when_that_failed(table: EmbeddingTable) -> None:
+def test_compact_rows_end_with_the_block_even_after_an_error(table: EmbeddingTable) -> None:
     before = ops.convert_to_numpy(table(np.int32([3])))
 
     with pytest.raises(ZeroDivisionError), compact_rows([table], [ops.zeros((1, 3))]):
@@ -56,7 +56,7 @@ def test_bags_are_pooled_by_weight_and_empty_ones_are_zero(combiner: str, expect
     np.testing.assert_allclose(compact, expected, rtol=1e-6)
 
 
-def test_a_bag_that_names_a_row_twice_counts_it_twice_in_either_way_of_pooling() -> None:
+def test_repeated_rows_of_a_bag_count_twice() -> None:
     table = EmbeddingTable(2, 2, scale=0.0, seed=0, name="table")
     table.table.assign([[1, 2], [3, 5]])
     bag, weights = WeightedBag(table, "sum", name="bag"), np.float32([[1, 2, 4]])
@@ -82,7 +82,7 @@ def test_sums_of_bags_differentiate_by_every_entry_of_a_row() -> None:
     np.testing.assert_allclose(gradient, [[2 + 100 + 400, 20 + 1000 + 4000], [-1, -10], [0, 0]])
 
 
-def test_a_damped_mean_has_entries_of_zeros_beside_its_own() -> None:
+def test_damping_adds_zero_entries_to_a_mean() -> None:
     table = EmbeddingTable(3, 2, scale=0.0, seed=0, name="table")
     table.table.assign([[9, 9], [1, 2], [3, 4]])
     bag = WeightedBag(table, "mean", name="bag", damping=1.5)

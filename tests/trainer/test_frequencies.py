@@ -41,7 +41,7 @@ def feed(stream: StreamingFrequencies, batches_NB: np.ndarray) -> None:
 
 
 def test_gaps_by_hand() -> None:
-    """Rate ½: the mean of the first two gaps, then half of what was and half of what is new."""
+    """With rate ½: the mean of the first two gaps, then half the old and half the new gap."""
     stream = streaming(1000, rate=0.5, initial_gap=100)
     for batch, expected in [
         ([0, 0, 1, 2], [4 / 2, 4, 4, 100]),
@@ -55,7 +55,7 @@ def test_gaps_by_hand() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.05, 0.2])
-def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
+def test_estimates_of_rare_labels_have_the_stated_error(rate: float) -> None:
     """400 labels of π = 1/400 in batches of 64: gaps have no bias and a relative standard deviation of
     √(rate·(1 − π)/(2 − rate)), over labels and at several times."""
     labels, snapshots = 400, []
@@ -93,8 +93,8 @@ def made(**loss: Any) -> TwoTower:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "mixed", "negatives": 3}])
-def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
-    """After one batch π is what it held: 1/6, 3/6, 1/6, 1/6, and half a pair in twelve of what it did not."""
+def test_weights_use_streamed_frequencies(sampler: dict[str, Any]) -> None:
+    """After one batch, π of its labels is 1/6, 3/6, 1/6 and 1/6, and of other labels half a pair in twelve."""
     model = made(sampler=sampler)
     logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.1
     loss = float(model.train_step(tiny.batch(TRAIN)))
@@ -119,7 +119,7 @@ def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_the_stream_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoints_hold_streamed_frequencies(tmp_path: Path) -> None:
     model, other = made(), made()
     model.train_step(tiny.batch(TRAIN))
     Checkpoints(tmp_path, "run").save("latest", model.variables, {})

@@ -1,4 +1,4 @@
-"""Which draws are no negatives, and what the choice converges to [METHODS §2.1]."""
+"""Check the treatment of accidental hits, and what each converges to [METHODS §2.1]."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_known_positives_are_distinct_training_labels_in_order() -> None:
     assert rows_K.tolist() == [0, 0, 0, 0, 1, 1, *[2] * 10]
 
 
-def test_of_a_long_list_the_most_frequent_labels_are_known() -> None:
+def test_long_lists_keep_their_most_frequent_known_positives() -> None:
     """Labels 0 and 1 stand in two pairs each, 2 in two of one query; 3 and 4 in one."""
     known = KnownPositives.of(TRAIN, limit=2)
 
@@ -55,8 +55,8 @@ def test_of_a_long_list_the_most_frequent_labels_are_known() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300,), (40, 7)], ids=["shared", "per row"])
-def test_known_candidates_are_those_of_plain_sets(shape: tuple[int, ...]) -> None:
-    """Lists of 0 to 1024 labels; candidates come several times, and some are nobody's."""
+def test_known_positives_equal_plain_sets(shape: tuple[int, ...]) -> None:
+    """Lists have 0 to 1024 labels; candidates repeat, and some are in no list."""
     rng = np.random.default_rng(0)
     labels, lengths_B = 3000, [1024, 0, 1, *rng.integers(0, 60, 36), 1000]
     lists = [np.sort(rng.choice(labels, length, replace=False)).astype(np.int32) for length in lengths_B]
@@ -120,7 +120,7 @@ def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: 
     assert float(model.train_step(batch)) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_batches_bring_the_training_positives_of_their_queries() -> None:
+def test_batches_hold_the_known_positives_of_their_queries() -> None:
     """And of a query that is visited with one of its labels, the others too."""
     data = tiny.dataset(TRAIN, queries=4, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
@@ -158,7 +158,7 @@ def softmax_optimum(p: np.ndarray, *, each: int, keep: bool) -> np.ndarray:
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["mask", "keep"])
-def test_what_unit_weights_converge_to_under_softmax(keep: bool) -> None:
+def test_unit_weights_under_softmax_converge_as_documented(keep: bool) -> None:
     """With c_y = m·q_y and s = softmax(f + log q): masked `s(1 − s + s/c) ∝ p`, which takes p = .5 for .73 where
     c = 10 (.96 where c = 1000); kept `s(1 + s/c) ∝ p`, .49, and .5 where it is 1000."""
     p = np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6])
@@ -208,7 +208,7 @@ TREE = {"name": "adversarial", "negatives": 1}
         ({"family": {"name": "logistic", "pairwise": True}, "weight": {"name": "adaptive", "exponent": 0}}, 0),
     ],
 )  # fmt: skip
-def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_at: float) -> None:
+def test_likelihoods_need_calibrated_scores(loss: dict[str, Any], calibrated_at: float) -> None:
     recipe = tiny.recipe(loss=loss, evaluation={"log_likelihood": True, "bias_removal": [0.5, float(calibrated_at)]})
 
     assert recipe.loss.calibrated_at == calibrated_at
@@ -238,7 +238,7 @@ def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_a
         ),
     ],
 )
-def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: str) -> None:
+def test_likelihoods_of_uncalibrated_scores_are_refused(loss: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"log_likelihood: expected false, .*: .*{reason}"):
         tiny.recipe(loss=loss, evaluation={"log_likelihood": True})
 
@@ -265,6 +265,6 @@ def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: s
         ({"hits": "some"}, "'mask', 'keep' or 'mask_known'"),
     ],
 )
-def test_what_contradicts_a_family_or_a_sampler_is_refused(loss: dict[str, Any], message: str) -> None:
+def test_hits_that_contradict_family_or_sampler_are_refused(loss: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossConfig.model_validate(loss)

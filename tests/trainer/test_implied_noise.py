@@ -297,9 +297,7 @@ _NEEDED = {key: {"negatives": 280} for key in ("uniform", "popularity", "mixed")
 @pytest.mark.parametrize("pairwise", [False, True], ids=["", "pairwise"])
 @pytest.mark.parametrize("family", ["logistic", "softmax"])
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
-def test_the_recipe_knows_without_a_backend_where_nothing_is_left_to_remove(
-    sampler: str, weight: str, family: str, pairwise: bool
-) -> None:
+def test_recipes_know_constant_noise_without_keras(sampler: str, weight: str, family: str, pairwise: bool) -> None:
     """`LossConfig.calibrated_at` goes by names what the noise says in numbers: 0 where ν is uniform."""
     if pairwise and family == "softmax":
         return
@@ -324,7 +322,7 @@ def test_the_recipe_knows_without_a_backend_where_nothing_is_left_to_remove(
         ("tail", {}), ("relative", {}),
     ],
 )  # fmt: skip
-def test_and_of_parameters_reweighting_and_a_tree(
+def test_constant_noise_with_parameters_reweighting_and_a_tree(
     weight: str, arguments: dict[str, float], pairwise: bool, reweight: float
 ) -> None:
     """Beside a tree scores are log-probabilities at λ = the power of q where that is all of ν; otherwise at none."""
@@ -346,7 +344,7 @@ def test_and_of_parameters_reweighting_and_a_tree(
         assert tree.calibrated_at == power
 
 
-def test_a_tree_s_noise_is_named_with_its_power_and_what_is_beside_it() -> None:
+def test_the_name_of_tree_noise_has_power_and_label_noise() -> None:
     """The dial is the tree's whatever training divided by; what μ has to remove stands behind it."""
     pairwise = Objective("logistic", "relative", {"pairwise": True})
     for objective, reweight, name in [
@@ -463,7 +461,7 @@ def losses_of(sampler: str) -> Iterator[LossConfig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ENUMERATED)
-def test_what_is_called_calibrated_is_exact_and_nothing_else_is(sampler: str) -> None:
+def test_exactly_calibrated_recipes_recover_probabilities(sampler: str) -> None:
     """`f + λ·log ν = log p` at the λ of `calibrated_at`, to 1e-4 nats, of every cell that
     `explain_uncalibrated` lets pass; and
     of the losses that are minimised here, no other."""
@@ -491,7 +489,7 @@ def test_what_is_called_calibrated_is_exact_and_nothing_else_is(sampler: str) ->
 
 
 @pytest.mark.parametrize("loss", WRONG, ids=str)
-def test_what_was_called_calibrated_and_is_not(loss: dict[str, Any]) -> None:
+def test_recipes_that_are_not_calibrated(loss: dict[str, Any]) -> None:
     assert LossConfig.model_validate(loss).explain_uncalibrated() is not None
 
 

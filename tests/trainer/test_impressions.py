@@ -38,7 +38,7 @@ SHOWN = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
         ({"name": "logistic", "pairwise": True}, "full", "importance", None),
     ],
 )
-def test_the_loss_of_a_step_is_the_formula_s(
+def test_the_loss_of_a_step_equals_the_formula(
     family: Any, sampler: str, weight: str, mining: dict[str, int] | None, hits: str
 ) -> None:
     """METHODS §2.3, label by label in NumPy: γ for each impression but the positive, whatever weighs the draws."""
@@ -86,10 +86,8 @@ def test_the_loss_of_a_step_is_the_formula_s(
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("hits", ["mask", "mask_known"])
 @pytest.mark.parametrize("described", [False, True])
-def test_an_impression_without_pairs_is_a_negative_only_where_its_id_is_all_there_is(
-    described: bool, hits: str
-) -> None:
-    """Label 6 has no pair: beside other features it is never a negative, and the loss is as if it was not shown."""
+def test_unseen_impressions_are_negatives_only_without_features(described: bool, hits: str) -> None:
+    """Label 6 has no pair: with other features it is never a negative, and the loss equals that without it."""
     features = [tiny.ITEM | {"unknown_rate": 0}, *([{"name": "kind", "kind": "id", "dim": 4}] if described else [])]
     job = tiny.recipe(
         data={"impressions": "shown"}, label={"features": features, "combine": "sum"},
@@ -133,7 +131,7 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
         read_dataset(recipe)
 
 
-def test_losses_that_take_no_impressions() -> None:
+def test_families_without_impressions_are_refused() -> None:
     with pytest.raises(ValueError, match="impressions: not allowed with family 'nce', whose noise must be exactly"):
         LossConfig.model_validate({"family": "nce", "impressions": 0.5})
     assert LossConfig.model_validate({"weight": "importance"}).explain_uncalibrated() is None

@@ -1,4 +1,4 @@
-"""The proofs once more on JAX, nightly, in two processes: what one file has compiled, the next ones need not."""
+"""Run the proofs on JAX, nightly, in two processes that share compiled programs."""
 
 from pathlib import Path
 

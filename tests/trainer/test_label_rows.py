@@ -1,4 +1,4 @@
-"""Histories whose entries are what the label tower makes of their labels."""
+"""Check histories whose entries are outputs of the label tower."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def queries_of(model: TwoTower, histories: list[list[int]]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
-def test_where_a_label_is_its_row_they_are_the_shared_table(similarity: str) -> None:
+def test_label_embeddings_of_plain_ids_equal_the_shared_table(similarity: str) -> None:
     """Two ways to the same sums and the same gradients: entries of the label tower are then rows of its table, divided
     by their norms under a cosine, which we leave out of the comparison by histories of one."""
     shared, _ = trained(job(OF_TABLE, model={"similarity": similarity}), steps=0)
@@ -67,7 +67,7 @@ def test_where_a_label_is_its_row_they_are_the_shared_table(similarity: str) -> 
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_their_gradient_is_that_of_the_shared_table(accumulate: int) -> None:
+def test_label_embeddings_have_the_gradient_of_the_shared_table(accumulate: int) -> None:
     sections = {"model": {"similarity": "dot"}, "training": {"accumulate": accumulate}}
     shared, _ = trained(job(OF_TABLE, **sections))
     own, _ = trained(job(OF_LABELS, **sections))
@@ -80,7 +80,7 @@ def test_their_gradient_is_that_of_the_shared_table(accumulate: int) -> None:
     assert not queries_of(own, histories)[1].any(), "an id that no label has says nothing"
 
 
-def test_both_is_the_sum_of_a_table_s_rows_and_of_label_embeddings() -> None:
+def test_entries_both_adds_table_rows_to_label_embeddings() -> None:
     """As two histories of the same labels, one of either kind."""
     mine = {**OF_TABLE, "name": "mine", "table": "mine"}
     sections = {"model": {"similarity": "dot"}, "label": {"features": [{**tiny.ITEM, "unknown_rate": 0}, BRAND]}}
@@ -99,7 +99,7 @@ def test_both_is_the_sum_of_a_table_s_rows_and_of_label_embeddings() -> None:
     np.testing.assert_allclose(found, [labels[0] + rows[1], labels[6] + rows[0], np.zeros(4)], atol=1e-6)
 
 
-def test_an_entry_teaches_the_features_of_its_label() -> None:
+def test_history_entries_train_the_features_of_their_labels() -> None:
     """Label 0 is in histories of the first step and never a positive there; brand c is of labels 4 and 5 alone."""
     recipe = job(OF_LABELS, label={"features": [{**tiny.ITEM, "unknown_rate": 0}, BRAND], "combine": "sum"})
     before, encoding = trained(recipe, steps=0)
@@ -117,7 +117,7 @@ def test_an_entry_teaches_the_features_of_its_label() -> None:
     assert dict(zip(brands, moved["brand"][1:].tolist(), strict=True)) == {"a": True, "b": True, "c": False}
 
 
-def test_a_label_without_pairs_is_told_apart_by_its_features() -> None:
+def test_features_distinguish_labels_without_pairs() -> None:
     recipe = job(OF_LABELS, label={"features": [tiny.ITEM, BRAND]})
     model, encoding = trained(recipe)
     assert encoding.vocabularies["label-rows"].ids.to_pylist() == [f"i{row}" for row in range(LABELS)]
@@ -128,7 +128,7 @@ def test_a_label_without_pairs_is_told_apart_by_its_features() -> None:
 
 
 @pytest.mark.parametrize(("sampler", "kept"), [("in_batch", 0), ({"name": "model", "negatives": 2}, 1)])
-def test_a_checkpoint_holds_them_where_a_sampler_saw_them(sampler: Any, kept: int) -> None:
+def test_checkpoints_hold_label_embeddings_that_samplers_read(sampler: Any, kept: int) -> None:
     model = tiny.model(job(OF_LABELS, loss={"sampler": sampler}), data(), batch_size=4)
     (rows,) = model.towers.label_rows.values()
     assert sum(variable is rows.table for variable in model.variables) == kept

@@ -38,7 +38,7 @@ def test_softmax_by_hand() -> None:
     )
 
 
-def test_masked_negatives_take_no_part_in_value_or_gradient() -> None:
+def test_masked_negatives_affect_neither_value_nor_gradient() -> None:
     with_mask = softmax([1], [[0, 50, 2]], [[0, MASKED, 0]])
     without = softmax([1], [[0, 2]], [[0, 0]])
 

@@ -37,7 +37,7 @@ def test_theta_by_hand(mining: Mining, logits: list[float], weights: list[float]
     np.testing.assert_allclose(found[1], weights, rtol=1e-6)
 
 
-def test_a_masked_negative_is_not_kept_before_others() -> None:
+def test_mining_ranks_masked_negatives_last() -> None:
     """The positive itself has the highest logit: it would be the hardest of all."""
     logits, weights = mined(Mining(keep=2), [90, 1, 2, 3], [MASKED, 0, 0, 0])
 
@@ -49,7 +49,7 @@ def test_a_masked_negative_is_not_kept_before_others() -> None:
     "mining", [Mining(keep=3, draw=5), Mining(power=1, draw=2), Mining(theta=(3, 0.5, 0), epsilon=0, draw=4)]
 )
 def test_ranks_are_drawn_in_proportion_to_theta_and_weigh_it_together(mining: Mining) -> None:
-    """10,000 rows of 4 negatives: what every rank weighs is ϑ_j on average, and what a row weighs is Σϑ, always."""
+    """In 10,000 rows of 4 negatives, a rank weighs ϑ_j on average, and a row always weighs Σϑ."""
     rows, theta = 10_000, np.pad(mining.theta_of(4), (0, 4 - len(mining.theta_of(4))))
     ranks_BN = mining.ranks(rows, 4, keras.random.SeedGenerator(3))
     negative_BM = np.tile(np.float32([0, 5, -1, 3]), (rows, 1))
@@ -71,7 +71,7 @@ def test_a_rank_of_a_masked_negative_weighs_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.weights is None])
-def test_mining_goes_with_every_family(family: str) -> None:
+def test_mining_works_with_every_family(family: str) -> None:
     """As if the two hardest had been drawn alone with half their weights, 1/(4·q_y')."""
     negative, log_q = np.float32([[0.9, 0.2, 0.5, -0.3]]), np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     hits, positive, logs = np.array([[True, False, False, False]]), np.float32([0.4]), (log_q[:, 0], log_q)
@@ -107,7 +107,7 @@ def test_negatives_keep_their_own_weights() -> None:
     np.testing.assert_allclose(weights, [1, 3.5], rtol=1e-6)
 
 
-def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
+def test_mining_gives_missing_negatives_weight_zero() -> None:
     logits, weights = mined(Mining(keep=3), [90, 1, 80], [MASKED, 0, MASKED])
 
     assert logits[0] == 1

@@ -77,7 +77,7 @@ def negatives(sampler: str) -> np.ndarray:
 def reference(
     users: np.ndarray, items: np.ndarray, bias: np.ndarray, temperature: float, sampler: str, weight: str
 ) -> float:
-    """The whole loss [R21 eq. 7] in plain float64: cosine logits, hits left out, m of what is drawn."""
+    """Compute the loss [R21 eq. 7] in float64: cosine logits, masked hits, m draws."""
     users = users / np.linalg.norm(users, axis=1, keepdims=True)
     items = items / np.linalg.norm(items, axis=1, keepdims=True)
     q_L, losses = Q_L[sampler], []
@@ -102,7 +102,7 @@ def parameters(model: TwoTower) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Descent:
-    """Plain gradient descent as a row of `ROW_OPTIMIZERS`: what a step changes is its gradient."""
+    """Implement plain gradient descent as a row of `ROW_OPTIMIZERS`: a step changes rows by their gradients."""
 
     def __init__(self, table: EmbeddingTable) -> None:
         self.table, self.slots = table, {}
@@ -121,7 +121,7 @@ def test_the_batch_has_duplicates_and_the_draws_hit_positives() -> None:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sampler", SAMPLES)
-def test_the_loss_of_a_step_is_the_formula_s(sampler: str, weight: str) -> None:
+def test_the_loss_of_a_step_equals_the_formula(sampler: str, weight: str) -> None:
     model = made(job(sampler, weight, model={"dim": 4, "label_bias": True, "learn_temperature": True}))
     model.log_temperature.assign(np.log(0.4))
     expected = reference(*parameters(model), 0.4, sampler, weight)
@@ -143,7 +143,7 @@ def test_importance_with_every_label_is_the_exact_softmax_cross_entropy() -> Non
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("sampler", "weight"), [("in_batch", "tail"), ("mixed", "importance"), ("full", "relative")])
-def test_a_step_sample_leavess_the_gradient_of_the_formula(
+def test_a_step_descends_the_gradient_of_the_formula(
     sampler: str, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against central differences of the plain formula, in users, items and biases."""
@@ -181,7 +181,7 @@ def test_the_gradient_of_a_learned_temperature_is_the_formula_s() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_pairs_of_weight_zero_teach_nothing() -> None:
+def test_pairs_of_weight_zero_have_no_gradient() -> None:
     model = made(job("full"))
     before = parameters(model)
     nothing = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 4), (4, 0), (5, 6), weights=[0] * B)
@@ -193,7 +193,7 @@ def test_pairs_of_weight_zero_teach_nothing() -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_reweighting_by_frequency_scales_whole_pairs() -> None:
-    """As pairs weighed by π_y^−½, whose mean over the eleven training pairs is 1."""
+    """Pairs weigh π_y^−½, scaled to mean 1 over the eleven training pairs."""
     reweighted, plain = (
         made(tiny.recipe(loss={"family": "logistic", "reweight": reweight, "sampler": SAMPLES["uniform"]}))
         for reweight in (0.5, 0.0)

@@ -1,4 +1,4 @@
-"""Held to nearest neighbours: who they are, what a step's loss is with them, and what it is good for.
+"""Check the contrast with nearest neighbours: the neighbours, the loss of a step, and a gain in recall.
 
 Legend: `B` batch, `K` neighbours.
 """
@@ -181,7 +181,7 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
 
 @pytest.mark.usefixtures("eager")
 def test_gradients_reach_the_neighbours_and_no_one_else_outside_of_the_batch() -> None:
-    """Beside negatives that are drawn of the batch alone: what moves is the batch and its neighbours."""
+    """With in-batch negatives, only rows of the batch and their neighbours move."""
     for side, table in (("query", "user_id"), ("label", "item_id")):
         moved = []
         for near in (None, NEAR | {"sides": [side]}):
@@ -228,15 +228,6 @@ def test_an_embedding_of_length_0_has_a_gradient() -> None:
     _, gradients, _ = backend.value_and_gradients(loss, rows_BD, [])
     largest = [float(np.abs(ops.convert_to_numpy(each)).max()) for each in gradients]
     assert 0 < max(largest) < 2 / T, "of a mean of three"
-
-
-def test_a_step_says_what_it_lacks() -> None:
-    recipe = job()
-    batch = batch_of(recipe)
-    for side in ("query", "label"):
-        lacking = {name: column for name, column in batch.items() if name != f"_near_{side}"}
-        with pytest.raises(ValueError, match=f"a step with neighbours: expected _near_{side} in its batch"):
-            built(recipe).train_step(lacking)
 
 
 ENCODED = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "sasrec"}}

@@ -1,5 +1,4 @@
-"""Negatives that count once for all pairs of a query: by hand, as binary cross-entropy of whole queries, and what they
-converge to [METHODS §2.7]."""
+"""Check negatives counted once per query: by hand, as binary cross-entropy, and by convergence [METHODS §2.7]."""
 
 from __future__ import annotations
 

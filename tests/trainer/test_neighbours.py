@@ -1,4 +1,4 @@
-"""Labels by who chose them, queries by what they chose: one layer of LightGCN, and no leak of the pair to predict."""
+"""Check audiences and histories as one layer of LightGCN, without a leak of the pair to predict."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def adjacency(rows: list[tuple[int, int]]) -> np.ndarray:
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize("rows", [ROWS, [*ROWS, ROWS[3]]], ids=["once", "a pair twice"])
-def test_with_symmetric_weights_they_are_one_layer_of_lightgcn(similarity: str, rows: list[tuple[int, int]]) -> None:
+def test_symmetric_weights_equal_one_layer_of_lightgcn(similarity: str, rows: list[tuple[int, int]]) -> None:
     """½(E + ÃE) (He et al. 2020) by a dense matrix, on both sides, whatever training draws."""
     symmetric = {"weights": "symmetric"}
     model, encoding = built(
@@ -86,8 +86,8 @@ def model_row(model: TwoTower, name: str, row: int) -> np.ndarray:
     return ops.convert_to_numpy(model.tables[name].table)[row]
 
 
-def test_a_mean_is_that_of_the_whole_audience() -> None:
-    """Label 6, that nobody chose, has its id alone."""
+def test_labels_are_embedded_with_whole_audiences() -> None:
+    """Label 6, which no query chose, has only its id."""
     model, _ = built(job(by={"combiner": "mean", "max_length": 1}, model={"similarity": "dot"}), data())
     a_QL = np.zeros((QUERIES, LABELS))
     a_QL[tuple(np.transpose(ROWS))] = 1
@@ -96,7 +96,7 @@ def test_a_mean_is_that_of_the_whole_audience() -> None:
     np.testing.assert_allclose(model.embed_labels(), labels + means_LD, atol=1e-5)
 
 
-def test_what_is_drawn_stands_for_all_of_them() -> None:
+def test_drawn_audiences_estimate_the_whole_audience() -> None:
     """Of 11 entries 4 are drawn, of parts of 3, 3, 3 and 2: every one has weight 1 in the mean over draws, and the
     weights' sum is 11 in each. Without the query's own two it is 9, and 0 in the mean for these."""
     queries = np.int32([0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9])
@@ -122,7 +122,7 @@ def test_what_is_drawn_stands_for_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_sample_of_a_history_stands_for_all_of_it(ordered: bool) -> None:
+def test_a_sampled_history_estimates_the_whole_history(ordered: bool) -> None:
     """Query 0 chose labels 0 to 4, and 2 once more. Of the pair of label 3 the history is the other five, in time the
     three before it; of a pair of label 2 it is the four of other labels."""
     rows = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 2), (1, 5), (2, 5)]
@@ -199,7 +199,7 @@ def test_two_layers_nest_from_the_query_s_side() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_their_gradient_reaches_the_second_layer() -> None:
+def test_the_gradient_reaches_the_second_layer() -> None:
     """Query 0's history is label 1, whose queries are 0, 1 and 2; the batch's positives have 3 and 5 beside its own."""
     rows = [(0, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 2), (5, 2)]
     nested = {"entries": "label_tower", "table": None, "weights": "symmetric"}
@@ -265,6 +265,6 @@ def test_the_rows_of_queries_are_those_of_their_own_id() -> None:
         ),
     ],
 )
-def test_neighbours_that_cannot_be(query: list[Any], label: list[Any], message: str) -> None:
+def test_impossible_audiences_are_refused(query: list[Any], label: list[Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         tiny.recipe(query={"features": query}, label={"features": label})

@@ -1,4 +1,4 @@
-"""Labels without training pairs, and rare ones: which row they read, what trains it, what they are no negatives of."""
+"""Check labels without training pairs and rare labels: rows that they read, training, and negatives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job(
     return tiny.recipe(label=label, query={"features": query or [tiny.USER]}, **more)
 
 
-def test_own_ids_in_fewer_pairs_than_the_recipe_says_read_row_0_here_and_in_histories() -> None:
+def test_rare_own_ids_read_row_0_in_towers_and_histories() -> None:
     encoding = Encoding.fit(job({"min_count": 2}, query=[tiny.USER, HISTORY]), shop())
     assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
     assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0, 0]
@@ -42,7 +42,7 @@ def test_own_ids_in_fewer_pairs_than_the_recipe_says_read_row_0_here_and_in_hist
     assert found["seen__weight"].tolist() == [[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]]
 
 
-def test_a_positive_that_reads_row_0_leaves_others_that_do_in_the_history() -> None:
+def test_a_history_excludes_its_positive_by_label_not_by_row() -> None:
     encoding = Encoding.fit(job({"min_count": 3}, query=[tiny.USER, HISTORY]), shop())
     found = encoding.query.pair_inputs(np.array([4]), np.random.default_rng(0))
     assert (found["seen"].tolist(), found["seen__weight"].tolist()) == ([[1, 0, 0, 0]], [[1, 1, 0, 0]])
@@ -52,9 +52,7 @@ def test_a_positive_that_reads_row_0_leaves_others_that_do_in_the_history() -> N
     ("own", "described", "rate"),
     [({}, True, 0.1), ({}, False, 0.0), ({"unknown_rate": 0}, True, 0), ({"unknown_rate": 0.5}, False, 0.5)],
 )
-def test_the_own_id_is_sometimes_unknown_where_other_features_stand_beside_it(
-    own: dict[str, Any], described: bool, rate: float
-) -> None:
+def test_own_ids_become_unknown_if_labels_have_features(own: dict[str, Any], described: bool, rate: float) -> None:
     recipe = job(own, described=described)
     assert recipe.own_id is not None
     assert recipe.label_unknown_rate(recipe.own_id) == rate
@@ -72,7 +70,7 @@ def moved(recipe: Recipe, table: str) -> tuple[list[bool], TwoTower]:
 
 
 @pytest.mark.slow
-def test_a_label_without_pairs_is_no_negative_where_its_features_tell_what_it_is() -> None:
+def test_unseen_labels_with_features_are_not_negatives() -> None:
     full = {"sampler": "full", "weight": "importance"}
     rows, model = moved(job({"unknown_rate": 0}, loss=full), "kind")
     assert rows == [False, True, True, True, False]

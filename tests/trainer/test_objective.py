@@ -1,4 +1,4 @@
-"""The loss of a batch's logits, worked by hand; what the proofs of single papers leave."""
+"""Check the loss of a batch's logits by hand, beyond the proofs of single papers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_gradients_are_central_differences(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("family", "arguments"), FORMS)
 def test_huge_logits_of_any_precision_stay_finite(family: str, arguments: dict[str, Any], dtype: str) -> None:
-    """Up to what the gradient's own type holds: 65504 in float16, e^88 in float32; nothing is clipped to hide it."""
+    """Logits go up to the largest that the gradient's type holds: 65504 in float16, e^88 in float32."""
     huge = {"exponential": 3.0, "squared_hinge": 1e3, "contrastive": 1e3}.get(family, 3e4)
     if dtype != "float16" and family == "exponential":
         huge = 40.0
@@ -169,8 +169,7 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
 
 
 def test_the_regularizer_of_nce_by_hand() -> None:
-    """`λ[f_y² + mean f_y'²]`: f is the softmax's score as it is, and what is added to it in training is not its own
-    (the authors' code regularises so)."""
+    """`λ[f_y² + mean f_y'²]`, where f excludes the offset, as in the authors' code."""
     logs = np.float32([-1]), np.float32([[-2, -1]])
     given = SampledLogits(np.float32([1]), np.float32([[0.5, 2]]), np.zeros((1, 2), bool), *logs, *logs)
     losses_B = [np.asarray(Objective("nce", regularizer=strength, offset=-3.0)(given)) for strength in (0.0, 0.1)]

@@ -8,12 +8,10 @@ from keras import ops
 from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
-    ElementwiseAdagrad,
     LazyAdam,
     LazyL2,
     LazySGD,
     RowOptimizer,
-    RowwiseAdagrad,
     dense_optimizer,
     learning_rate,
 )  # fmt: skip
@@ -39,7 +37,7 @@ def step(optimizer: RowOptimizer, ids: list[int], gradients: list[list[float]], 
 
 
 def test_row_wise_adagrad_by_hand() -> None:
-    optimizer = RowwiseAdagrad(ones())
+    optimizer = ROW_OPTIMIZERS["adagrad"](ones())
 
     after_one = step(optimizer, [2], [[3, 4]], number=1)
     after_two = step(optimizer, [2, 0], [[1, -1], [0, 2]], number=2)
@@ -79,7 +77,7 @@ def test_only_touched_rows_and_their_state_change(name: str) -> None:
 
 
 def test_element_wise_adagrad_by_hand() -> None:
-    optimizer = ElementwiseAdagrad(ones())
+    optimizer = ROW_OPTIMIZERS["adagrad_elementwise"](ones())
 
     after_one = step(optimizer, [2], [[3, -1e-3]], number=1)
     after_two = step(optimizer, [2, 0], [[4, 0], [0, 2]], number=2)
@@ -110,7 +108,8 @@ EQUAL_TO_KERAS = {
         lambda table: LazySGD(table, momentum=0.9), lambda: keras.optimizers.SGD(RATE, momentum=0.9)
     ),
     "adagrad_elementwise": (
-        ElementwiseAdagrad, lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=0, epsilon=1e-10)
+        ROW_OPTIMIZERS["adagrad_elementwise"],
+        lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=0, epsilon=1e-10),
     ),
 }  # fmt: skip
 
@@ -134,7 +133,7 @@ def test_rows_move_as_by_keras_when_every_row_is_touched(name: str) -> None:
     assert np.abs(rows - 1).min() > 0.01
 
 
-@pytest.mark.parametrize(("name", "sparse"), [("sgd", LazySGD), ("adagrad", ElementwiseAdagrad)])
+@pytest.mark.parametrize(("name", "sparse"), [("sgd", LazySGD), ("adagrad", ROW_OPTIMIZERS["adagrad_elementwise"])])
 def test_the_dense_optimiser_is_the_row_optimiser_of_one_table(name: str, sparse: type) -> None:
     gradients = [[1, -2], [3, 0.5], [0, 1], [1e-4, 1]]
     arguments = {"momentum": 0.9} if name == "sgd" else {}

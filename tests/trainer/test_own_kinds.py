@@ -1,4 +1,4 @@
-"""Feature kinds of one's own: what they are given, what becomes of it, what is refused; docs/extending.md has two."""
+"""Check custom feature kinds: their tensors, their parts, and refusals; docs/extending.md has two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pair that weighs 2 is the pair twice: in loss, gradient and frequencies, and in what the dial removes."""
+"""Check that a pair of weight 2 equals the pair twice: in loss, gradient, frequencies and dial."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ WEIGHTED = tiny.pairs((0, 0), (1, 1), (1, 2), weights=[2, 1, 1])
 
 
 def stepped(rows: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
-    """Sum of the losses of an epoch in one batch, and what labels move by in a step down the sum's gradient."""
+    """Return the summed loss of an epoch in one batch, and the change of labels by a step down its gradient."""
     recipe = tiny.recipe(
         loss=loss,
         optimizer={"embeddings": "sgd", "dense": "sgd", "embedding_learning_rate": float(len(rows))},
@@ -46,7 +46,7 @@ def stepped(rows: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", ["importance", "constant", "tail"])
 def test_a_weight_of_2_is_the_pair_twice(weight: str) -> None:
-    """With margins of π as well, which is of the weighted pairs."""
+    """Margins use π of the weighted pairs."""
     loss = {"sampler": {"name": "full"}, "weight": weight}
 
     (twice, moved_twice), (weighted, moved) = stepped(TWICE, loss), stepped(WEIGHTED, loss)

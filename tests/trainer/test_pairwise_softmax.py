@@ -1,4 +1,4 @@
-"""The pairwise softmax loss (PSL) by hand, its gradients, and what it is near to [METHODS §10]."""
+"""Check the pairwise softmax loss (PSL) by hand, its gradients, and its limits [METHODS §10]."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_loss_and_its_gradients_by_hand(activation: Activation, width: float
 
 
 @pytest.mark.parametrize("activation", NAMES)
-def test_rows_without_a_negative_that_counts_have_no_loss_and_no_gradient(activation: Activation) -> None:
+def test_rows_without_effective_negatives_have_no_loss_and_gradient(activation: Activation) -> None:
     """All masked; or, of the two that have an end, all so far below that their weight is 0."""
     positive, negative = np.float32([0, 100]), np.float32([[3, 90], [-100, -200]])
     log_weight = np.float32([[MASKED, MASKED], [0, 0]])

@@ -15,7 +15,7 @@ SGD = {"embeddings": "sgd", "dense": "sgd", "embedding_learning_rate": 0.5, "den
 FULL = {"sampler": "full", "weight": "importance"}
 
 
-def test_a_loss_without_chance_does_not_see_the_parts() -> None:
+def test_accumulated_parts_equal_one_batch() -> None:
     """All labels are negatives, so that a row's loss depends on no other row. Adam steps by rounding errors."""
     models = []
     for parts in (1, 3):

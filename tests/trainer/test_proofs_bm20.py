@@ -112,7 +112,7 @@ AT_REST: dict[str, tuple[Objective, bool, Any]] = {
 
 @pytest.mark.parametrize(("objective", "mask", "optimum"), AT_REST.values(), ids=AT_REST)
 @pytest.mark.parametrize("noise", NOISE)
-def test_what_each_family_converges_to(noise: str, objective: Objective, mask: bool, optimum: Any) -> None:
+def test_families_converge_as_documented(noise: str, objective: Objective, mask: bool, optimum: Any) -> None:
     """The gradient is 0 at the scores that a family's docstring names, and not half a nat beside them."""
     x, y, other = TRIPLES.T
     chance_T = (DATA[x, y] * NOISE[noise][x, other]).astype(np.float32)
@@ -230,7 +230,7 @@ def test_nce_learns_the_log_probability_itself(noise: str) -> None:
     np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
 
 
-def test_masked_a_seventy_percent_label_comes_out_as_more() -> None:
+def test_masked_hits_overestimate_a_frequent_label() -> None:
     """`.7/.3` beside three odds of `.1/.9`: .875, at a log-likelihood of −1.05 where −.94 is the best."""
     p = np.array([0.7, 0.1, 0.1, 0.1])
     masked = p / (1 - p) / (p / (1 - p)).sum()

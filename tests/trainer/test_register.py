@@ -1,4 +1,4 @@
-"""Rows of one's own, each as docs/extending.md shows it: the page's examples are what is tested."""
+"""Check custom rows by the examples of docs/extending.md."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_noise_of_a_weight_follows_from_its_terms() -> None:
     np.testing.assert_allclose(np.exp(nu), expected, rtol=1e-5)
 
 
-def test_a_sampler_draws_by_what_it_says(page: SimpleNamespace) -> None:
+def test_custom_samplers_draw_by_their_log_q(page: SimpleNamespace) -> None:
     import keras
 
     sampler = page.blend(SamplerSetup(np.log(PI), batch_size=2), negatives=200_000, alpha=0.3)
@@ -97,7 +97,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
 @pytest.mark.usefixtures("page")
-def test_a_recipe_is_held_to_the_row_s_parameters(tmp_path: Path, override: str, message: str) -> None:
+def test_recipes_are_checked_against_the_row_s_parameters(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(tiny.write_job(tmp_path), [override])
 
@@ -167,7 +167,7 @@ def test_a_family_that_counts_what_is_masked_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("page")
-def test_a_run_is_another_when_the_source_of_a_row_changes() -> None:
+def test_identity_depends_on_the_source_of_custom_rows() -> None:
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
     recipe = tiny.recipe(loss={"weight": "damped"})
     before = identity_of(recipe, data)
@@ -181,7 +181,7 @@ def test_a_run_is_another_when_the_source_of_a_row_changes() -> None:
 
 
 def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the page, of a package `shop` that is made here; nothing is loaded before it is named."""
+    """A package `shop` made here offers the page's rows; none is loaded before a recipe names it."""
     shop = {
         "losses": ("damped", "smooth_hinge"), "sampling": ("blend",), "metrics": ("tail_rate",),
         "layers": ("gated", "cyclic", "self_attention"),
@@ -214,7 +214,7 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
         tiny.recipe(query={"features": [{"name": "hour", "kind": "cyclic", "period": 24}]})
 
 
-def test_the_page_s_method_fades_pairs_by_their_age(page: SimpleNamespace) -> None:
+def test_the_page_s_loss_term_fades_pairs_by_age(page: SimpleNamespace) -> None:
     train = tiny.pairs((0, 0), (0, 1), (1, 0))
     term = page.FadeWithAge(replace(train, times=np.array([0.0, 5.0, 10.0])), half_life=5.0)
     columns = term.columns(np.array([0, 2]), {}, np.random.default_rng(0))
@@ -224,7 +224,7 @@ def test_the_page_s_method_fades_pairs_by_their_age(page: SimpleNamespace) -> No
 
 
 @pytest.mark.usefixtures("tables")
-def test_the_researcher_s_loss_is_what_its_page_says() -> None:
+def test_the_notebook_s_loss_equals_its_formula() -> None:
     text = (Path(__file__).parents[2] / "docs/tutorial_researcher.md").read_text()
     loss, checks, comparison = re.findall(r"(?ms)^```python\n(.*?)^```", text)
     (recipe,) = re.findall(r"(?ms)^```toml\n(.*?)^```", text)

@@ -64,8 +64,8 @@ SAME = ("embeddings.npy", "calibration_queries.npy", "labels.arrow", "metrics.js
 
 
 @pytest.mark.nightly
-def test_a_job_killed_deep_in_its_refit_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """Killed while writing a checkpoint; what is never killed runs here."""
+def test_a_job_killed_in_its_refit_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    """The job is killed while it writes a checkpoint; the uninterrupted job runs in this process."""
     recipe = tiny.write_job(tmp_path)
     killed, work = tmp_path / "killed", tmp_path / "killed.work"
     fit(recipe, tmp_path / "whole", overrides=SETTINGS)

@@ -1,4 +1,4 @@
-"""Negatives from the model's own lists: what is searched, drawn, weighed and resumed, and what it is good for."""
+"""Check negatives from the model's own lists: search, draws, weights, resumption and a gain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("family", "sampler", "shown"), [("softmax", "in_batch", False), ("logistic", "full", True)])
-def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: bool) -> None:
+def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, shown: bool) -> None:
     """METHODS §3.1, label by label in NumPy: retrieved labels weigh 1, beside impressions."""
     loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
     loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2}}
@@ -85,7 +85,7 @@ def drawn_of(found: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: in
     return found.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
 
 
-def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
+def test_entries_of_a_list_are_drawn_equally_often() -> None:
     """Of ten labels each with chance 4/10, best first."""
     found = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
     rows = np.zeros(20_000, np.int64)
@@ -188,9 +188,8 @@ def sets_of(found: Retrieved, pairs: list[int]) -> list[set[int]]:
     return [set(found.lists_AK[found.list_of_N[pair]].tolist()) - {-1} for pair in pairs]
 
 
-def test_labels_that_are_no_negatives_are_in_no_list(tmp_path: Path) -> None:
-    """Labels 6 and 7 have no pair: beside other features they are no negatives [METHODS §9], with an id alone they
-    are."""
+def test_retrieved_lists_exclude_labels_that_are_no_negatives(tmp_path: Path) -> None:
+    """Labels 6 and 7 have no pair: with other features they are no negatives [METHODS §9], with only an id they are."""
     every = {"retrieved_negatives": {"negatives": 1, "depth": 8}}
     plain = tiny.dataset(TRAIN, queries=4, labels=8)
     others = [set(range(8)) - {0, 1}, set(range(8)) - {1, 2}, set(range(8)) - {3, 4}, set(range(8)) - {0, 5}]
@@ -204,8 +203,8 @@ def test_labels_that_are_no_negatives_are_in_no_list(tmp_path: Path) -> None:
     assert sets_of(lists_of(described, data, tmp_path / "described"), [0, 2, 4, 6]) == chosen
 
 
-def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -> None:
-    """Query 0 is asked in two ways, and has chosen the same labels in both."""
+def test_every_request_of_a_query_has_a_list(tmp_path: Path) -> None:
+    """Query 0 has two requests with the same chosen labels."""
     asked = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
     asked = type(asked)(asked.queries, asked.labels, requests=np.int32([0, 1, 2, 2]))
     data = tiny.dataset(asked, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
@@ -214,14 +213,14 @@ def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -
     assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
 
 
-def test_lists_that_are_lost_within_an_epoch_are_not_searched_again(tmp_path: Path) -> None:
-    """The weights are no longer those of its beginning."""
+def test_lists_lost_within_an_epoch_stop_the_job(tmp_path: Path) -> None:
+    """The weights differ from those at the beginning of the epoch."""
     recipe = tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}})
     with pytest.raises(CheckpointError, match="expected the lists of retrieved negatives from before epoch 2"):
         lists_of(recipe, tiny.dataset(TRAIN, queries=4, labels=8), tmp_path, within=True)
 
 
-def test_jobs_that_take_none(tmp_path: Path) -> None:
+def test_jobs_without_retrieved_negatives_are_refused(tmp_path: Path) -> None:
     def loss(**settings: Any) -> LossConfig:
         return LossConfig.model_validate({"retrieved_negatives": settings.pop("retrieved", {})} | settings)
 

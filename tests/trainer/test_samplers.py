@@ -31,7 +31,7 @@ def reconstructed(probability: np.ndarray) -> np.ndarray:
 
 
 @given(st.lists(st.integers(0, 10**9) | st.just(0), min_size=1, max_size=60))
-def test_the_alias_table_draws_what_it_was_made_from(counts: list[int]) -> None:
+def test_the_alias_table_draws_its_probabilities(counts: list[int]) -> None:
     probability = np.exp(log_frequencies(np.array(counts, np.int64)))
 
     np.testing.assert_allclose(reconstructed(probability), probability, rtol=1e-6, atol=1e-7)

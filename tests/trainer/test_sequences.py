@@ -1,4 +1,4 @@
-"""Sequence towers: packed and padded histories, what an entry sees, training on every place, export."""
+"""Check sequence encoders: packed and padded histories, attention masks, training and export."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.job import fit
-from longtail.trainer.model.sequences import PackedHistories, Seen, Smoothing
+from longtail.trainer.model.sequences import AttentionMask, PackedHistories, Smoothing
 from tests.trainer import tiny
 
 ENCODERS = ["sasrec", "smoothed", "hstu"]
@@ -77,7 +77,7 @@ def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_entry_sees_what_came_before_it_alone(name: str) -> None:
+def test_an_entry_attends_only_to_earlier_entries(name: str) -> None:
     recipe, dataset = job(history(name)), data()
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
     batch = encoding.query.pair_inputs(np.arange(16), np.random.default_rng(0), packed=True)
@@ -93,7 +93,9 @@ def test_smoothing_adds_means_of_the_entries_so_far() -> None:
     """Two histories in a block: entries (8, 4), (2, 10), (5, 1), and (3, 7); then an empty place."""
     layer = Smoothing(2, [0.5, 1.0], name="smoothing")
     layer.gains.assign(np.array([[1.0, 2.0], [10.0, 20.0]]))
-    seen = Seen.of(ops.convert_to_tensor([[1, 1, 1, 2, 0]]), ops.convert_to_tensor([[0, 1, 2, 0, 0]]), before=False)
+    seen = AttentionMask.of(
+        ops.convert_to_tensor([[1, 1, 1, 2, 0]]), ops.convert_to_tensor([[0, 1, 2, 0, 0]]), with_previous=False
+    )
     x_SPD = np.array([[[8, 4], [2, 10], [5, 1], [3, 7], [9, 9]]], np.float32)
     expected = [
         [11 * 8, 22 * 4],
@@ -142,7 +144,7 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_dropout_is_of_entries_and_of_training_alone() -> None:
+def test_dropout_masks_entries_in_training_only() -> None:
     dataset = data()
     recipes = {rate: job(history("sasrec", dropout=rate)) for rate in (0.0, 0.5)}
     models = {rate: shaken(tiny.model(recipe, dataset, batch_size=8)) for rate, recipe in recipes.items()}
@@ -210,7 +212,7 @@ def walks(folder: Path) -> tuple[Path, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hstu", pytest.param("sasrec", marks=pytest.mark.nightly)])
-def test_what_follows_what_is_learnt_exported_and_answered_at_any_length(tmp_path: Path, name: str) -> None:
+def test_sequences_are_learnt_exported_and_served_at_any_length(tmp_path: Path, name: str) -> None:
     """A pooled history cannot tell what was last: 12 labels in a cycle, of which the last decides the next."""
     path, following = walks(tmp_path)
     recipe = job(
@@ -251,7 +253,7 @@ def refused(match: str, **changes: Any) -> None:
         job(feature, **changes)
 
 
-def test_what_a_sequence_cannot_be_is_refused() -> None:
+def test_impossible_sequences_are_refused() -> None:
     refused(
         r"query feature 'history': expected data\.timestamp, or a data\.split by time",
         data={"timestamp": None},

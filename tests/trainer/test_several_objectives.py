@@ -1,4 +1,4 @@
-"""Clicks and purchases over shared towers: losses by hand, what is exported, what is kept, what is refused."""
+"""Check clicks and purchases over shared towers: losses by hand, export, data and refusals."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def unit(rows_BD: np.ndarray) -> np.ndarray:
 def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
     similarity: str, hits: str, parts: int
 ) -> None:
-    """In NumPy, objective by objective; what a query clicked is a negative of what it bought."""
+    """In NumPy, objective by objective; a clicked label is a negative of a purchase."""
     job = recipe(
         model={"similarity": similarity, "temperature": 0.5},
         loss={"sampler": "full", "weight": "importance", "hits": hits},
@@ -223,14 +223,14 @@ def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
     encoding = Encoding.fit(job, data)
     model = TwoTower(job, encoding, ITEMS)
     carried = WarmStart.read(shop / "bundle").carry_over(model, encoding.vocabularies, data.label_ids)
-    assert carried.left == {}
+    assert carried.skipped == {}
     assert carried.dense == ["query/0.ObjectiveMaps.click", "query/0.ObjectiveMaps.purchase"]
     places = [np.argsort(np.array(ids.to_pylist(), int)) for ids in (data.query_ids, data.label_ids)]
     queries_BD = model.embed_queries(encoding.query.query_inputs(places[0].astype(np.int32)))
     return queries_BD @ model.embed_labels()[places[1]].T
 
 
-def test_a_bundle_serves_the_sum_and_says_so(shop: Path) -> None:
+def test_bundles_serve_and_describe_the_weighted_sum(shop: Path) -> None:
     """Its scores are inner products, of unit labels with a sum of cosines' queries; metrics.json has each objective."""
     bundle, expected = Bundle.load(shop / "bundle"), scores(shop, {"click": 1, "purchase": 1})
     names = np.array(bundle.vocabularies["query_id"].lookup_all([str(user) for user in range(USERS)]), np.int32)
@@ -255,7 +255,7 @@ def test_a_bundle_serves_the_sum_and_says_so(shop: Path) -> None:
     assert f"Objective click: {found['click']['in_words']}" in screen
 
 
-def test_pairs_know_their_objective_and_weigh_what_it_says(shop: Path) -> None:
+def test_pairs_have_the_objective_and_weight_of_their_event(shop: Path) -> None:
     """A view and a click of one label are one pair of weight 2; a purchase weighs 1 · 2."""
     job = load_recipe(shop / "recipe.toml", ["data.split.valid=0"])
     data = read_dataset(job)
@@ -282,7 +282,7 @@ def replace_weight(job: Recipe, weight: float) -> Recipe:
     return job.model_copy(update={"objectives": job.objectives | {"purchase": purchase}})
 
 
-def test_pairs_keep_their_objective_wherever_they_go() -> None:
+def test_splits_keep_the_objectives_of_pairs() -> None:
     shuffled = TRAIN.take(np.arange(len(TRAIN))[::-1]).sorted()
     assert dict(zip(zip(shuffled.queries, shuffled.labels, strict=True), shuffled.objectives, strict=True)) == dict(
         zip(zip(TRAIN.queries, TRAIN.labels, strict=True), TRAIN.objectives, strict=True)
@@ -332,7 +332,7 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
         ),
     ],
 )
-def test_objectives_that_cannot_be(sections: dict[str, Any], message: str) -> None:
+def test_impossible_objectives_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         recipe(**sections)
 

@@ -1,4 +1,4 @@
-"""Exports whose embedding tables are in files beside the towers: as of large tables, here of every one."""
+"""Check exports with embedding tables in files of their own, here with a limit that moves every table."""
 
 import io
 import json
@@ -67,7 +67,7 @@ QUERIES = {
         for name, case in QUERIES.items()
     ],
 )
-def test_whatever_reads_a_table_finds_its_rows(tmp_path: Path, features: list[dict[str, Any]], read: str) -> None:
+def test_readers_of_a_large_table_find_its_rows(tmp_path: Path, features: list[dict[str, Any]], read: str) -> None:
     trained = trained_on(
         tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}
     )
@@ -108,9 +108,7 @@ def test_a_job_s_bundle_holds_each_table_once(finished: Finished, tmp_path: Path
     assert other.sha256 == before.manifest.files["weights.npz"].sha256
 
 
-def test_a_table_is_apart_from_a_mebibyte_on_and_its_pairs_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_from_a_mebibyte_on_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = trained_on(tmp_path, query={"features": [tiny.USER, HISTORY | {"weights": "symmetric"}]})
     item = trained.model.towers.tables["item_id"]
     assert not export_towers(trained, tmp_path)[1]

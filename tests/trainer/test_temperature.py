@@ -30,7 +30,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.nightly
-def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp_path: Path) -> None:
+def test_auto_trains_as_the_best_temperature(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     chosen = fit(recipe, tmp_path / "auto", overrides=AUTO)
     tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
@@ -47,7 +47,7 @@ def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("few")
-def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) -> None:
+def test_auto_compares_temperatures_under_the_target_prior(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [*AUTO, "evaluation.target_prior=uniform", "training.epochs=1"]
     chosen = fit(recipe, tmp_path / "auto", overrides=overrides)
@@ -57,9 +57,7 @@ def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) 
     assert FoundByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(found)
 
 
-def test_a_temperature_at_which_training_diverges_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_skips_temperatures_that_diverge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = search.train
 
     def diverging(recipe: Recipe, *arguments: Any, **more: Any) -> Trained:
@@ -75,7 +73,7 @@ def test_a_temperature_at_which_training_diverges_is_passed_over(
 
 
 @pytest.mark.parametrize("best", [0, 8, 9, 11, TEMPERATURES.index(0.8), len(TEMPERATURES) - 1])
-def test_an_end_of_what_was_tried_is_never_the_best(
+def test_auto_goes_on_from_the_ends_of_its_range(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], best: int
 ) -> None:
     class EndedError(TrainerError):
@@ -107,7 +105,7 @@ def test_an_end_of_what_was_tried_is_never_the_best(
     assert (at_end in " ".join(capsys.readouterr().out.split())) == (best in (0, len(TEMPERATURES) - 1))
 
 
-def test_what_cannot_choose_a_temperature_is_refused(tmp_path: Path) -> None:
+def test_auto_without_validation_is_refused(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     with pytest.raises(DataError, match=r"model.temperature: expected valid pairs to choose it on for 'auto'"):
         fit(recipe, tmp_path / "a", overrides=[*AUTO, 'data.split={strategy="temporal", valid=0, test=0.2}'])

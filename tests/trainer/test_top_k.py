@@ -1,5 +1,5 @@
-"""SL@K: the weight by hand and its gradient, β against the true K-th highest score, and what a step keeps
-[METHODS §2.5]."""
+"""Check SL@K: weights and gradients by hand, β against the true K-th highest score, and the state of a step [METHODS
+§2.5]."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def softmax(logits_L: np.ndarray, label: int) -> float:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_step_by_hand(parts: int) -> None:
-    """Its first visit: the upper quantile of a normal distribution. Query 0 stands in both parts of two."""
+    """At the first visit β is the upper quantile of a normal distribution. Query 0 is in both of two parts."""
     model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
     order = np.array([0, 3, 5, 1, 4, 2])
     rows, asked = TRAIN.take(order), ASKED[order]
@@ -209,7 +209,7 @@ def test_a_step_by_hand(parts: int) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> None:
+def test_a_row_s_own_position_is_no_draw() -> None:
     """Scores have the bias of training removed: in-batch draws of weight `unit` leave f + log q."""
     job = tiny.recipe(loss={"top_k": {"k": 2}}, model={"dim": 4, "temperature": 0.5})
     model = tiny.model(job, DATA, batch_size=6)
@@ -229,7 +229,7 @@ def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> No
 
 
 @pytest.mark.usefixtures("eager")
-def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
+def test_buckets_have_a_beta_each_and_others_weight_1() -> None:
     model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
     loss = float(model.train_step(tiny.batch(TRAIN, _request=ASKED)))
 
@@ -253,7 +253,7 @@ def kept_of(data: Dataset) -> WeighByTopK:
     return WeighByTopK(tiny.recipe(), TopKConfig(k=2), data)
 
 
-def test_batches_say_what_is_asked() -> None:
+def test_batches_hold_the_request_of_every_row() -> None:
     """A number for every query, for every objective of its own."""
     features = Encoding.fit(tiny.recipe(), DATA).query
     settings: dict[str, Any] = {"batch_size": 6, "seed": 0, "epoch": 0, "first": 0}
@@ -273,7 +273,7 @@ def test_batches_say_what_is_asked() -> None:
 
 
 @pytest.mark.parametrize("family", ["logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp", "nce"])
-def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
+def test_top_k_needs_a_family_that_ranks(family: str) -> None:
     """A pairwise form does know one."""
     with pytest.raises(ValueError, match=f"top_k: not allowed with family '{family}'"):
         LossConfig.model_validate({"family": family, "top_k": {"k": 20}})
@@ -308,7 +308,7 @@ PICKED = np.concatenate([CHOSEN.choice(300, 100, p=p_L) for p_L in PREFER])
 
 
 def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
-    """Train a model on those pairs; its scores at λ, [40, 300]."""
+    """Train a model on these pairs; return its scores at λ, [40, 300]."""
     data = tiny.dataset(tiny.pairs(*zip(np.repeat(np.arange(40), 100), PICKED, strict=True)), queries=40, labels=300)
     job = tiny.recipe(
         loss=loss, model={"dim": 16, "similarity": "dot", "temperature": 1, "label_bias": True},
@@ -330,7 +330,7 @@ def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
     ("loss", "bias_removal"),
     [pytest.param(FULL, 0, id="full", marks=pytest.mark.nightly), pytest.param({}, 1, id="in_batch")],
 )
-def test_rankings_are_no_worse_than_without_it(loss: dict[str, Any], bias_removal: float) -> None:
+def test_top_k_ranks_no_worse_than_the_plain_loss(loss: dict[str, Any], bias_removal: float) -> None:
     """At the defaults: among all labels, and among a bucket's own."""
     counts_L = np.bincount(PICKED, minlength=300)
     tail_L = counts_L <= np.quantile(counts_L[counts_L > 0], 0.33)

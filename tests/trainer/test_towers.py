@@ -44,7 +44,7 @@ def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
     np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-6)
 
 
-def test_dropout_multiplies_by_its_mask_and_by_nothing_elsewhere() -> None:
+def test_dropout_multiplies_by_its_mask_only_in_the_block() -> None:
     towers = built(dropout=0.5)
     (layer,) = dropouts(towers.query)
     mask = np.float32([[2, 0, 2], [0, 2, 0]])
@@ -56,7 +56,7 @@ def test_dropout_multiplies_by_its_mask_and_by_nothing_elsewhere() -> None:
     assert dropouts(towers.label) == []
 
 
-def test_an_exported_tower_drops_nothing(tmp_path: Path) -> None:
+def test_exported_towers_have_no_dropout(tmp_path: Path) -> None:
     towers = built(dropout=0.5, input_activation="relu")
     write_onnx(towers, ["query"], tmp_path)
 
@@ -67,7 +67,7 @@ def test_an_exported_tower_drops_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_every_step_draws_fresh_masks_for_both_towers() -> None:
-    """At a learning rate of almost nothing, two steps on one batch differ by their masks alone."""
+    """At a tiny learning rate, two steps on one batch differ only by their masks."""
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
 
     def losses(**rates: float) -> list[float]:
@@ -117,7 +117,7 @@ def test_a_vector_is_normalised_projected_and_replaced_where_it_is_missing() -> 
     np.testing.assert_allclose(np.asarray(found), [*numpy_dense(unit, projection), [7, 8, 9]], rtol=1e-5)
 
 
-def test_a_number_goes_in_standardised_beside_its_flag() -> None:
+def test_numbers_are_standardised_and_have_a_flag() -> None:
     """log(1 + 7) is 3 log 2; minus a mean of log 2, over log 2: 2, and −4 of −7. A missing one is 0 at first."""
     feature = {"name": "age", "kind": "number", "transform": "log", "missing": "flag"}
     recipe = tiny.recipe(query={"features": [feature]}, model={"dim": 2, "similarity": "dot"})
@@ -140,12 +140,12 @@ def test_a_date_is_the_mean_of_its_parts_embeddings() -> None:
 
 
 def test_later_entries_of_a_history_weigh_more() -> None:
-    """Half-life of 1 entry: of three that are there the weights are ¼, ½ and 1; what is left out does not count."""
+    """With a half-life of 1 entry, three entries weigh ¼, ½ and 1; padding does not count."""
     found = Recency(1, name="recency")(np.float32([[1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]))
     np.testing.assert_allclose(np.asarray(found), [[0.25, 0, 0.5, 1, 0], [1, 0, 0, 0, 0]])
 
 
-def test_a_tower_of_every_part_serves_in_float32_what_it_trains_in_bfloat16() -> None:
+def test_towers_trained_in_bfloat16_serve_in_float32() -> None:
     features = [BAG, {"name": "image", "kind": "vector", "dims": 2, "projection": 4}]
     inputs = INPUTS | {"image": np.float32([[3, 4], [0, 0]]), "image__missing": np.float32([0, 1])}
 

@@ -110,7 +110,7 @@ def test_the_floor_decides_which_epoch_is_best(
 
 
 @pytest.mark.slow
-def test_validation_keeps_to_its_epochs_and_the_last(tmp_path: Path) -> None:
+def test_validation_runs_at_its_epochs_and_the_last(tmp_path: Path) -> None:
     trained = run(tmp_path, data(), epochs=5, evaluate_every=2)
 
     assert sorted(trained.history.metrics) == [2, 4, 5]
@@ -124,7 +124,7 @@ def test_without_validation_the_last_epoch_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(tmp_path, data(), epochs=2)
     monkeypatch.setattr("longtail.trainer.train.epoch_batches", lambda *_, **__: pytest.fail("trains again"))
 
@@ -151,7 +151,7 @@ def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> No
         train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
 
 
-def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
+def test_batches_prepared_ahead_are_equal_and_pass_errors_on() -> None:
     made: list[int] = []
 
     def batches() -> Iterator[tuple[int, dict[str, np.ndarray]]]:

@@ -1,4 +1,4 @@
-"""A warm start carries over what fits, by id; a bundle that cannot be one says why."""
+"""Check that a warm start carries weights over by id, and refuses bundles without weights."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def warm_ids(finished: Finished) -> dict[str, Vocabulary]:
     return dict(Bundle.load(finished.out).vocabularies)
 
 
-def test_what_does_not_fit_is_told_with_expected_and_found(finished: Finished) -> None:
+def test_weights_that_do_not_fit_are_listed_with_reasons(finished: Finished) -> None:
     query = {"features": [tiny.USER | {"dim": 6}], "hidden": [3]}
     model, encoding, label_ids = fresh(users=30, items=18, query=query, model={"label_bias": True})
 
     carried = WarmStart.read(finished.out).carry_over(model, encoding.vocabularies, label_ids)
 
-    assert carried.left["tables/user_id"] == "expected 6 dimensions, found 4"
-    assert carried.left["query/0.Dense.kernel"] == "the bundle has no such weight"
+    assert carried.skipped["tables/user_id"] == "expected 6 dimensions, found 4"
+    assert carried.skipped["query/0.Dense.kernel"] == "the bundle has no such weight"
     assert "tables/user_id: starts fresh: expected 6 dimensions, found 4" in carried.lines()
     assert "table item_id: 17 rows carried over, 2 new, 0 vanished" in carried.lines()
 
 
-def test_dense_weights_go_by_place_layer_and_shape() -> None:
+def test_dense_weights_match_by_index_layer_and_shape() -> None:
     def recipe(hidden: list[int]) -> dict[str, object]:
         return {"query": {"features": [tiny.USER], "hidden": hidden}, "model": {"learn_temperature": True}}
 
@@ -92,7 +92,7 @@ def test_dense_weights_go_by_place_layer_and_shape() -> None:
     carried = WarmStart("", weights, {}, 0.1).carry_over(other, encoding.vocabularies, label_ids)
 
     assert carried.dense == ["query/1.Dense.bias", "log_temperature"]
-    assert carried.left["query/0.Dense.kernel"] == "expected shape (4, 7), found (4, 5)"
+    assert carried.skipped["query/0.Dense.kernel"] == "expected shape (4, 7), found (4, 5)"
     assert float(ops.convert_to_numpy(other.log_temperature)) == pytest.approx(np.log(0.1) + 1)
 
 
@@ -139,7 +139,7 @@ def test_new_labels_join_and_vanished_ones_leave(finished: Finished, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_daily_job_says_what_it_has_learnt_before(tmp_path: Path) -> None:
+def test_a_warm_start_warns_of_learnt_held_out_pairs(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     table = pq.read_table(tmp_path / "interactions.parquet")
     order = np.argsort(table["timestamp"].to_numpy(), kind="stable")

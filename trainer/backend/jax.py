@@ -170,8 +170,7 @@ def lengthened(column: jax.Array, multiple: int, filler: Any = 0) -> jax.Array:
     if not missing:
         return column
     mode = {"mode": "edge"} if filler is None else {"constant_values": filler}
-    longer: jax.Array = jnp.pad(column, [(0, missing)] + [(0, 0)] * (column.ndim - 1), **mode)
-    return longer
+    return jnp.pad(column, [(0, missing)] + [(0, 0)] * (column.ndim - 1), **mode)
 
 
 def sum_with_gradients(
@@ -206,9 +205,9 @@ def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_step(
-    step: Step, variables: Sequence[keras.Variable], *, out_shardings: Any = None, place: Callable[..., Any] = dict
+    step: Step, variables: Sequence[keras.Variable], *, out_shardings: Any = None, put: Callable[..., Any] = dict
 ) -> Step:
-    """Compile a step that assigns to variables; `place` puts a batch onto devices."""
+    """Compile a step that assigns to variables; `put` puts a batch onto devices."""
 
     def pure(values: list[Tensor], batch: dict[str, Any]) -> tuple[Tensor, list[Tensor]]:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))) as scope:
@@ -218,7 +217,7 @@ def compile_step(
     compiled = jax.jit(pure, donate_argnums=0, out_shardings=out_shardings)
 
     def run(batch: dict[str, Any]) -> Any:
-        result, values = compiled([variable.value for variable in variables], place(batch))
+        result, values = compiled([variable.value for variable in variables], put(batch))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         return result
@@ -227,21 +226,19 @@ def compile_step(
 
 
 def compile_tower(
-    tower: keras.Model, *, out_shardings: Any = None, place: Callable[..., Any] = dict
+    tower: keras.Model, *, out_shardings: Any = None, put: Callable[..., Any] = dict
 ) -> Callable[[Mapping[str, Any]], jax.Array]:
     """Compile a tower's outputs outside of training, in the precision that it computes in when it is first called."""
     variables = tower.variables
 
     def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            outputs: jax.Array = tower(inputs)
-            return outputs
+            return tower(inputs)
 
     compiled = jax.jit(pure, out_shardings=out_shardings)
 
     def run(inputs: Mapping[str, Any]) -> jax.Array:
-        embedded: jax.Array = compiled([variable.value for variable in variables], place(inputs))
-        return embedded
+        return compiled([variable.value for variable in variables], put(inputs))
 
     return run
 

@@ -40,8 +40,7 @@ _DEVIATIONS = 5
 
 
 def _mesh() -> Mesh:
-    mesh: Mesh = keras.distribution.distribution().device_mesh.backend_mesh
-    return mesh
+    return keras.distribution.distribution().device_mesh.backend_mesh
 
 
 def devices() -> int:
@@ -100,10 +99,7 @@ def _part_rows(ids: jax.Array, rows: int, part_rows: int) -> jax.Array:
 def _on_parts(function: Callable[..., Any], in_specs: Any = _PARTS, out_specs: Any = _PARTS) -> Callable[..., Any]:
     """Run a function on each device, with the device's parts of arrays."""
     # Not checked: all devices have the same number of rounds, which JAX cannot see.
-    mapped: Callable[..., Any] = jax.shard_map(
-        function, mesh=_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
-    )
-    return mapped
+    return jax.shard_map(function, mesh=_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 @cache
@@ -112,8 +108,7 @@ def _gather_whole(mesh: Mesh, rows: int) -> Callable[..., jax.Array]:
 
     def read(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
         local = part_RD.at[_part_rows(ids, rows, len(part_RD))].get(mode="fill", fill_value=0)
-        total: jax.Array = jax.lax.psum(local, AXIS)
-        return total
+        return jax.lax.psum(local, AXIS)
 
     return jax.jit(jax.shard_map(read, mesh=mesh, in_specs=(_PARTS, _WHOLE), out_specs=_WHOLE))
 
@@ -138,8 +133,7 @@ def gather(table: keras.Variable, ids: jax.Array | Requested | Owned) -> jax.Arr
     def read(part_RD: jax.Array, ids_U: jax.Array) -> jax.Array:
         return part_RD.at[_part_rows(ids_U, rows, len(part_RD))].get(mode="fill", fill_value=0)
 
-    gathered: jax.Array = _on_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
-    return gathered
+    return _on_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
 
 
 def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array) -> None:
@@ -168,8 +162,7 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
     def part(index: tuple[slice, ...] | None) -> Array:
         low, high, _ = (index or (slice(None),))[0].indices(shape[0])
-        device_rows: Array = rows[low - start : high - start]
-        return device_rows
+        return rows[low - start : high - start]
 
     table.assign(jax.make_array_from_callback(shape, sharding, part))
 
@@ -272,14 +265,12 @@ class _Rounds:
 
     def fold(self, run: Callable[[jax.Array, jax.Array], jax.Array], start: jax.Array) -> jax.Array:
         """Fold `run` over all rounds."""
-        result: jax.Array = jax.lax.fori_loop(0, self.number, run, start)
-        return result
+        return jax.lax.fori_loop(0, self.number, run, start)
 
 
 def _exchange(sent: jax.Array) -> jax.Array:
     """Send each device its row of an array's first axis, and receive one row from each device."""
-    received: jax.Array = jax.lax.all_to_all(sent, AXIS, 0, 0)
-    return received
+    return jax.lax.all_to_all(sent, AXIS, 0, 0)
 
 
 def sum_of_blocks(
@@ -294,11 +285,11 @@ def sum_of_blocks(
     specs = {name: _PARTS if array.ndim else _WHOLE for name, array in shared.items()}
 
     def run_part(parts: Mapping[str, Any], rows: Any, fixed: Any, fixed_shared: Any, real_B: jax.Array) -> Any:
-        whole = {
+        gathered = {
             name: jax.lax.all_gather(part, AXIS, tiled=True)[: len(shared[name])] if part.ndim else part
             for name, part in parts.items()
         }
-        (value, gradients), columns = run_blocks(loss, blocks, whole, rows, fixed, fixed_shared, real_B)
+        (value, gradients), columns = run_blocks(loss, blocks, gathered, rows, fixed, fixed_shared, real_B)
         reduced = {
             name: jax.lax.psum_scatter(lengthened(gradient, shards), AXIS, tiled=True)
             if gradient.ndim
@@ -323,23 +314,23 @@ def sum_of_blocks(
 def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
     """Compile a step that assigns to variables, which keep their devices."""
     shardings = NamedSharding(_mesh(), _WHOLE), [variable.value.sharding for variable in variables]
-    return one_device.compile_step(step, variables, out_shardings=shardings, place=_split_batch)
+    return one_device.compile_step(step, variables, out_shardings=shardings, put=_split_batch)
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array]:
     """Compile a tower's outputs, whole on every device."""
-    return one_device.compile_tower(tower, out_shardings=NamedSharding(_mesh(), _WHOLE), place=_split_batch)
+    return one_device.compile_tower(tower, out_shardings=NamedSharding(_mesh(), _WHOLE), put=_split_batch)
 
 
 def _split_batch(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Split columns by their first axis over all devices; a column that has no equal parts is whole on each device."""
     mesh = _mesh()
 
-    def place(column: Any) -> Any:
+    def put(column: Any) -> Any:
         if isinstance(column, jax.Array) and not column.is_fully_addressable:
             return column
         values = np.asarray(column)
         parts = _PARTS if values.ndim and len(values) % mesh.size == 0 else _WHOLE
         return jax.make_array_from_callback(values.shape, NamedSharding(mesh, parts), values.__getitem__)
 
-    return {name: place(column) for name, column in columns.items()}
+    return {name: put(column) for name, column in columns.items()}

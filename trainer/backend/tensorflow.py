@@ -35,8 +35,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
     """Return rows of a variable without reading its other rows, shape [*ids.shape, D]."""
-    rows: Tensor = tf.gather(table.value, ids)
-    return rows
+    return tf.gather(table.value, ids)
 
 
 def scatter(table: keras.Variable, ids_U: Tensor, rows_UD: Tensor) -> None:
@@ -71,8 +70,7 @@ def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tupl
 
 def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:  # noqa: ARG001
     """Return rows by positions among the ids of `distinct`, shape [*positions.shape, D]."""
-    rows: Tensor = keras.ops.take(rows_UD, positions, axis=0)
-    return rows
+    return keras.ops.take(rows_UD, positions, axis=0)
 
 
 def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, shared: bool = False) -> Tensor:
@@ -83,7 +81,7 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
     """
     if not on_cpu():
         gathered_BPD = take(rows_UD, positions_BP, shared=shared)
-        return keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)  # type: ignore[no-any-return]
+        return keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)
     entries_n2 = tf.where(tf.not_equal(weights_BP, 0))
     columns_n = tf.cast(tf.gather_nd(positions_BP, entries_n2), tf.int64)
     size = tf.cast([tf.shape(positions_BP)[0], tf.shape(rows_UD)[0]], tf.int64)
@@ -97,13 +95,11 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
         def backward(upstream_BD: Tensor) -> Tensor:
             # Transposed by an operation of its own: `transpose_a` would sum in the order in which threads end.
             weights_UB = tf.raw_ops.SparseMatrixTranspose(input=weights_BU, type=tf.float32)
-            gradient_UD: Tensor = tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
-            return gradient_UD
+            return tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
 
         return tf.raw_ops.SparseMatrixMatMul(a=weights_BU, b=rows_UD), backward
 
-    sums_BD: Tensor = tf.custom_gradient(product)(rows_UD)
-    return sums_BD
+    return tf.custom_gradient(product)(rows_UD)
 
 
 def sums(
@@ -122,10 +118,7 @@ def sums(
 
 def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
     """Count the occurrences of every distinct id, float32 [U]."""
-    counts_U: Tensor = tf.math.unsorted_segment_sum(
-        tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0]
-    )
-    return counts_U
+    return tf.math.unsorted_segment_sum(tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0])
 
 
 def value_and_gradients(
@@ -160,8 +153,7 @@ def sum_of_blocks(
     def cut(column: Tensor) -> Tensor:
         if height * blocks != row_count:  # fill the last block with repeats of the last row
             column = tf.gather(column, tf.minimum(tf.range(height * blocks), row_count - 1))
-        cut_column: Tensor = tf.reshape(column, (blocks, height, *column.shape[1:]))
-        return cut_column
+        return tf.reshape(column, (blocks, height, *column.shape[1:]))
 
     fixed_blocks = keras.tree.map_structure(cut, fixed)
 
@@ -227,19 +219,17 @@ def on_cpu() -> bool:
 
 def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a pure function of fixed shapes with XLA: one kernel instead of a pass over memory per operation."""
-    compiled: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
-    return compiled
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:  # noqa: ARG001 (updated in place)
     """Compile a step that assigns to variables."""
-    compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
-    return compiled
+    return tf.function(step, reduce_retracing=True, autograph=False)
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
     """Return the tower itself: TensorFlow compiles each operation."""
-    return tower  # type: ignore[no-any-return]
+    return tower
 
 
 def make_deterministic() -> None:

@@ -126,10 +126,7 @@ class Retrieved(ColumnNegatives):
         self.list_of_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
-        """Build `_retrieved`, int32 [B, S]: cut each list into S equal parts and draw a label from each part.
-
-        Every entry of a list of K labels is drawn with probability S/K. A list of at most S labels is taken whole.
-        """
+        """Build `_retrieved`, int32 [B, S]: draw a label from each of S equal parts of a list."""
         size = self._config.negatives
         lists_BK = self.lists_AK[self.list_of_N[rows_B]]
         lengths_B1 = np.sum(lists_BK >= 0, axis=1, keepdims=True)

@@ -44,8 +44,8 @@ class NeighbourLoss:
         positive_B = ops.sum(anchors_BD * neighbours_BD, axis=1) / self.temperature
         others_BB = ops.matmul(anchors_BD, ops.transpose(anchors_BD)) / self.temperature
         masked_BB = ops.equal(ids_B[:, None], ids_B)
-        for at in range(near_BK.shape[1]):  # a loop over K avoids a [B, B, K] tensor
-            masked_BB = ops.logical_or(masked_BB, ops.equal(near_BK[:, at : at + 1], ids_B))
+        for k in range(near_BK.shape[1]):  # a loop over K avoids a [B, B, K] tensor
+            masked_BB = ops.logical_or(masked_BB, ops.equal(near_BK[:, k : k + 1], ids_B))
         gaps_BB = ops.where(masked_BB, MASKED, others_BB - positive_B[:, None])
         # −log softmax of the positive: log(e^0 + Σ e^(other − positive)).
         gaps = ops.concatenate([ops.zeros_like(gaps_BB[:, :1]), gaps_BB], axis=1)
@@ -68,10 +68,10 @@ class Neighbours(LossTerm):
         self._rows = {"query": train.queries, "label": train.labels}
         sizes = {"query": len(dataset.query_ids), "label": len(dataset.label_ids)}
         self.nearest = {}
-        for side, other in (("query", "label"), ("label", "query")):
+        for side, other_side in (("query", "label"), ("label", "query")):
             if side in config.sides:
-                shape = sizes[side], sizes[other]
-                self.nearest[side] = nearest_rows(self._rows[side], self._rows[other], shape=shape, k=config.k)
+                shape = sizes[side], sizes[other_side]
+                self.nearest[side] = nearest_rows(self._rows[side], self._rows[other_side], shape=shape, k=config.k)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Draw one neighbour for each row.

@@ -24,8 +24,7 @@ class Embedded(NamedTuple):
     """Hold embeddings of a batch, float32, with respect to which the loss is differentiated.
 
     Attributes:
-        labels_CD: embeddings of the positives, of the drawn labels, then of labels that terms add.
-        bias_C: biases of these labels, in logits.
+        labels_CD, bias_C: of the positives, of the drawn labels, then of labels that terms add; biases in logits.
         scale: 1/T.
     """
 

@@ -48,8 +48,11 @@ class BatchLoss:
         def losses(shared: Tensors, by_row: Tensors, fixed: Any, fixed_shared: Any) -> tuple[Tensor, Tensors]:
             return self._row_losses(shared | by_row, BatchCandidates(**fixed, **fixed_shared))
 
-        value, state = backend.sum_of_blocks(losses, shared, by_row, *batch.split(), blocks=_count_blocks(batch))
-        return value / batch.positive_B.shape[0], state
+        # Blocks of rows bound the part of [B, M] in memory.
+        rows, logits = batch.positive_B.shape[0], (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
+        blocks = -(-rows // max(_LEAST_ROWS, logits // batch.candidates.shape[-1]))
+        value, state = backend.sum_of_blocks(losses, shared, by_row, *batch.split(), blocks=blocks)
+        return value / rows, state
 
     def _split(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensors, Tensors]:
         """Split embeddings by name into parts shared by all rows, and parts per row."""
@@ -124,11 +127,3 @@ class BatchLoss:
             return ops.einsum(equation, queries_BD, labels)
         sides = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
         return ops.cast(ops.einsum(equation, *sides), "float32")
-
-
-def _count_blocks(batch: BatchCandidates) -> int:
-    """Return the number of blocks of rows, which bound the part of [B, M] in memory."""
-    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
-    rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1])
-    blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
-    return blocks

@@ -7,9 +7,6 @@ Draws come from q and have weights `log w_yy' = row_y + col_y'`. If every logit 
 [BM20 Theorem 1; R21 Lemma 2]. A pairwise loss compares labels two at a time, so the weight of a row does not cancel,
 and ν is divided by exp(row_y) too. METHODS §9 says for which families, weights and hits this is exact.
 
-q comes from the sampler, col and row from the weight, and the link from the family. A new sampler, weight or family
-therefore needs no further definition for its noise.
-
 Legend: `L` labels.
 """
 
@@ -157,5 +154,4 @@ def _unnormalised(
         log_nu_L = log_q_L + col_L - (row_L - miss)
     else:
         log_nu_L = log_q_L + col_L
-    floored_L: Float64 = np.where(kept_L, log_nu_L, log_nu_L[kept_L].min())
-    return floored_L
+    return np.where(kept_L, log_nu_L, log_nu_L[kept_L].min())

@@ -30,11 +30,9 @@ class Mining:
     `theta` is used without normalisation. Otherwise Σ_j ϑ_j = 1 over the top `keep`, uniform or `ϑ_j ∝ j^−power`. Every
     further rank has ϑ = `epsilon`; a large enough epsilon keeps the loss calibrated [Re19 Theorem 4; METHODS §3].
 
-    [Re19 §3.1] has no other weights than ϑ. With weight `unit`, its ϑ equals this ϑ. With weight `importance` and
-    uniform negatives that are never the positive (`exclude_positive`), as in the paper, its ϑ_j and its ε are
-    (L − 1)/m times these. So `keep = k` is (L − 1)/(k·m) there, which over all labels is 1/k on the top k. If the
-    positive may be drawn and is masked, the factor is L/m. `keep = m` is negative sampling. With sampler `full` and
-    weight `importance`, top-k mining is the top-k loss.
+    With weight `unit`, ϑ is that of [Re19 §3.1]. With weight `importance` and uniform negatives that are never the
+    positive, the paper's ϑ_j and ε are (L − 1)/m times these; if the positive may be drawn and is masked, L/m times.
+    `keep = m` is negative sampling. With sampler `full` and weight `importance`, top-k mining is the top-k loss.
 
     Attributes:
         keep: k; None keeps all.
@@ -52,12 +50,12 @@ class Mining:
     draw: int | None = None
 
     @property
-    def kept(self) -> int | None:
+    def kept_count(self) -> int | None:
         """Return K, the number of negatives of a row with ϑ > 0; None for all."""
-        return None if self.epsilon else self.named
+        return None if self.epsilon else self.named_count
 
     @property
-    def named(self) -> int | None:
+    def named_count(self) -> int | None:
         """Return the number of ranks before epsilon applies; None for all."""
         return self.keep if self.theta is None else len(self.theta)
 

@@ -113,11 +113,9 @@ def balance(
 ) -> float:
     """Return the offset of logits at which one positive balances its negatives.
 
-    Without an offset, training would first have to push every logit down to the log-odds of one label among many. For
-    NCE, whose logits are log p(y|x), the offset is −log L. For the logistic loss, whose logits are log-odds of a
-    positive against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with
-    unit weights. It is 0 if a constant does not change or does not balance the loss: any other family, a pairwise form,
-    and mining.
+    Without it, training would first push every logit down to the log-odds of one label among many. For NCE, whose
+    logits are log p(y|x), it is −log L. For the logistic loss it is `−log E Σ w`: −log L with margin weights of ρ = 1,
+    −log m with unit weights. It is 0 for any other family, a pairwise form, and mining.
 
     Args:
         log_q_L: log sampling probabilities; None if they depend on the query, which counts as 1/L.

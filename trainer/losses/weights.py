@@ -236,8 +236,7 @@ def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Flo
     """
     log_weight_L = -reweight * log_pi_L
     weight_L = np.exp(log_weight_L - log_weight_L.max())  # the largest exponent is 0, so nothing overflows
-    normalised_L: Float32 = (weight_L / (share_L @ weight_L)).astype(np.float32)
-    return normalised_L
+    return (weight_L / (share_L @ weight_L)).astype(np.float32)
 
 
 WEIGHTS: dict[str, Callable[..., LogWeight]] = {

@@ -30,8 +30,7 @@ InputKey = tuple[str, str]
 class EmbeddingTable(keras.layers.Layer):
     """Hold an embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
 
-    A table above one gibibyte is initialised in blocks of rows, one seed per block, because an initializer of the whole
-    table needs four times the table's memory.
+    Above one gibibyte it is initialised in blocks with a seed each: at once, it would need four times its memory.
     """
 
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
@@ -52,9 +51,8 @@ class EmbeddingTable(keras.layers.Layer):
             )
         self.built = True
         self.compact: Tensor | None = None
-        """Rows [U, D] that replace the table inside `compact_rows`."""
+        """Rows [U, D] that replace the table inside `compact_rows`; with `shared`, all devices read the same ones."""
         self.shared = False
-        """Whether all devices read the same rows of these."""
 
     def call(self, ids: Tensor) -> Tensor:
         """Return rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
@@ -71,11 +69,10 @@ def read_distinct(
 
     Args:
         readers: inputs that hold ids, each with the name of its table.
-        shared: whether all devices read the same ids.
+        shared: all devices read the same ids, those of the whole batch.
 
     Returns:
-        The inputs, with ids replaced by positions among the distinct ids of their table; and the distinct ids of every
-        table, int32 [U], of each device's part of the batch, or of the whole batch if the ids are `shared`.
+        The inputs, with ids replaced by positions among the distinct ids of their table; and these ids, int32 [U].
     """
     compact, distinct = dict(inputs), {}
     for name, table in tables.items():
@@ -87,11 +84,7 @@ def read_distinct(
 
 @contextmanager
 def compact_rows(tables: Sequence[EmbeddingTable], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
-    """Make tables look up rows [U, D] inside the block, where ids are positions 0..U−1.
-
-    Args:
-        shared: the value that `read_distinct` had when it returned the positions.
-    """
+    """Make tables look up rows [U, D] inside the block, where ids are positions of `read_distinct`."""
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
             table.compact, table.shared = compact_UD, shared
@@ -110,7 +103,7 @@ def unit_rows(x_BD: Tensor) -> Tensor:
 
 
 class UnitNorm(keras.layers.Layer):
-    """Divide rows by their norm, as `keras.layers.UnitNormalization` does; a zero row becomes a unit vector."""
+    """Divide rows by their norm; unlike in `keras.layers.UnitNormalization`, a zero row becomes a unit vector."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")

@@ -43,8 +43,7 @@ class OrMissing(keras.layers.Layer):
     def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
         """Return rows, float32 [B, D]; `missing_B` is 1 for a missing row, else 0."""
         missing_B1 = ops.expand_dims(missing_B, 1)
-        rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
-        return rows_BD
+        return x_BD * (1 - missing_B1) + missing_B1 * self.vector
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class FeatureParts:
     pairs: Mapping[str, EmbeddingTable] = field(default_factory=dict)
     inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
 
-    def of(self, feature: FeatureConfig) -> keras.KerasTensor:
+    def build(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of one feature, [B, width]."""
         if feature.kind in ("number", "vector"):
             return self._embedded(feature) if feature.in_buckets else self._measured(feature)
@@ -76,7 +75,7 @@ class FeatureParts:
         x = self.tables[feature.table_name](ids)
         if dated:
             x = keras.layers.GlobalAveragePooling1D(dtype="float32")(x)
-        return x if feature.custom_kind is None else self._own(feature, feature.custom_kind, x)
+        return x if feature.custom_kind is None else self._custom(feature, feature.custom_kind, x)
 
     def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of a history, audience, bag or text."""
@@ -93,7 +92,7 @@ class FeatureParts:
             )
             return encoder(ids, weights)
         if feature.custom_kind is not None:
-            return self._own(feature, feature.custom_kind, table(ids), weights)
+            return self._custom(feature, feature.custom_kind, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)
         return bag(ids, weights)
 
@@ -113,7 +112,7 @@ class FeatureParts:
         if feature.projection is not None:
             x = keras.layers.Dense(feature.projection, dtype=self.precision, name=f"{feature.name}_projection")(x)
         if feature.custom_kind is not None:
-            x = self._own(feature, feature.custom_kind, x)
+            x = self._custom(feature, feature.custom_kind, x)
         if not feature.has_flag:
             return x
         flag = self._input(f"{feature.name}__missing", (), "float32")
@@ -122,44 +121,48 @@ class FeatureParts:
             return x
         return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(flag)])
 
-    def _own(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
+    def _custom(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
         """Build the part of a custom kind."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
         length = feature.max_length if feature.bagged else None
         setup = FeatureSetup(feature.name, self.side, length, mean, std)
-        where = f"{self.side} feature {feature.name!r} ({kind.name})"
-        return _own_part(where, kind.row.part, (*tensors, setup), kind.arguments, self.precision)
+        source = f"{self.side} feature {feature.name!r} ({kind.name})"
+        return _call_custom(source, kind.row.part, (*tensors, setup), kind.arguments, self.precision)
 
     def _input(self, name: str, shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
         self.inputs[name] = keras.Input(shape, dtype=dtype, name=name)
         return self.inputs[name]
 
 
-def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
+def build_custom_tower(
+    x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str
+) -> keras.KerasTensor:
     """Build a custom tower on the combination [B, width]; the output has any width."""
-    where = f"{setup.side}.tower {choice.name!r}"
-    return _own_part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
+    source = f"{setup.side}.tower {choice.name!r}"
+    return _call_custom(source, TOWERS[choice.name], (x, setup), choice.arguments, precision)
 
 
-def _own_part(
-    where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
+def _call_custom(
+    source: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
 ) -> keras.KerasTensor:
     """Call a custom function, and refuse an output that is not [B, width]."""
     # Layers that the function creates get the recipe's precision, unless the function sets another.
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        made = function(*positional, **arguments)
+        output = function(*positional, **arguments)
     except Exception as error:
         raise RecipeError(
-            f"{where}: expected a function that builds Keras layers, received {type(error).__name__}: {error}"
+            f"{source}: expected a function that builds Keras layers, received {type(error).__name__}: {error}"
         ) from error
     finally:
         keras.config.set_dtype_policy(policy)
-    if not isinstance(made, keras.KerasTensor):
-        raise RecipeError(f"{where}: expected a Keras tensor of shape [B, width], received {type(made).__name__}")
-    if len(made.shape) != 2 or made.shape[0] is not None or made.shape[1] is None:
-        raise RecipeError(f"{where}: expected shape [B, width], (None, width) to Keras, received {tuple(made.shape)}")
-    if not keras.backend.is_float_dtype(made.dtype):
-        raise RecipeError(f"{where}: expected floating-point numbers, received {made.dtype}")
-    return made
+    if not isinstance(output, keras.KerasTensor):
+        raise RecipeError(f"{source}: expected a Keras tensor of shape [B, width], received {type(output).__name__}")
+    if len(output.shape) != 2 or output.shape[0] is not None or output.shape[1] is None:
+        raise RecipeError(
+            f"{source}: expected shape [B, width], (None, width) to Keras, received {tuple(output.shape)}"
+        )
+    if not keras.backend.is_float_dtype(output.dtype):
+        raise RecipeError(f"{source}: expected floating-point numbers, received {output.dtype}")
+    return output

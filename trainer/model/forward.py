@@ -65,12 +65,11 @@ class Forward:
             for feature in recipe.label.features
             if feature.unknown is not None and (rate := recipe.label_unknown_rate(feature))
         ]
-        self.dropouts = {side: dropouts(tower) for side, tower in self._towers() if dropouts(tower)}
+        towers = {"query": model.towers.query, "label": model.towers.label}
+        if "query" in self._sides:
+            towers["neighbour"] = model.towers.query
+        self.dropouts = {side: layers for side, tower in towers.items() if (layers := dropouts(tower))}
         """Dropout layers by tower, for towers that have any."""
-
-    def _towers(self) -> list[tuple[str, keras.Model]]:
-        towers = [("query", self._model.towers.query), ("label", self._model.towers.label)]
-        return [*towers, ("neighbour", self._model.towers.query)] if "query" in self._sides else towers
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
         """Read the inputs of a batch, and the table rows to differentiate."""

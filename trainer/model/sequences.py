@@ -5,8 +5,8 @@ one pass over its history, without padding between histories. A history is at mo
 earlier entries of an entry are in its own block or in the one before. Outside of training each row has its own block.
 Both ways compute the same [METHODS §10.2].
 
-Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees, `H` heads, `C` dimensions of a head,
-`D` dimensions, `B` batch.
+Legend: `S` blocks, or rows, `P` positions of a block, `W` positions that a block sees, `H` heads, `C` dimensions of a
+head, `D` dimensions, `B` batch.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Packed(NamedTuple):
     """Locate the histories of a batch in its blocks.
 
     Attributes:
-        segments_SP: int32, the number of the history, from 1; 0 for an empty place.
+        segments_SP: int32, the number of the history, from 1; 0 for an empty position.
         positions_SP: int32, position in the history, from 0.
-        places_B: int32, place of the last entry of each row's history among all S·P; −1 for an empty history.
+        last_B: int32, index of the last entry of each row's history among all S·P; −1 for an empty history.
     """
 
     segments_SP: Tensor
     positions_SP: Tensor
-    places_B: Tensor
+    last_B: Tensor
 
 
 class SequenceEncoder(keras.layers.Layer):
@@ -56,8 +56,8 @@ class SequenceEncoder(keras.layers.Layer):
         if config.name != "sasrec":
             block = partial(PointwiseAttention, max_length=max_length)
         self.blocks = [
-            block(table.dim, config, feature=feature, precision=precision, name=f"{feature}_{at}")
-            for at in range(config.layers)
+            block(table.dim, config, feature=feature, precision=precision, name=f"{feature}_{i}")
+            for i in range(config.layers)
         ]
         self.normalise = _normalisation(table.dim, precision)
         self.built = True
@@ -68,60 +68,59 @@ class SequenceEncoder(keras.layers.Layer):
 
         Entries of weight 0 are padding; all other weights act alike.
         """
-        there_SP = ops.cast(ops.not_equal(weights_SP, 0), "int32")
+        is_entry_SP = ops.cast(ops.not_equal(weights_SP, 0), "int32")
         packed = self._packed
         if packed is None:
-            counted_SP = ops.cumsum(there_SP, axis=1)
-            seen = Seen.of(there_SP, ops.maximum(counted_SP - 1, 0) * there_SP, before=False)
+            counted_SP = ops.cumsum(is_entry_SP, axis=1)
+            mask = AttentionMask.of(is_entry_SP, ops.maximum(counted_SP - 1, 0) * is_entry_SP, with_previous=False)
         else:
-            seen = Seen.of(packed.segments_SP * there_SP, packed.positions_SP, before=True)
+            mask = AttentionMask.of(packed.segments_SP * is_entry_SP, packed.positions_SP, with_previous=True)
         scale = float(self.table.dim) ** 0.5  # as the code of SASRec scales embeddings
-        x_SPD = scale * self.table(ids_SP) + ops.take(self.positions, seen.positions_SP, axis=0)
+        x_SPD = scale * self.table(ids_SP) + ops.take(self.positions, mask.positions_SP, axis=0)
         x_SPD = dropped(self.drop, x_SPD)
         for block in self.blocks:
-            x_SPD = block(x_SPD, seen, before=packed is not None)
+            x_SPD = block(x_SPD, mask, with_previous=packed is not None)
         x_SPD = ops.cast(self.normalise(x_SPD), "float32")
         start_D = ops.convert_to_tensor(self.start)
         if packed is not None:
             flat_TD = ops.reshape(x_SPD, (-1, self.table.dim))
-            last_BD = ops.take(flat_TD, ops.maximum(packed.places_B, 0), axis=0)
-            return ops.where(ops.expand_dims(packed.places_B < 0, 1), start_D, last_BD)
-        # The last entry is where the running count reaches its final value; later places are padding (there = 0).
-        last_SP = ops.cast(ops.equal(counted_SP, counted_SP[:, -1:]), "float32") * ops.cast(there_SP, "float32")
+            last_BD = ops.take(flat_TD, ops.maximum(packed.last_B, 0), axis=0)
+            return ops.where(ops.expand_dims(packed.last_B < 0, 1), start_D, last_BD)
+        # The last entry is where the running count reaches its final value; later positions are padding.
+        last_SP = ops.cast(ops.equal(counted_SP, counted_SP[:, -1:]), "float32") * ops.cast(is_entry_SP, "float32")
         empty_S1 = ops.cast(ops.equal(counted_SP[:, -1:], 0), "float32")
-        embedded_BD: Tensor = ops.einsum("sp,spd->sd", last_SP, x_SPD) + empty_S1 * start_D
-        return embedded_BD
+        return ops.einsum("sp,spd->sd", last_SP, x_SPD) + empty_S1 * start_D
 
 
-class Seen(NamedTuple):
+class AttentionMask(NamedTuple):
     """Hold the attention mask: an entry attends to itself and to earlier entries of its history.
 
     Attributes:
         positions_SP: int32, position in the history, from 0.
-        distances_SPW: int32, number of entries from the place attended to; it may be negative where the mask is False.
+        distances_SPW: int32, number of entries from the entry attended to; it may be negative if not `allowed_SPW`.
     """
 
     positions_SP: Tensor
-    mask_SPW: Tensor
+    allowed_SPW: Tensor
     distances_SPW: Tensor
 
     @classmethod
-    def of(cls, segments_SP: Tensor, positions_SP: Tensor, *, before: bool) -> Seen:
-        """Build the mask from segments and positions, int32 [S, P] both; segment 0 is an empty place."""
-        keys_SW, at_SW = (windows(numbers, before=before) for numbers in (segments_SP, positions_SP))
+    def of(cls, segments_SP: Tensor, positions_SP: Tensor, *, with_previous: bool) -> AttentionMask:
+        """Build the mask from segments and positions, int32 [S, P] both; segment 0 is an empty position."""
+        keys_SW, at_SW = (windows(numbers, with_previous=with_previous) for numbers in (segments_SP, positions_SP))
         distances_SPW = ops.expand_dims(positions_SP, 2) - ops.expand_dims(at_SW, 1)
         same_SPW = ops.equal(ops.expand_dims(segments_SP, 2), ops.expand_dims(keys_SW, 1))
         is_entry_S1W = ops.expand_dims(keys_SW > 0, 1)
-        mask_SPW = ops.logical_and(ops.logical_and(same_SPW, is_entry_S1W), distances_SPW >= 0)
-        return cls(positions_SP, mask_SPW, distances_SPW)
+        allowed_SPW = ops.logical_and(ops.logical_and(same_SPW, is_entry_S1W), distances_SPW >= 0)
+        return cls(positions_SP, allowed_SPW, distances_SPW)
 
 
-def windows(blocks: Tensor, *, before: bool) -> Tensor:
-    """Return the places that every block attends to, [S, W, …]: its own, and with `before` the block before.
+def windows(blocks: Tensor, *, with_previous: bool) -> Tensor:
+    """Return the positions that every block attends to, [S, W, …]: its own, and `with_previous` the block before.
 
     The first block has zeros before it.
     """
-    if not before:
+    if not with_previous:
         return blocks
     earlier = ops.concatenate([ops.zeros_like(blocks[:1]), blocks[:-1]])
     return ops.concatenate([earlier, blocks], axis=1)
@@ -150,13 +149,13 @@ class SelfAttention(keras.layers.Layer):
         )
         self.built = True
 
-    def call(self, x_SPD: Tensor, seen: Seen, *, before: bool) -> Tensor:
-        """float32 [S, P, D]."""
+    def call(self, x_SPD: Tensor, mask: AttentionMask, *, with_previous: bool) -> Tensor:
+        """Return entries after the block, float32 [S, P, D]."""
         normal_SPD = self.before_attention(x_SPD)
-        keys_SWD = windows(normal_SPD, before=before)
-        attended_SPD = self.attention(normal_SPD, keys_SWD, attention_mask=seen.mask_SPW)
+        keys_SWD = windows(normal_SPD, with_previous=with_previous)
+        attended_SPD = self.attention(normal_SPD, keys_SWD, attention_mask=mask.allowed_SPW)
         if self.smoothing is not None:
-            attended_SPD = ops.cast(attended_SPD, "float32") + self.smoothing(keys_SWD, seen)
+            attended_SPD = ops.cast(attended_SPD, "float32") + self.smoothing(keys_SWD, mask)
         x_SPD = x_SPD + dropped(self.drop_attended, attended_SPD)
         fed_SPD = self.narrow(self.wide(self.before_feed(x_SPD)))
         return x_SPD + dropped(self.drop_fed, fed_SPD)
@@ -176,18 +175,17 @@ class Smoothing(keras.layers.Layer):
         self.gains = self.add_weight(shape=(len(factors), dim), initializer=initial, name="gains")
         self.built = True
 
-    def call(self, x_SWD: Tensor, seen: Seen) -> Tensor:
-        """Return the sum for every place, float32 [S, P, D]."""
-        x_SWD, mask_SPW = ops.cast(x_SWD, "float32"), ops.cast(seen.mask_SPW, "float32")
-        ages_SPW = ops.cast(ops.maximum(seen.distances_SPW, 0), "float32")
+    def call(self, x_SWD: Tensor, mask: AttentionMask) -> Tensor:
+        """Return the sum for every position, float32 [S, P, D]."""
+        x_SWD, mask_SPW = ops.cast(x_SWD, "float32"), ops.cast(mask.allowed_SPW, "float32")
+        ages_SPW = ops.cast(ops.maximum(mask.distances_SPW, 0), "float32")
         parts = []
-        for at, factor in enumerate(self.factors):
+        for i, factor in enumerate(self.factors):
             weights_SPW = mask_SPW * ops.exp(math.log(factor) * ages_SPW)
             total_SP1 = ops.sum(weights_SPW, axis=2, keepdims=True)
             mean_SPD = ops.matmul(weights_SPW, x_SWD) / ops.maximum(total_SP1, 1.0)  # an entry weighs 1 for itself
-            parts.append(self.gains[at] * mean_SPD)
-        summed_SPD: Tensor = sum(parts[1:], parts[0])
-        return summed_SPD
+            parts.append(self.gains[i] * mean_SPD)
+        return sum(parts[1:], parts[0])
 
 
 class PointwiseAttention(keras.layers.Layer):
@@ -202,7 +200,7 @@ class PointwiseAttention(keras.layers.Layer):
     ) -> None:
         super().__init__(name=name, dtype="float32")
         heads, self.max_length = config.heads, max_length
-        self.before, self.after = (_normalisation(dim, precision) for _ in range(2))
+        self.normalise_input, self.normalise_output = (_normalisation(dim, precision) for _ in range(2))
         self.maps = [
             keras.layers.EinsumDense("spd,dhc->sphc", (None, heads, dim // heads), activation="silu", dtype=precision)
             for _ in range(4)
@@ -215,18 +213,18 @@ class PointwiseAttention(keras.layers.Layer):
         self.drop = entry_dropout(config, dim, feature, f"{name}_attended")
         self.built = True
 
-    def call(self, x_SPD: Tensor, seen: Seen, *, before: bool) -> Tensor:
-        """float32 [S, P, D]."""
-        gate, queries, keys, values = (linear(self.before(x_SPD)) for linear in self.maps)
-        keys, values = (windows(each, before=before) for each in (keys, values))
-        distances_SPW = ops.clip(seen.distances_SPW, 0, self.max_length - 1)
+    def call(self, x_SPD: Tensor, mask: AttentionMask, *, with_previous: bool) -> Tensor:
+        """Return entries after the block, float32 [S, P, D]."""
+        gate, queries, keys, values = (linear(self.normalise_input(x_SPD)) for linear in self.maps)
+        keys, values = (windows(heads, with_previous=with_previous) for heads in (keys, values))
+        distances_SPW = ops.clip(mask.distances_SPW, 0, self.max_length - 1)
         bias_SPW = ops.take(self.bias, distances_SPW, axis=0)
-        bias_SPW = ops.where(seen.mask_SPW, bias_SPW, 0.0)
+        bias_SPW = ops.where(mask.allowed_SPW, bias_SPW, 0.0)
         logits_SHPW = ops.cast(ops.einsum("sphc,swhc->shpw", queries, keys), "float32") + bias_SPW[:, None]
-        mask_S1PW = ops.cast(seen.mask_SPW, "float32")[:, None]
+        mask_S1PW = ops.cast(mask.allowed_SPW, "float32")[:, None]
         shares_SHPW = ops.cast(ops.silu(logits_SHPW) * mask_S1PW / self.max_length, values.dtype)
         attended = ops.reshape(ops.einsum("shpw,swhc->sphc", shares_SHPW, values), ops.shape(x_SPD))
-        gated_SPD = self.after(attended) * ops.reshape(gate, ops.shape(x_SPD))
+        gated_SPD = self.normalise_output(attended) * ops.reshape(gate, ops.shape(x_SPD))
         return x_SPD + dropped(self.drop, self.out(gated_SPD))
 
 

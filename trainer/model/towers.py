@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import keras
 
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.config import FeatureConfig, Recipe, TowerConfig
+from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
 from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, layers_of, unit_rows
-from longtail.trainer.model.features import FeatureParts, own_tower
+from longtail.trainer.model.features import FeatureParts, build_custom_tower
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Towers:
 
     Attributes:
         tables: embedding tables by name; towers may share them.
-        readers: (tower, input name) → name of the table whose ids the input holds. The key of rows that are added to
-            label embeddings is `("entry", name in label_rows)`.
+        readers: (tower, input name) → name of the table whose ids the input holds; ("entry", name of label rows) for
+            rows that are added to label embeddings.
         label_rows: untrained tables of label embeddings for histories, by name, float32 [L + 1, D]. Label y has row
             y + 1: the output of the label tower, plus a row of an embedding table with `entries = "both"`. Row 0 is 0.
-        pairs: number of training pairs of every row of a feature's table, by tower and feature, float32 [rows, 1], for
-            features with symmetric weights; not trained.
+        pairs: number of training pairs of every row of a table, float32 [rows, 1], by tower and feature with symmetric
+            weights.
     """
 
     query: keras.Model
@@ -63,12 +63,12 @@ def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
 class ObjectiveMaps(keras.layers.Layer):
     """Map query embeddings by objective: u_o = (I + A_o) x, served as Σ ŝ_o u_o.
 
-    An inner product is linear, so the score of the served vector is exactly Σ ŝ_o f_o [METHODS §2.4]. A_o is 0
-    initially: all objectives begin with the output of the tower, and a penalty on weights pulls them together.
+    The score of the served vector is exactly Σ ŝ_o f_o [METHODS §2.4]. A_o is 0 initially: all objectives begin with
+    the output of the tower, and a penalty on weights pulls them together.
 
     Args:
         shares: ŝ by objective, in the order of the recipe; the sum is 1.
-        unit: divide each u_o by its norm. The norm of the sum is then at most 1.
+        unit: divides each u_o by its norm.
     """
 
     def __init__(self, shares: Mapping[str, float], dim: int, *, unit: bool, name: str) -> None:
@@ -98,10 +98,7 @@ class ObjectiveMaps(keras.layers.Layer):
 
 @contextmanager
 def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
-    """Make a query tower map each row by its own objective, int32 [B], inside the block.
-
-    A tower without objectives does not change.
-    """
+    """Make a query tower map each row by its own objective, int32 [B], inside the block."""
     maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
     if maps and objectives_B is None:
         raise ValueError("a step with objectives: expected _objective in its batch, received none")
@@ -129,32 +126,27 @@ def build_towers(
     readers: dict[InputKey, str] = {}
     pairs: dict[InputKey, EmbeddingTable] = {}
 
-    def read(key: InputKey, name: str, feature: FeatureConfig) -> None:
-        readers[key] = name
-        if name not in tables:
-            rows = vocabulary_rows.get(name, feature.table_rows or 0)
-            seed = recipe.seed + len(tables)
-            tables[name] = EmbeddingTable(
-                rows, feature.dim, scale=recipe.model.init_scale, seed=seed, name=f"table_{name}"
-            )
-
     for side, tower in (("query", recipe.query), ("label", recipe.label)):
         for feature in tower.features:
-            name = feature.table_name
+            key, name = (side, feature.name), feature.table_name
             if not feature.has_table:
                 continue
             if feature.weights == "symmetric":
-                table = EmbeddingTable(vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}")
-                pairs[side, feature.name] = table
-            if not feature.reads_label_tower:
-                read((side, feature.name), name, feature)
-                continue
-            readers[side, feature.name] = name
-            label_rows[name] = EmbeddingTable(
-                vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}"
-            )
-            if feature.entry_table is not None:
-                read(("entry", name), feature.entry_table, feature)
+                pairs[key] = EmbeddingTable(
+                    vocabulary_rows[name], 1, scale=0.0, seed=0, name=f"pairs_{side}_{feature.name}"
+                )
+            if feature.reads_label_tower:
+                readers[key] = name
+                rows = vocabulary_rows[name]
+                label_rows[name] = EmbeddingTable(rows, feature.dim, scale=0.0, seed=0, name=f"table_{name}")
+                if feature.entry_table is None:
+                    continue
+                key, name = ("entry", name), feature.entry_table
+            readers[key] = name
+            if name not in tables:
+                rows, seed = vocabulary_rows.get(name, feature.table_rows or 0), recipe.seed + len(tables)
+                scale = recipe.model.init_scale
+                tables[name] = EmbeddingTable(rows, feature.dim, scale=scale, seed=seed, name=f"table_{name}")
     keras.utils.set_random_seed(recipe.seed)  # dense layers draw initial weights from Keras' global generator
     query, label = (_build(side, recipe, tables | label_rows, pairs, numbers) for side in ("query", "label"))
     return Towers(query, label, tables, readers, label_rows, pairs)
@@ -166,9 +158,9 @@ def _build(
 ) -> keras.Model:  # fmt: skip
     tower: TowerConfig = recipe.query if side == "query" else recipe.label
     model, precision, name = recipe.model, recipe.training.precision, f"{side}_tower"
-    own_pairs = {name: table for (of, name), table in pairs.items() if of == side}
-    features = FeatureParts(side, tables, numbers, precision, own_pairs)
-    parts = [features.of(feature) for feature in tower.features]
+    side_pairs = {name: table for (tower_side, name), table in pairs.items() if tower_side == side}
+    features = FeatureParts(side, tables, numbers, precision, side_pairs)
+    parts = [features.build(feature) for feature in tower.features]
     widths = [part.shape[-1] for part in parts]
     if tower.combine == "sum" and len(set(widths)) > 1:  # the recipe's check cannot know the widths of custom kinds
         raise RecipeError(f"{side}: combine = 'sum': expected features of equal width, received {widths}")
@@ -185,7 +177,7 @@ def _build(
         if not plain or x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
     else:
-        x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
+        x = build_custom_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
         if x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
     # The last layer is always float32: `UnitNorm` and `ObjectiveMaps` are, and a linear activation casts the rest.

@@ -33,9 +33,8 @@ class DrawnAudience:
     """Sample the audiences of labels, on the device.
 
     An audience of n entries is cut into P parts of n // P or n // P + 1 entries. One entry is drawn from each part,
-    with the size of the part as its weight. Each entry then has expected weight 1, the weights sum to n, and an
-    audience of at most P entries is read whole. Every step draws again: with one draw per epoch, a popular label would
-    see the same few queries all the time.
+    with the size of the part as its weight, so each entry has expected weight 1, and an audience of at most P entries
+    is read whole. Every step draws again: with one draw per epoch, a popular label would see few queries.
     """
 
     def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:
@@ -113,20 +112,17 @@ class TwoTower:
             float(np.log(recipe.model.number)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,
         )  # fmt: skip
+        self.dense_variables: list[keras.Variable] = [
+            *self.towers.query.trainable_variables,
+            *self.towers.label.trainable_variables,
+            *([self.log_temperature] if recipe.model.learn_temperature else []),
+        ]
+        """Trained variables outside of embedding tables."""
 
     @property
     def temperature(self) -> float:
         """Return the present temperature T."""
         return float(np.exp(ops.convert_to_numpy(self.log_temperature)))
-
-    @property
-    def dense_variables(self) -> list[keras.Variable]:
-        """List the trained variables outside of embedding tables: tower weights, and a learned log T."""
-        return [
-            *self.towers.query.trainable_variables,
-            *self.towers.label.trainable_variables,
-            *([self.log_temperature] if self.recipe.model.learn_temperature else []),
-        ]
 
     def inputs_of_labels(
         self, rows_C: Tensor, seed: keras.random.SeedGenerator | None = None, own_B2: Tensor | None = None
@@ -157,8 +153,7 @@ class TwoTower:
             self.embed_labels()
         with in_float32(self.towers.query):
             if not self._encoded:
-                embedded: Float32 = ops.convert_to_numpy(self._query(inputs))
-                return embedded
+                return ops.convert_to_numpy(self._query(inputs))
             embedded_BD = np.empty((len(next(iter(inputs.values()))), self.recipe.model.dim), np.float32)
             for rows_b, part in _by_length(inputs, self._encoded):
                 embedded_BD[rows_b] = ops.convert_to_numpy(self._query(part))
@@ -187,8 +182,7 @@ class TwoTower:
         """Return b_y in logits, float32 [L]; None for a model without label bias."""
         if LABEL_BIAS not in self.tables:
             return None
-        biases: Float32 = values_of(self.tables[LABEL_BIAS].table)[1:, 0]
-        return biases
+        return values_of(self.tables[LABEL_BIAS].table)[1:, 0]
 
 
 def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, Inputs]]:
@@ -212,5 +206,4 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
 def _ends(weights_BP: Float32) -> Int64:
     """Return the number of places up to each row's last entry, int64 [B]."""
     ends_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
-    ends_B: Int64 = ends_BP.max(axis=1, initial=0)
-    return ends_B
+    return ends_BP.max(axis=1, initial=0)

@@ -5,7 +5,7 @@ Legend: `U` distinct rows of a table, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from longtail.trainer.model.embedding import EmbeddingTable
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
+    DenseAverage,
     LazyAverage,
     LazyL2,
     RowOptimizer,
@@ -45,7 +46,7 @@ def cut_batch(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
     if parts == 1:
         return [batch]
     size = batch["_positive"].shape[0] // parts
-    return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
+    return [{name: column[i * size : (i + 1) * size] for name, column in batch.items()} for i in range(parts)]
 
 
 def mean_gradients(tables: Mapping[str, EmbeddingTable], parts: Sequence[Gradients]) -> Gradients:
@@ -85,12 +86,13 @@ class Updates:
         self.l2 = {name: LazyL2(table, config.l2) for name, table in tables.items()} if config.l2 else {}
         self._dense = model.dense_variables
         self.dense = dense_optimizer(config.dense, dense_rate, momentum=config.momentum)
-        average = config.average
-        self.averages = {name: LazyAverage(table, average) for name, table in tables.items()} if average else {}
-        self._dense_sums = [
-            keras.Variable("zeros", shape=variable.shape, trainable=False, name=f"dense_average_{at}")
-            for at, variable in enumerate(self._dense if average else [])
-        ]
+        self.averages: dict[str, LazyAverage] = {}
+        self._dense_averages: list[DenseAverage] = []
+        if decay := config.average:
+            self.averages = {name: LazyAverage(table, decay) for name, table in tables.items()}
+            self._dense_averages = [
+                DenseAverage(variable, decay, name=f"dense_average_{i}") for i, variable in enumerate(self._dense)
+            ]
         if self._dense:
             self.dense.build(self._dense)
         self.variables: list[keras.Variable] = [
@@ -99,7 +101,7 @@ class Updates:
             *(self.dense.variables if self._dense else []),
             *(penalty.touched for penalty in self.l2.values()),
             *(variable for average in self.averages.values() for variable in (average.sum, average.touched)),
-            *self._dense_sums,
+            *(average.sum for average in self._dense_averages),
         ]
         """The variables of a checkpoint that are not in the model, in a fixed order."""
 
@@ -113,8 +115,8 @@ class Updates:
             # Averages take in the present weights before the update changes them.
             for average, (ids_U, rows_UD) in zip(self.averages.values(), distinct, strict=True):
                 average.touch(ids_U, rows_UD, step=step)
-            for total, mean in zip(self._dense_sums, self._dense_means(), strict=True):
-                total.assign(mean)
+            for dense_average in self._dense_averages:
+                dense_average.touch()
         if self.l2:
             row_gradients = [
                 gradient + penalty.gradients(ids_U, rows_UD, rate=rate, step=step)
@@ -132,38 +134,22 @@ class Updates:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Give the model the moving averages of its weights inside the block, with `optimizer.average`."""
-        values = [ops.copy(variable.value) for variable, _ in self._averages()]
+        values = [ops.copy(weight.value) for weight, _ in self._averages()]
         try:
             self.take_averages()
             yield
         finally:
-            for (variable, _), value in zip(self._averages(), values, strict=True):
-                variable.assign(value)
+            for (weight, _), value in zip(self._averages(), values, strict=True):
+                weight.assign(value)
 
     def take_averages(self) -> None:
         """Replace the weights by their moving averages, with `optimizer.average`; training then ends."""
         step = ops.cast(self.steps_done.value, "float32")
         # All means are computed first, because they read the weights that `assign` replaces.
-        for variable, mean in [(variable, mean(step)) for variable, mean in self._averages()]:
-            variable.assign(mean)
+        for weight, mean in [(weight, average.mean(step)) for weight, average in self._averages()]:
+            weight.assign(mean)
 
-    def _averages(self) -> list[tuple[keras.Variable, Callable[[Tensor], Tensor]]]:
-        """List the averaged variables, each with a function from a step to its average."""
-        decay = self.config.average
-        if decay is None:
-            return []
-
-        def of_dense(at: int) -> Callable[[Tensor], Tensor]:
-            # As in Adam: the sums began at 0, so after n values their weights add up to 1 − decay^n.
-            return lambda step: self._dense_means()[at] / (1 - ops.power(decay, step + 1))
-
-        tables = [(average.table.table, average.mean) for average in self.averages.values()]
-        return [*tables, *((variable, of_dense(at)) for at, variable in enumerate(self._dense))]
-
-    def _dense_means(self) -> list[Tensor]:
-        """Return the averaged sums of dense weights, present values included, before bias correction."""
-        decay = self.config.average or 0.0
-        return [
-            decay * total.value + (1 - decay) * variable.value
-            for total, variable in zip(self._dense_sums, self._dense, strict=bool(self._dense_sums))
-        ]
+    def _averages(self) -> list[tuple[keras.Variable, LazyAverage | DenseAverage]]:
+        """List the averaged weights with their averages."""
+        tables = [(average.table.table, average) for average in self.averages.values()]
+        return [*tables, *((average.weight, average) for average in self._dense_averages)]

@@ -72,8 +72,7 @@ class Sampler:
     """Define one distribution of negatives.
 
     Attributes:
-        log_q_L: float32 [L], natural log of the probability that one draw is this label; None if it depends on the
-            query.
+        log_q_L: log of the probability that one draw is this label, float32 [L]; None if it depends on the query.
         in_batch: the batch's labels are negatives of every row.
         draw: function that draws label rows, int32 [M] shared by the batch or [B, M] with one set per row; None if all
             negatives are the batch's labels.

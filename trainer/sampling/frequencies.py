@@ -1,11 +1,9 @@
 """Log-probabilities for the weights of a step: π of labels in the data, and q of labels in the draws.
 
-Frequencies are counted, or estimated from the stream of batches as in [Yi19 Algorithm 2], for data that are never
-counted. The algorithm keeps the time of a label's last occurrence and a moving average of the gaps between its
-occurrences; 1/gap is the frequency. This implementation differs in three ways. Time counts pairs, not steps: a label
-that occurs c times in one batch has c gaps there, while gaps in steps are at least one and would truncate every
-frequency at 1/B. The first gaps are averaged plainly, not with a fixed rate from the start. And every label has a cell
-of its own instead of a hashed one.
+Frequencies are counted, or estimated from the stream of batches as in [Yi19 Algorithm 2], which keeps the time of a
+label's last occurrence and a moving average of the gaps between its occurrences; 1/gap is the frequency. Three things
+differ. Time counts pairs, because gaps in steps are at least one and would truncate every frequency at 1/B. The first
+gaps are averaged plainly. Every label has a cell of its own instead of a hashed one.
 
 Legend: `B` batch, `M` candidates, `U` distinct labels of a batch, `L` labels.
 """
@@ -60,8 +58,8 @@ class StreamingFrequencies(Frequencies):
         self._gap = untrained_variable(np.full(self.labels, initial_gap, np.float32), "gaps")
         self._gap_counts = untrained_variable(np.zeros(self.labels, np.float32), "gaps_seen")
         self._last = untrained_variable(np.zeros(self.labels, np.int32), "last_seen")
-        self._now = keras.Variable(0, dtype="int32", trainable=False, name="pairs_seen")
-        self.variables = [self._gap, self._gap_counts, self._last, self._now]
+        self._pair_count = keras.Variable(0, dtype="int32", trainable=False, name="pairs_seen")
+        self.variables = [self._gap, self._gap_counts, self._last, self._pair_count]
 
     def log_pi(self, labels: Tensor) -> Tensor:
         """Estimate log label frequencies, float32 of the shape of `labels`, nats, at most 0."""
@@ -75,17 +73,17 @@ class StreamingFrequencies(Frequencies):
 
     def update(self, labels_B: Tensor) -> None:
         """Count a batch's labels, int32 [B]."""
-        now = self._now.value + labels_B.shape[0]
+        pair_count = self._pair_count.value + labels_B.shape[0]
         labels_U, positions_B = backend.unique(labels_B, self.labels)
         hits_U = backend.count(positions_B, labels_U)
         gap_U, count_U = backend.gather(self._gap, labels_U), backend.gather(self._gap_counts, labels_U)
         # The c gaps of a label that occurs c times in the batch sum to the time since its last occurrence.
-        new_U = ops.cast(now - backend.gather(self._last, labels_U), "float32") / ops.maximum(hits_U, 1.0)
+        new_U = ops.cast(pair_count - backend.gather(self._last, labels_U), "float32") / ops.maximum(hits_U, 1.0)
         # Weight of the old gap after c new ones: a plain mean at first, then c exponential updates at once.
         old_weight_U = ops.where(
             count_U * self.rate < 1, count_U / ops.maximum(count_U + hits_U, 1.0), ops.power(1 - self.rate, hits_U)
         )
         backend.scatter(self._gap, labels_U, old_weight_U * gap_U + (1 - old_weight_U) * new_U)
         backend.scatter(self._gap_counts, labels_U, count_U + hits_U)
-        backend.scatter(self._last, labels_U, ops.zeros_like(labels_U) + now)
-        self._now.assign(now)
+        backend.scatter(self._last, labels_U, ops.zeros_like(labels_U) + pair_count)
+        self._pair_count.assign(pair_count)

@@ -71,19 +71,19 @@ def fit_projection(
         raise DataError("adversarial sampler: expected training pairs, found none")
     matrix = sparse.vstack(parts, format="csc", dtype=np.float64)
     shift_C, scale_C = np.zeros(matrix.shape[1]), np.ones(matrix.shape[1])
-    for feature, at in zip(features, starts, strict=False):
+    for feature, start in zip(features, starts, strict=False):
         if feature.kind == "number":
-            values = matrix.data[matrix.indptr[at] : matrix.indptr[at + 1]]
-            shift_C[at], scale_C[at] = values.mean(), values.std() or 1.0
-            values -= shift_C[at]
-            values /= scale_C[at]
+            values = matrix.data[matrix.indptr[start] : matrix.indptr[start + 1]]
+            shift_C[start], scale_C[start] = values.mean(), values.std() or 1.0
+            values -= shift_C[start]
+            values /= scale_C[start]
     mean_C = np.asarray(matrix.mean(axis=0)).ravel()
     components_CK = _components(matrix.tocsr(), mean_C, dims)
     projection_CK = components_CK / scale_C[:, None]
     offset_K = -(mean_C @ components_CK) - shift_C @ projection_CK
     return {
-        feature.name: projection_CK[at : at + width].astype(np.float32)
-        for feature, at, width in zip(features, starts, widths, strict=False)
+        feature.name: projection_CK[start : start + width].astype(np.float32)
+        for feature, start, width in zip(features, starts, widths, strict=False)
     }, offset_K.astype(np.float32)
 
 

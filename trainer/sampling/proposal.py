@@ -64,8 +64,6 @@ def fit_proposal(
 ) -> FittedTree:
     """Fit projection and tree to the training pairs.
 
-    Every pair is encoded once, and a sample of the pairs twice.
-
     Args:
         features: features of the query tower. The query's own id is ignored, as it needs a direction per query.
         inputs_of: function that encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
@@ -91,8 +89,11 @@ def fit_proposal(
         )
     held_out = {}
     if len(penalties) > 1:
-        held_out = {at: held_out_likelihood(z_NK[sample], labels_N[sample], labels, penalty=at) for at in penalties}
-    best = max(penalties, key=lambda at: held_out.get(at, 0.0))
+        held_out = {
+            penalty: held_out_likelihood(z_NK[sample], labels_N[sample], labels, penalty=penalty)
+            for penalty in penalties
+        }
+    best = max(penalties, key=lambda penalty: held_out.get(penalty, 0.0))
     weights, biases, leaf_labels = fit_tree(z_NK, labels_N, labels=labels, penalty=best)
     return FittedTree(Proposal(projection, offset_K, weights, biases, leaf_labels), held_out)
 

@@ -64,9 +64,9 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
         chunks = list(_chunks(sizes_J, counts_L[rows_L]))
         fit = partial(_fit_chunk, rows_L=rows_L, sizes_J=sizes_J, pairs=tree, sums_LE=sums_LE, penalty=penalty)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads:
-            for (nodes, places), (theta, right) in zip(chunks, threads.map(fit, chunks), strict=True):
+            for (nodes, label_slice), (theta, right) in zip(chunks, threads.map(fit, chunks), strict=True):
                 theta_JE[(1 << level) + nodes.start : (1 << level) + nodes.stop] = theta
-                right_L[places] = right
+                right_L[label_slice] = right
         rows_L = rows_L[np.lexsort((rows_L, 2 * nodes_J + right_L))]
         sizes_J = np.stack([sizes_J - sizes_J // 2, sizes_J // 2], axis=1).ravel()
     leaf_labels = np.full(1 << depth, PADDING, np.int32)
@@ -85,18 +85,18 @@ class _Pairs:
         """Return some labels' pairs: extended z, float64 [n, E], and the index of each pair's label in `rows_S`."""
         starts_S, counts_S = self.offsets[rows_S], self.offsets[rows_S + 1] - self.offsets[rows_S]
         label_n = np.repeat(np.arange(len(rows_S)), counts_S)
-        place_n = np.arange(len(label_n)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
+        position_n = np.arange(len(label_n)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
         extended_nE = np.ones((len(label_n), self.z_NK.shape[1] + 1))
-        extended_nE[:, :-1] = self.z_NK[starts_S[label_n] + place_n]
+        extended_nE[:, :-1] = self.z_NK[starts_S[label_n] + position_n]
         return extended_nE, label_n
 
     def sums(self) -> Float64:
         """Sum extended z over each label's pairs, float64 [L, E]; the last column counts the pairs."""
         counts_L = np.diff(self.offsets)
         sums_LE = np.zeros((len(counts_L), self.z_NK.shape[1] + 1))
-        seen = counts_L > 0
-        if seen.any():
-            sums_LE[seen, :-1] = np.add.reduceat(self.z_NK, self.offsets[:-1][seen], axis=0, dtype=np.float64)
+        paired = counts_L > 0
+        if paired.any():
+            sums_LE[paired, :-1] = np.add.reduceat(self.z_NK, self.offsets[:-1][paired], axis=0, dtype=np.float64)
         sums_LE[:, -1] = counts_L
         return sums_LE
 
@@ -116,11 +116,11 @@ class _Blocks:
         counts_J = np.maximum(-(-lengths_J // height), 1)
         blocks = int(counts_J.sum())
         shift_J = height * (np.cumsum(counts_J) - counts_J) - (np.cumsum(lengths_J) - lengths_J)
-        place_N = np.arange(len(rows_NE)) + np.repeat(shift_J, lengths_J)
+        position_N = np.arange(len(rows_NE)) + np.repeat(shift_J, lengths_J)
         values = np.zeros((blocks * height, rows_NE.shape[1]))
-        values[place_N] = rows_NE
+        values[position_N] = rows_NE
         labels = np.zeros(blocks * height, np.int64)
-        labels[place_N] = labels_N
+        labels[position_N] = labels_N
         return cls(values.reshape(blocks, height, -1), labels.reshape(blocks, height), counts_J)
 
     def of(self, chosen_J: Bools) -> _Blocks:
@@ -155,8 +155,8 @@ def _fit_chunk(
     chunk: tuple[slice, slice], *, rows_L: Int64, sizes_J: Int64, pairs: _Pairs, sums_LE: Float64, penalty: float
 ) -> tuple[Float64, Bools]:
     """Fit a few nodes: θ = (w, b), float64 [J, E], and the mask of labels that go right, bool [S]."""
-    nodes, places = chunk
-    sizes_J, rows_S = sizes_J[nodes], rows_L[places]
+    nodes, label_slice = chunk
+    sizes_J, rows_S = sizes_J[nodes], rows_L[label_slice]
     extended_nE, labels_n = pairs.of(rows_S)
     split = _Splits(sums_LE[rows_S], sizes_J)
     lengths_J = np.add.reduceat(split.sums_SE[:, -1], np.cumsum(sizes_J) - sizes_J).astype(np.int64)
@@ -217,14 +217,14 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
     pending_J = np.ones(len(theta_JE), bool)
     part, towards = blocks, towards_GH
     while pending_J.any():
-        at = np.flatnonzero(pending_J)
-        if len(part.counts_J) != len(at):
+        nodes = np.flatnonzero(pending_J)
+        if len(part.counts_J) != len(nodes):
             part, towards = blocks.of(pending_J), towards_GH[blocks.spread(pending_J)]
-        trial = theta_JE[at] + scale_J[at, None] * direction_JE[at]
+        trial = theta_JE[nodes] + scale_J[nodes, None] * direction_JE[nodes]
         objective, gradient, curvature = _objective(trial, part, towards, penalty)
         # A first pass with a zero direction only evaluates the start, as every objective is above −∞.
-        better = objective >= best_J[at]
-        up, down = at[better], at[~better]
+        better = objective >= best_J[nodes]
+        up, down = nodes[better], nodes[~better]
         theta_JE[up], best_J[up], scale_J[up] = trial[better], objective[better], 1.0
         direction_JE[up] = np.linalg.solve(curvature[better], gradient[better, :, None])[:, :, 0]
         gain = 0.5 * np.einsum("je,je->j", gradient[better], direction_JE[up])

@@ -192,11 +192,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """Pad a batch with hits to the negatives that mining keeps."""
         mining = self.objective.mining
-        if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
+        if mining is None or (mining.kept_count is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]
-        if mining.kept is None:
+        if mining.kept_count is None:
             raise ValueError(f"{self.name}: expected batches of one size (drop_remainder=True) for {mining}")
-        missing = tf.maximum(mining.kept - tf.shape(scores_BC)[1], 0)
+        missing = tf.maximum(mining.kept_count - tf.shape(scores_BC)[1], 0)
         hits_BC, log_pi_C, log_q_C = columns
         wide, long = [[0, 0], [0, missing]], [[0, missing]]
         return [
