@@ -72,7 +72,7 @@ def test_signed_ids_are_read_back(
     assert found.propensities == pytest.approx(kept, rel=1e-3)
 
 
-def test_labels_after_the_hundredth_are_not_held() -> None:
+def test_answer_ids_hold_the_first_hundred_labels() -> None:
     found = read(sign([str(id_) for id_ in range(300)]))
     assert len(found.codes) == 100
     assert found.positions(["99", "5"]) == [99, 5]

@@ -75,7 +75,7 @@ def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
         assert found.tolist() == [False] * labels
 
 
-def test_numbers_of_a_table_take_no_memory_of_their_own() -> None:
+def test_priors_of_a_table_stay_mapped() -> None:
     column = pa.chunked_array([np.arange(100_000.0)])
     numbers = NumberColumn(column)
     assert np.shares_memory(numbers._values_L, column.chunk(0).to_numpy())

@@ -89,7 +89,7 @@ def some_weights(rng: np.random.Generator) -> dict[str, Any]:
     return weights
 
 
-def test_lists_that_are_diverse_or_explored_are_chosen_by_whole_scores() -> None:
+def test_diversity_and_exploration_use_complete_scores() -> None:
     served = retriever("flat")
     formula, rng, lottery = Weighed(served), np.random.default_rng(4), Lottery(candidates=12, seed=3)
     fixed = {"features": {"user_id": "u1"}, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.0}

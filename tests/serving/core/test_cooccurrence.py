@@ -233,7 +233,7 @@ def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[La
 
 
 @pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
-def test_diverse_answers_are_chosen_by_whole_scores(spec: str) -> None:
+def test_diverse_answers_use_complete_scores(spec: str) -> None:
     retriever = retriever_of(shop_bundle(L, cooccurrence=True), spec, *changes())
     formula, rng = Formula(retriever), np.random.default_rng(8)
     history = ["item-3", "item-21", "item-5", "item-8"]
@@ -255,7 +255,7 @@ def test_diverse_answers_are_chosen_by_whole_scores(spec: str) -> None:
         assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected
 
 
-def test_exploring_draws_by_whole_scores() -> None:
+def test_exploration_draws_by_complete_scores() -> None:
     retriever = retriever_of(shop_bundle(L, cooccurrence=True), "flat", *changes())
     formula, lottery = Formula(retriever), Lottery(candidates=12, seed=3)
     history, floors = ["item-3", "item-21", "item-5"], {1: 2, 2: 3}
@@ -343,7 +343,7 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     assert release_json(retriever)["example"]["customer"] == "u0"
 
 
-def test_a_query_without_a_history_shares_a_batch_with_a_longer_answer_of_one_with_a_history() -> None:
+def test_queries_with_and_without_history_share_a_batch() -> None:
     retriever = retriever_of(make_bundle(labels=300, cooccurrence=True))
     queries = [Query(features={}, k=5), Query(features={}, k=200, history=["item-3"])]
     alone = [results_of(retriever.retrieve([query]))[0]["labels"] for query in queries]

@@ -155,7 +155,7 @@ def test_mmr_is_the_choice_of_brute_force(retrievers: dict[str, Retriever]) -> N
         assert found != plain
 
 
-def test_pools_widen_until_enough_or_all_are_seen(
+def test_pools_widen_until_k_labels_or_the_catalogue_ends(
     retrievers: dict[str, Retriever], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retriever = retrievers["flat"]

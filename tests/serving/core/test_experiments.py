@@ -112,7 +112,7 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
     assert not takes_part(with_k, k=5)
 
 
-def test_a_vector_is_for_the_release_that_it_was_made_for() -> None:
+def test_a_vector_is_valid_for_its_release_only() -> None:
     of_arms = {"a": "share = 0.5", "b": "share = 0.5\nrelease = 'other'"}
     for arms, counted in ((of_arms, False), (shares(0.5, 0.5), True)):
         experiment = running(arms)

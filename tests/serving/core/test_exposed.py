@@ -56,7 +56,7 @@ def there(tmp_path: Path) -> Releases:
     return releases
 
 
-def test_places_decay_alike_in_one_step_and_in_two() -> None:
+def test_exposure_decays_equally_in_one_or_two_steps() -> None:
     state, none = ExposureState(half_life=DAY), np.zeros(2, np.float32)
     first, places_L = state.counted(none, np.array([6.0, 2.0]), 10 * DAY)
     assert (first.mean, first.until) == (4, 10 * DAY)

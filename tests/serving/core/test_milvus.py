@@ -132,7 +132,7 @@ def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: 
     assert _agreement(results_of(exact.similar([near])), results_of(milvus.similar([near]))) > 0.94
 
 
-def test_what_is_shown_is_what_the_server_holds(releases: Releases) -> None:
+def test_answers_match_the_rows_of_milvus(releases: Releases) -> None:
     release = releases.open("milvus_flat")
     searcher = release.searcher
     assert isinstance(searcher, MilvusSearcher)

@@ -169,7 +169,7 @@ def counts(**changes: object) -> StagedCounts:
     return StagedCounts.model_validate({"staged": "second", "current": "first", **plain, **changes})
 
 
-def test_counts_of_processes_add_up_and_those_of_other_pairs_are_left_out(tmp_path: Path) -> None:
+def test_staged_counts_add_up_over_processes_of_the_same_pair(tmp_path: Path) -> None:
     counts().write(tmp_path, 0)
     counts(queries=11, reason=None, exposures=[1, 1, 1, 1]).write(tmp_path, 1)
     counts(current="zeroth").write(tmp_path, 2)

@@ -137,7 +137,7 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
     "variant",
     [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}, {"popularity": True, "bias": True}],
 )
-def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, bool]) -> None:
+def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) -> None:
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
     records = some_records(rng, 60)
@@ -173,7 +173,7 @@ def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, 
             assert (scores[query, len(best) :] == -np.inf).all()
 
 
-def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> None:
+def test_an_empty_overlay_uses_the_index_directly() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     overlay = overlay_of(bundle)
     base = overlay.searcher
@@ -251,7 +251,7 @@ def test_a_label_that_changes_all_the_time_takes_few_rows() -> None:
     )
 
 
-def test_ids_are_kept_to_the_byte() -> None:
+def test_ids_keep_every_byte() -> None:
     ids = ["a\0", "a", "ä", " "]
     overlay = overlay_of(make_bundle(labels=L, label_tower=True), *[upsert(id_, year=1) for id_ in ids])
     assert [*rows_in_use(overlay)] == ids
@@ -348,7 +348,7 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
     assert lenient.with_changes([upsert("x", year=2)]).skipped == {}
 
 
-def test_there_is_room_for_so_many_labels() -> None:
+def test_new_labels_beyond_the_limit_are_refused() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     overlay = overlay_of(bundle, upsert("a"), upsert("item-1"), most=3)
     overlay.check([upsert("a", year=1), upsert("item-1"), upsert("b")])
@@ -373,7 +373,7 @@ def test_releases_that_cannot_embed_labels_can_still_hide_them(variant: dict[str
     assert (changed.labels, changed.hidden.tolist(), list(changed.skipped)) == (60, [5], ["new"])
 
 
-def test_what_a_release_has_taken_in_since_is_its_own() -> None:
+def test_changes_in_a_newer_release_are_not_applied_again() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     created = bundle.manifest.created_at
     before, after = created - timedelta(seconds=1), created + timedelta(seconds=1)
@@ -391,7 +391,7 @@ def test_what_a_release_has_taken_in_since_is_its_own() -> None:
     assert [*rows_in_use(again)] == ["item-3", "new", "item-1"]
 
 
-def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:
+def test_columns_of_other_types_are_json() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     display = pa.table(
         {
@@ -501,7 +501,7 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
     assert hidden.after(upsert("new", later, **label_features(4))).display == {}
 
 
-def test_columns_that_a_release_does_not_take_are_left_behind() -> None:
+def test_unknown_columns_of_a_patch_are_dropped() -> None:
     bundle = with_years()
     old = upsert("new", display={"title": "New", "year": "soon", "colour": "red"}, **label_features(3))
     overlay = replace(overlay_of(bundle), changes=replay([old]))

@@ -133,7 +133,7 @@ def test_patches_need_no_tower_even_with_added_labels() -> None:
     assert both.overlay.skipped.keys() == {"new"}
 
 
-def test_columns_of_another_release_are_left_out() -> None:
+def test_columns_of_another_release_are_ignored() -> None:
     both = after(patch("item-3", title="Here", price=9), patch("item-5", price=9), patch("of another", price=9))
     assert answered(both)["item-3"]["display"]["title"] == "Here"
     assert not both.overlay.skipped

@@ -79,7 +79,7 @@ def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
         assert [event["priors"] for event in kept(tmp_path, kind)] == [[0.25, 0.5]]
 
 
-def test_similar_labels_are_near_whatever_the_priors_unless_a_request_says_otherwise(client: httpx.Client) -> None:
+def test_similar_labels_ignore_priors_by_default(client: httpx.Client) -> None:
     def similar(**options: object) -> tuple[dict[str, float], dict[str, float]]:
         (result,) = client.post("/v1/similar", json={"id": "a", "k": 3, **options}).json()["results"]
         return {label["id"]: round(label["score"], 5) for label in result["labels"]}, result["priors"]
@@ -176,7 +176,7 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
         np.testing.assert_allclose(found, expected[best], rtol=1e-4, atol=1e-4)
 
 
-def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_path: Path) -> None:
+def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
     assert bundle.priors is not None
     known = bundle.priors.values_LP[7]

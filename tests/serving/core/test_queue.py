@@ -141,7 +141,7 @@ def test_a_second_thread_gathers_until_the_window_ends_or_its_batch_is_full(
     assert gate.batches == [[0], [1, 2, 3]]
 
 
-def test_a_batch_has_one_key_and_what_fits_of_each_client_in_turn(gate: Gate) -> None:
+def test_a_batch_has_one_key_and_takes_clients_in_turns(gate: Gate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=4)
         tasks = [await busy(queue, gate)]
@@ -173,7 +173,7 @@ def test_turns_are_by_cost(gate: Gate) -> None:
     assert [number for (number,) in gate.batches[1:]] == [11, 11, 1, 2, 3, 4, 5, 6, 12, 12, 7, 8]
 
 
-def test_a_client_that_left_comes_back_after_the_work_that_it_took(gate: Gate) -> None:
+def test_a_returning_client_resumes_after_its_earlier_work(gate: Gate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=1, limit=Cost(100, 10_000_000, 10_000))
         tasks = [await busy(queue, gate), ask(queue, 11, labels=700, client="explains")]
@@ -315,7 +315,7 @@ def test_a_client_may_have_as_much_waiting_as_is_free_and_another_finds_room(
     run(work)
 
 
-def test_a_failure_is_one_works_own_and_a_broken_batch_its_works(gate: Gate) -> None:
+def test_a_failed_work_does_not_fail_its_batch(gate: Gate) -> None:
     async def work() -> None:
         queue = make_queue(gate)
         tasks = [await busy(queue, gate), *(ask(queue, number) for number in (12, 13, 14)), ask(queue, -1, "b")]
@@ -356,7 +356,7 @@ def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: G
     assert gate.batches == [[0], [2, 4]]
 
 
-def test_too_much_is_refused_and_too_long_is_given_up_but_done() -> None:
+def test_excess_work_is_refused_and_slow_work_times_out() -> None:
     gate, done = threading.Event(), []
 
     async def work() -> None:

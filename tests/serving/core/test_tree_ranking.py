@@ -145,7 +145,7 @@ def test_below_zero_is_refused_and_says_why() -> None:
     assert by_noise[0]["labels"] == by_prior[0]["labels"]
 
 
-def test_at_zero_the_index_answers_alone_whatever_else_is_in_the_batch() -> None:
+def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     with_tree, without = (
         retriever_of(bundle, Blind(bundle)),

@@ -225,9 +225,7 @@ def test_with_keys_or_a_gateway_other_hosts_may_ask(tmp_path: Path, given: dict,
         ("localhost?evil.example", 403),
     ],
 )
-def test_without_keys_a_name_that_was_made_to_mean_this_machine_is_refused(
-    tmp_path: Path, host: str, status: int
-) -> None:
+def test_dns_rebinding_is_refused_without_keys(tmp_path: Path, host: str, status: int) -> None:
     """DNS rebinding: to the browser the page and the service have one origin."""
     with guarded(tmp_path) as client:
         answer = client.get("/v1/release", headers={"host": host})

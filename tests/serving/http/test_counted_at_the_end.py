@@ -80,7 +80,7 @@ def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_explanations_of_two_arms_are_made_once_each(
+def test_explanations_of_two_arms_are_computed_once(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(plane_settings(tmp_path, search_threads=threads), retriever=plane_retriever())

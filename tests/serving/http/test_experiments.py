@@ -89,7 +89,9 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, 
     assert f'longtail_arm_choices_total{{arm="tail",bucket="{result["labels"][0]["bucket"]}"' in metrics
 
 
-def test_a_requests_own_settings_win_and_are_not_counted(client: httpx.Client, app: Starlette, say: Say) -> None:
+def test_settings_of_a_request_override_its_arm_and_are_not_counted(
+    client: httpx.Client, app: Starlette, say: Say
+) -> None:
     for control, arm in ((0.0, "tail"), (1.0, "control")):
         say(control=control)
         (result,) = ask(client, EAST | {"bias_removal": 0.75})["results"]
@@ -165,7 +167,7 @@ def test_units_of_any_feature(client: httpx.Client, say: Say, user: Any) -> None
         assert of(response.json()["results"][0]) == (0.0, "tail", True)  # popularity ranks, in every arm
 
 
-def test_an_arm_may_have_a_release_of_its_own(tmp_path: Path, caplog: Any) -> None:
+def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
     app = create_app(plane_settings(tmp_path), retriever=plane_retriever("plane-1"))
     follower, service = app.state.follower.experiments, app.state.service
     with client_of(app) as client:

@@ -90,7 +90,7 @@ def test_an_event_says_what_its_answer_was(
     assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
 
 
-def test_what_is_returned_is_kept_and_is_no_choice(
+def test_returns_are_recorded_but_are_no_choices(
     app: Starlette, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app.state.service.current, "negative_events", frozenset({"returned"}))
@@ -191,7 +191,7 @@ def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path:
     assert "another service gave" in refused(said, 422, "invalid_request", "events.0.answer_id")
 
 
-def test_replicas_take_each_others_ids_also_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(time())
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(answer_keys, "_REFRESH_SECONDS", 0)
@@ -247,7 +247,7 @@ def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client
     assert series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
 
 
-def test_features_are_kept_only_where_they_may_be(tmp_path: Path) -> None:
+def test_features_are_recorded_only_if_allowed(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, record_features=False, answer_share=1), retriever=plane_retriever())
     with client_of(app) as client:
         say(client, {"answer_id": ids_of(client)[0], "labels": ["a"], "features": {"user": "east"}})

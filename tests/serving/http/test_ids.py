@@ -32,7 +32,7 @@ def of_a_fork() -> list[str]:
 # Python 3.12 warns of every fork while there are threads; what the child does needs none of them.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.process
-def test_no_id_is_made_twice() -> None:
+def test_request_ids_are_unique() -> None:
     ids = [id_ for _ in range(4) for id_ in (*of_a_fork(), *made(1))]
     with ThreadPoolExecutor(8) as threads:
         ids += [id_ for of_thread in threads.map(made, [2000] * 8) for id_ in of_thread]

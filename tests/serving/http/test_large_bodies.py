@@ -165,7 +165,7 @@ def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
     assert answer.json()["error"] == error | {"type": "invalid_request"}
 
 
-def test_a_request_of_many_pieces_is_answered_in_order_and_its_errors_name_its_own_positions(tmp_path: Path) -> None:
+def test_requests_of_many_pieces_keep_their_order_and_positions(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_queries=256, max_batch=64), retriever=plane_retriever())
     queries = [{"features": {"user": "east" if place % 3 else "north"}, "k": 1 + place % 4} for place in range(200)]
     ids = ["a", "b", "4"] * 60

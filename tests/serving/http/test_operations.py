@@ -107,7 +107,7 @@ def test_another_request_id_is_replaced(client: httpx.Client, sent: str) -> None
     assert response.headers["x-request-id"] == response.json()["request_id"]
 
 
-def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_errors_are_logged_but_not_returned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(*_: object, **__: object) -> NoReturn:
         raise RuntimeError("the secret is 1234")
 

@@ -85,7 +85,7 @@ def test_display_selects_columns(client: httpx.Client) -> None:
     assert similar["results"][0]["labels"][0]["display"] == {"title": "Gamma"}
 
 
-def test_queries_of_one_batch_keep_their_own_k_and_dial(client: httpx.Client) -> None:
+def test_queries_in_a_batch_keep_their_k_and_dial(client: httpx.Client) -> None:
     one, four, two = retrieve(
         client,
         {"features": {"user": "east"}, "k": 1, "bias_removal": 0},
@@ -149,9 +149,7 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
         {"at_least": [{"filter": {"year": {"lt": 2002}}, "n": 4}], "mmr": 0.5},
     ],
 )  # fmt: skip
-def test_a_k_above_the_catalogue_is_answered_with_all_labels_there_are(
-    client: httpx.Client, options: dict[str, object]
-) -> None:
+def test_k_above_the_catalogue_returns_all_labels(client: httpx.Client, options: dict[str, object]) -> None:
     every = {"a", "b", "c/é", "4"}
     found = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
     assert found.status_code == 200, found.text

@@ -50,7 +50,7 @@ def refused(response: httpx.Response, status: int, kind: str, field: str | None)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
-def test_releases_stay_to_be_pinned_as_long_as_they_are_kept(tmp_path: Path, keep: int) -> None:
+def test_previous_releases_can_be_pinned(tmp_path: Path, keep: int) -> None:
     app = create_app(plane_settings(tmp_path, keep_releases=keep), retriever=plane_retriever("r1", "1/"))
     with client_of(app) as client:
         for number in (2, 3, 4):
@@ -267,7 +267,7 @@ def test_labels_are_hidden_and_come_back(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("id_", ["z", "A", "a/", "", "%00", "x" * 5000, "a%0A", "a%0Ab", "%0Aa"])
-def test_labels_that_were_never_there_cannot_be_hidden(client: httpx.Client, id_: str) -> None:
+def test_unknown_labels_cannot_be_hidden(client: httpx.Client, id_: str) -> None:
     response = client.delete(f"/v1/labels/{id_}")
     assert response.status_code == 404
     assert response.json()["error"]["type"] in ("unknown_label", "unknown_route")

@@ -101,7 +101,7 @@ def test_the_documentation_loads_under_its_policy_and_from_nowhere_else(client: 
         assert client.get(url).status_code == 200
 
 
-def test_the_first_page_leads_to_pages_that_are_there(client: httpx.Client) -> None:
+def test_links_of_the_first_page_exist(client: httpx.Client) -> None:
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     style = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)[0]
@@ -321,7 +321,7 @@ def test_addresses_that_others_reach_need_keys_or_somebody_who_insists(tmp_path:
         Settings(releases=tmp_path, host=host, **changes)
 
 
-def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_an_open_address_without_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
     assert caught.value.code == 2
