@@ -176,11 +176,11 @@ def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
 
 def plane_settings(releases: Path, **changes: object) -> Settings:
     """Settings whose constants, such as `max_features_bytes`, can be changed, too."""
-    given = {"releases": releases, "max_queries": 5, "max_body_bytes": 50_000, **changes}
+    values = {"releases": releases, "max_queries": 5, "max_body_bytes": 50_000, **changes}
     settings = type("PlaneSettings", (Settings,), {})
-    for name in given.keys() - Settings.model_fields.keys():
-        setattr(settings, name, given.pop(name))
-    return settings(**given)
+    for name in values.keys() - Settings.model_fields.keys():
+        setattr(settings, name, values.pop(name))
+    return settings(**values)
 
 
 def rows_in_use(overlay: Overlay) -> dict[str, int]:

@@ -48,13 +48,13 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
     """
     rng, user = random.Random(0), {"user_id": "u1"}
     ids, numbers = [f"item-{row}" for row in range(labels)], list(range(10_000))
-    long = [ids[place % labels] for place in range(10_000)]
+    long = [ids[i % labels] for i in range(10_000)]
 
     def retrieve(count: int, **options: Any) -> Shape:
         return shape("/v1/retrieve", {"queries": [{"features": user, **options}] * count})
 
     def each(count: int, options: Any) -> Shape:
-        return shape("/v1/retrieve", {"queries": [{"features": user, **options(place)} for place in range(count)]})
+        return shape("/v1/retrieve", {"queries": [{"features": user, **options(i)} for i in range(count)]})
 
     def some(count: int) -> list[str]:
         return rng.sample(ids, min(count, labels))
@@ -63,12 +63,12 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         return shape("/v1/similar", {"ids": ids[:256], "k": 100, **options})
 
     def events(count: int, **fields: Any) -> Shape:
-        of = [{"answer_id": answer_ids[place], "labels": ["item-1"], **fields} for place in range(count)]
+        of = [{"answer_id": answer_ids[i], "labels": ["item-1"], **fields} for i in range(count)]
         return shape("/v1/feedback", {"events": of})
 
     def new_labels(count: int, features: Mapping[str, Any], **display: Any) -> Shape:
         features = {"genres": ["g1"], "year": 1, **features}
-        new = [{"id": f"n{place}", "features": features, "display": display} for place in range(count)]
+        new = [{"id": f"n{i}", "features": features, "display": display} for i in range(count)]
         return shape("/v1/labels", {"labels": new})
 
     dates = [f"{1900 + day % 200}-01-{1 + day // 200 % 28:02d}" for day in range(1_000)]
@@ -88,19 +88,19 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         "7 allows of 10,000": each(7, lambda _: {"allow": some(10_000)}),
         "250 allows of 250": each(250, lambda _: {"allow": some(250)}),
         "all lists, 4 times 10,000": retrieve(4, exclude=numbers, allow=numbers, history=numbers),
-        "256 dials, k = 100": each(256, lambda place: {"k": 100, "bias_removal": place / 256, **mixed}),
+        "256 dials, k = 100": each(256, lambda i: {"k": 100, "bias_removal": i / 256, **mixed}),
         "6 pools of 4,096, mmr": retrieve(6, k=512, mmr=0.5, pool=4_096),
         "6 pools of 4,096, four columns": retrieve(6, k=500, max_per=four, mmr=0.5, pool=4_096),
         "256 pools of 100": retrieve(256, k=25, mmr=0.5, pool=100),
         "256 pools that grow": retrieve(256, k=100, max_per={"brand": 1}, pool=100),
         "64 pools that grow in vain": retrieve(64, k=2, max_per={"brand": 1, "open": 1}, filter={"brand": "brand-1"}),
         "60 filters of 1,000 days": each(
-            60, lambda place: {"filter": {"since": {"in": dates[place:] + dates[:place]}}}
+            60, lambda i: {"filter": {"since": {"in": dates[i:] + dates[:i]}}}
         ),
         "12 filters of 10,000 numbers": each(
             12, lambda _: {"filter": {"stock": {"not_in": rng.sample(numbers, 10_000)}}}
         ),
-        "256 ranges": each(256, lambda place: {"filter": {"price": {"ge": place / 100, "lt": place / 50}}}),
+        "256 ranges": each(256, lambda i: {"filter": {"price": {"ge": i / 100, "lt": i / 50}}}),
         "256 explore": retrieve(256, k=100, explore={"tail": 50, "new": 50}),
         "256 similar, eight floors": similar(at_least=floors),
         "64 of eight floors": retrieve(64, k=100, at_least=floors),
@@ -112,11 +112,11 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         ),
         "60,000 unknown keys": Shape(
             "POST", "/v1/retrieve",
-            b'{"queries":[{"features":{},' + b",".join(b'"k%d":1' % place for place in range(60_000)) + b"}]}",
+            b'{"queries":[{"features":{},' + b",".join(b'"k%d":1' % i for i in range(60_000)) + b"}]}",
         ),
         "256 similar": similar(),
         "256 similar, exclude of 10,000": similar(exclude=long),
-        "256 similar, filter of 10,000": similar(filter={"title": {"in": [f"Title {place}" for place in numbers]}}),
+        "256 similar, filter of 10,000": similar(filter={"title": {"in": [f"Title {i}" for i in numbers]}}),
         "250 embedded features of 500": shape(
             "/v1/embed", {"queries": [{"features": {"history": numbers[:500]}}] * 250}
         ),
@@ -168,6 +168,6 @@ def random_shape(rng: random.Random, labels: int) -> Shape:
         history = {"history": ids(rng.choice([0, 10, long]))}
         return {"features": {"user_id": f"u{rng.randrange(30)}", **history}, **options}
 
-    made = shape("/v1/retrieve", {"queries": [query() for _ in range(queries)]})
-    values = sum(map(made.body.count, (b",", b":", b"[", b"{")))
-    return made if len(made.body) <= MOST_BYTES and values <= MOST_VALUES else random_shape(rng, labels)
+    created = shape("/v1/retrieve", {"queries": [query() for _ in range(queries)]})
+    values = sum(map(created.body.count, (b",", b":", b"[", b"{")))
+    return created if len(created.body) <= MOST_BYTES and values <= MOST_VALUES else random_shape(rng, labels)

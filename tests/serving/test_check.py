@@ -27,9 +27,9 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(capsys: pytest.CaptureFixture[str], release: Path) -> list[str]:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as remaining:
         cli.main(["check", str(release)])
-    assert left.value.code == 0
+    assert remaining.value.code == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -44,17 +44,17 @@ def test_what_it_says_of_a_release_that_can_be_served(
     ]  # fmt: skip
     assert lines[1] == "model: synthetic, 60 labels, d = 8, cosine"
     for line in lines[2:5]:
-        found = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail, (\d+) new", line)
-        assert found is not None
-        assert sum(map(int, found.groups())) == 20
+        actual = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail, (\d+) new", line)
+        assert actual is not None
+        assert sum(map(int, actual.groups())) == 20
     shares = [float(share) for share in re.findall(r"([\d.]+)%", lines[-1])]
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
 def test_a_directory_of_releases_is_no_release(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as remaining:
         cli.main(["check", str(releases)])
-    assert left.value.code == 2
+    assert remaining.value.code == 2
     assert "expected one release, found a directory of some: use" in capsys.readouterr().err
 
 
@@ -68,11 +68,11 @@ def test_a_release_that_cannot_be_served_is_refused_in_one_line(
             (damaged / path.relative_to(releases / "plain")).write_bytes(path.read_bytes())
     (damaged / "bundle/query_tower.onnx").write_bytes(b"no tower")
     for release in (damaged, releases):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as remaining:
             cli.main(["check", str(release)])
-        said = capsys.readouterr()
-        assert (left.value.code, said.out, said.err.count("\n")) == (2, "", 1)
-        assert said.err.startswith("longtail-serve: ")
-    with pytest.raises(SystemExit) as left:
+        message = capsys.readouterr()
+        assert (remaining.value.code, message.out, message.err.count("\n")) == (2, "", 1)
+        assert message.err.startswith("longtail-serve: ")
+    with pytest.raises(SystemExit) as remaining:
         cli.main(["check", str(tmp_path / "none")])
-    assert left.value.code == 2
+    assert remaining.value.code == 2

@@ -68,8 +68,8 @@ def choice(labels: list[str], features: Any = None, *, at: float = NOON, **more:
 def exported(releases: Path, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows, and what was said of them."""
     out = releases / "out.parquet"
-    said = export(releases, releases / "events", out, **{"window": (0, NOON + 86_400), **options})
-    return pq.read_table(out).to_pylist(), said
+    message = export(releases, releases / "events", out, **{"window": (0, NOON + 86_400), **options})
+    return pq.read_table(out).to_pylist(), message
 
 
 def test_columns_have_their_types_also_without_events(releases: Path) -> None:
@@ -122,10 +122,10 @@ def test_a_row_by_hand(releases: Path) -> None:
         ),
         choice(["z"], {"user": 8}, at=NOON + 1, kind="organic", answer=None, positions=[None]),
     )  # fmt: skip
-    (x, y, z), said = exported(releases, label_id="item")
-    assert said[0] == "3 labels chosen"
-    told = ("item", "user", "feature_weight", "weight", "propensity", "debiased_weight", "position", "source")
-    assert [tuple(row[name] for name in told) for row in (x, y, z)] == [
+    (x, y, z), message = exported(releases, label_id="item")
+    assert message[0] == "3 labels chosen"
+    sentence = ("item", "user", "feature_weight", "weight", "propensity", "debiased_weight", "position", "source")
+    assert [tuple(row[name] for name in sentence) for row in (x, y, z)] == [
         ("x", "7", 2, 3, 0.25, 12, 4, "answer"), ("y", "7", 2, 3, 1, 3, None, "answer"),
         ("z", "8", None, 1, 1, 1, None, "organic"),
     ]  # fmt: skip
@@ -144,8 +144,8 @@ def test_repeats_are_dropped(releases: Path) -> None:
         *(choice(["o"], user, at=NOON + 4 + of, **organic) for of in range(2)),
         *(choice(["o"], user, at=NOON + 6, **organic | {"idempotency_key": key}) for key in ("k2", None, None)),
     )
-    rows, said = exported(releases)
-    assert said[1] == "left out: 3 labels sent again: by an idempotency key, or by answer, label and event"
+    rows, message = exported(releases)
+    assert message[1] == "left out: 3 labels sent again: by an idempotency key, or by answer, label and event"
     assert [(row["label_id"], row["event"], row["answer"]) for row in rows] == [
         ("x", "click", "a"), ("y", "click", "a"), ("x", "purchase", "a"), ("x", "click", "b"), ("o", "click", None),
         *[("o", "click", None)] * 3,
@@ -170,24 +170,24 @@ def test_keys_of_two_clients_are_two(releases: Path) -> None:
 def test_recorded_answers_fill_impressions_and_features(releases: Path) -> None:
     answer = choice(["x", "y", "z"], {"user": "shown"}, kind="answer", at=NOON - 3600)
     keep(releases, answer, choice(["y"]), choice(["q"], {"user": "said"}), choice(["y"], answer="b"))
-    rows, said = exported(releases)
+    rows, message = exported(releases)
     assert [(row["label_id"], row["user"], row["impressions"]) for row in rows] == [
         ("q", "said", ["x", "y", "z"]), ("y", "shown", ["x", "y", "z"])
     ]  # fmt: skip
-    assert said[1] == (
+    assert message[1] == (
         "left out: 1 labels whose query's features are not known: send `features` with feedback (--all takes these, "
         "too)"
     )
-    rows, said = exported(releases, everything=True)
+    rows, message = exported(releases, everything=True)
     assert [(row["user"], row["answer"]) for row in rows if row["user"] is None] == [(None, "b")]
-    assert said[0] == "3 labels chosen"
+    assert message[0] == "3 labels chosen"
 
 
 def test_features_that_the_release_does_not_read_are_text(releases: Path) -> None:
     keep(releases, choice(["x"], {"session": 7, "no name": 1, 'a"; DROP': 2, "time": 3}), choice(["y"], {}))
-    rows, said = exported(releases)
+    rows, message = exported(releases)
     assert [(row["session"], row["feature_time"]) for row in rows] == [("7", "3"), (None, None)]
-    assert said[1:-1] == ['left out: 2 features that cannot be columns of their own: "a\\"; DROP", "no name"']
+    assert message[1:-1] == ['left out: 2 features that cannot be columns of their own: "a\\"; DROP", "no name"']
     keep(releases, choice(["z"], {f"f{number}": 1 for number in range(120)}))
     assert len(exported(releases)[0][0].keys() - TYPES.keys()) == 100
 
@@ -202,17 +202,17 @@ def test_features_that_the_release_does_not_read_are_text(releases: Path) -> Non
 )
 def test_no_feature_takes_another_columns_name(releases: Path, sent: str, column: str, left_out: str | None) -> None:
     keep(releases, choice(["x"], {sent: 1, "user": 1, "weight": 1}))
-    (row,), said = exported(releases)
+    (row,), message = exported(releases)
     assert (row["label_id"], str(row[column])[0]) == ("x", "1")
-    assert [f'"{left_out}"' in line for line in said[1:-1]] == ([] if left_out is None else [True])
+    assert [f'"{left_out}"' in line for line in message[1:-1]] == ([] if left_out is None else [True])
     assert row.keys() - TYPES.keys() <= {column}
 
 
 def test_events_in_other_exports_are_reported(releases: Path) -> None:
     keep(releases, choice(["x"], {}), choice(["y"], {}, at=NOON + 60, answer="b"))
-    rows, said = exported(releases, window=(0, NOON + 60))
+    rows, message = exported(releases, window=(0, NOON + 60))
     assert [row["label_id"] for row in rows] == ["x"]
-    assert said[1].startswith("left out: 1 events of 2023-11-15T12:01:00+00:00 and later")
+    assert message[1].startswith("left out: 1 events of 2023-11-15T12:01:00+00:00 and later")
     (releases / "events/.deleted").touch()
     assert "are not kept" in exported(releases)[1][1]
 
@@ -249,16 +249,16 @@ def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) 
     )
     refused = "training refuses rows without an id"
     features = "left out: 1 labels whose query's features are not known: send `features` with feedback"
-    rows, said = exported(releases)
+    rows, message = exported(releases)
     assert [row["label_id"] for row in rows] == ["x", "y", "z", "y"]
-    assert said[1].startswith(features)
-    assert said[2] == f"left out: 1 labels whose label is empty: {refused}"
-    rows, said = exported(releases, query_id="session")
+    assert message[1].startswith(features)
+    assert message[2] == f"left out: 1 labels whose label is empty: {refused}"
+    rows, message = exported(releases, query_id="session")
     assert [(row["session"], row["user"], row["label_id"]) for row in rows] == [("7", "u1", "x")]
-    assert said[1].startswith(features)
-    assert said[2] == f"left out: 4 labels whose label is empty, or whose query has no session: {refused}"
-    _, said = exported(releases, query_id="session", everything=True)
-    assert said[:2] == [
+    assert message[1].startswith(features)
+    assert message[2] == f"left out: 4 labels whose label is empty, or whose query has no session: {refused}"
+    _, message = exported(releases, query_id="session", everything=True)
+    assert message[:2] == [
         "1 labels chosen", f"left out: 5 labels whose label is empty, or whose query has no session: {refused}"
     ]  # fmt: skip
     # The column is there also where nobody sends the id, and once where the release reads it.

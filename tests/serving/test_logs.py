@@ -35,7 +35,7 @@ def test_every_request_is_a_line_with_its_id(tmp_path: Path, lines: Any) -> None
     with client_of(app) as client:
         client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "id-1"})
         client.get("/v1/labels/nobody", headers={"x-request-id": "id-2"})
-        made = client.get("/livez?secret=1", headers={"authorization": "Bearer sesame"}).headers["x-request-id"]
+        created = client.get("/livez?secret=1", headers={"authorization": "Bearer sesame"}).headers["x-request-id"]
     first, second, third = lines()
     assert first.pop("milliseconds") > 0
     assert datetime.fromisoformat(first.pop("at")).tzinfo is not None
@@ -48,7 +48,7 @@ def test_every_request_is_a_line_with_its_id(tmp_path: Path, lines: Any) -> None
         "client": "127.0.0.1",
     }
     assert (second["message"], second["request_id"], second["status"]) == ("GET /v1/labels/{id:path}", "id-2", 404)
-    assert (third["message"], third["request_id"], third["status"]) == ("GET /livez", made, 200)
+    assert (third["message"], third["request_id"], third["status"]) == ("GET /livez", created, 200)
     assert not any(word in json.dumps(lines()) for word in ("nobody", "secret", "sesame", "east"))
 
 

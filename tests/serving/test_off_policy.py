@@ -64,12 +64,12 @@ def best_of(user: int, at: float) -> np.ndarray:
 
 def candidates_of(user: int) -> set[int]:
     """Rows that the user may be shown at λ = 0."""
-    found = set(best_of(user, 0.0).tolist())
+    actual = set(best_of(user, 0.0).tolist())
     for bucket in FLOORS:
         ranked = [row for row in np.argsort(-SCORES_UL[user], kind="stable").tolist() if BUCKETS[row] == bucket]
-        certain = max(sum(row in found for row in ranked) - 1, 0)
-        found.update(ranked[: certain + LOTTERY.candidates])
-    return found
+        certain = max(sum(row in actual for row in ranked) - 1, 0)
+        actual.update(ranked[: certain + LOTTERY.candidates])
+    return actual
 
 
 for _user in range(USERS):
@@ -83,13 +83,13 @@ def slots_of(first: int, answers: int) -> dict[str, np.ndarray]:
         name: np.zeros(len(LAMBDAS) + 1, np.int64) for name in ("open_G", "gained_G", "lost_G")
     }
     for user, times in enumerate(np.bincount(np.arange(first, first + answers) % USERS, minlength=USERS)):
-        own, could = {*best_of(user, 0.0).tolist()}, candidates_of(user)
-        for place, at in enumerate((0.0, *LAMBDAS)):
-            held = {*best_of(user, at).tolist()}
-            counts["exposures_GB"][place] += times * np.bincount(BUCKETS[[*held]], minlength=4)
-            counts["open_G"][place] += times * len(held - could)
-            counts["gained_G"][place] += times * len(held - could - own)
-            counts["lost_G"][place] += times * len(own - could - held)
+        local, could = {*best_of(user, 0.0).tolist()}, candidates_of(user)
+        for i, at in enumerate((0.0, *LAMBDAS)):
+            stored_rows = {*best_of(user, at).tolist()}
+            counts["exposures_GB"][i] += times * np.bincount(BUCKETS[[*stored_rows]], minlength=4)
+            counts["open_G"][i] += times * len(stored_rows - could)
+            counts["gained_G"][i] += times * len(stored_rows - could - local)
+            counts["lost_G"][i] += times * len(local - could - stored_rows)
     return counts
 
 
@@ -102,14 +102,14 @@ def log_of(answers: int) -> Log:
     eligible = []
     for scores_L in SCORES_UL:
         order = np.argsort(-scores_L, kind="stable").astype(np.int64)
-        found = {bucket: (rows := order[BUCKETS[order] == bucket], scores_L[rows]) for bucket in FLOORS}
-        eligible.append(((order[:K], scores_L[order[:K]], BUCKETS[order[:K]].astype(np.int8)), found))
+        actual = {bucket: (rows := order[BUCKETS[order] == bucket], scores_L[rows]) for bucket in FLOORS}
+        eligible.append(((order[:K], scores_L[order[:K]], BUCKETS[order[:K]].astype(np.int8)), actual))
     for answer in range(answers):
         user = answer % USERS
-        best, found = eligible[user]
-        shown = explore(best, found, FLOORS, LOTTERY, chance)
-        chosen_K = chance.random(K) < CHANCES_UL[user, shown.rows_K]
-        parts.append((shown.propensities_K, chosen_K, shown.rows_K, held_UGL[user][:, shown.rows_K]))
+        best, actual = eligible[user]
+        displayed = explore(best, actual, FLOORS, LOTTERY, chance)
+        chosen_K = chance.random(K) < CHANCES_UL[user, displayed.rows_K]
+        parts.append((displayed.propensities_K, chosen_K, displayed.rows_K, held_UGL[user][:, displayed.rows_K]))
     rows_S = np.concatenate([rows_K for _, _, rows_K, _ in parts])
     return Log(
         at_G=(None, *LAMBDAS),
@@ -150,12 +150,12 @@ def truth(at: float, *, of: str = "all") -> float:
 
 def recall_of(at: float, bucket: int | None) -> float:
     """Return the share of what all labels that the log could show would bring, at λ."""
-    held = shown = 0.0
+    stored_rows = displayed = 0.0
     for user in range(USERS):
         rows = [row for row in candidates_of(user) if bucket in (None, BUCKETS[row])]
-        shown += CHANCES_UL[user, rows].sum()
-        held += CHANCES_UL[user, [row for row in rows if row in best_of(user, at)]].sum()
-    return held / shown
+        displayed += CHANCES_UL[user, rows].sum()
+        stored_rows += CHANCES_UL[user, [row for row in rows if row in best_of(user, at)]].sum()
+    return stored_rows / displayed
 
 
 def share_covered(at: float) -> float:
@@ -186,17 +186,17 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
     expected_recall = {name: [recall_of(at, bucket) for at in (0.0, *LAMBDAS)]
                        for name, bucket in (("head", 0), ("torso", 1), ("tail", 2), ("all", None))}  # fmt: skip
     missed_recall = dict.fromkeys(expected_recall, 0)
-    log, missed, fixed, told = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
-    own, truths, alone = truth(0.0), [truth(at) for at in LAMBDAS], [share_covered(at) for at in LAMBDAS]
+    log, missed, fixed, sentence = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
+    local, truths, alone = truth(0.0), [truth(at) for at in LAMBDAS], [share_covered(at) for at in LAMBDAS]
     assert alone[:2] == [1.0, 1.0]
     assert alone[2] < 0.9
     for first in range(0, EXPERIMENTS * ANSWERS, ANSWERS):
         outside = outside_once = False
         outside_recall = dict.fromkeys(expected_recall, False)
         for answers in np.geomspace(10, ANSWERS, 15).astype(int).tolist():
-            seen = part_of(log, first, answers)
-            own_setting, *settings = every = settings_of(seen)
-            outside |= not own_setting["chosen_per_answer"]["low"] <= own <= own_setting["chosen_per_answer"]["high"]
+            history = part_of(log, first, answers)
+            own_setting, *settings = every = settings_of(history)
+            outside |= not own_setting["chosen_per_answer"]["low"] <= local <= own_setting["chosen_per_answer"]["high"]
             for name, expected_G in expected_recall.items():
                 for setting, expected in zip(every, expected_G, strict=True):
                     if figure := setting["recall"][name]:
@@ -204,20 +204,23 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
             for setting, expected in zip(settings, truths, strict=True):
                 figure, change = setting["chosen_per_answer"], setting["difference"]
                 outside |= not figure["low"] <= expected <= figure["high"]
-                outside |= not change["low"] <= expected - own <= change["high"]
-            found_N = (seen.held_GS[1] / seen.propensities_S * seen.chosen_S).reshape(answers, K).sum(axis=1)
+                outside |= not change["low"] <= expected - local <= change["high"]
+            found_N = (history.held_GS[1] / history.propensities_S * history.chosen_S).reshape(answers, K).sum(axis=1)
             reach = 1.96 * found_N.std() / math.sqrt(answers)
             outside_once |= abs(found_N.mean() - truths[0]) > reach
         missed += outside
         missed_recall = {name: count + outside_recall[name] for name, count in missed_recall.items()}
         fixed += outside_once
-        told.append([setting["says"] for setting in settings])
+        sentence.append([setting["says"] for setting in settings])
     print("recall", {name: count / EXPERIMENTS for name, count in missed_recall.items()})
-    print(f"left out at some look {missed / EXPERIMENTS:.3f}, of fixed size {fixed / EXPERIMENTS:.3f}; last {told[-1]}")
+    print(
+        f"left out at some look {missed / EXPERIMENTS:.3f}, of fixed size {fixed / EXPERIMENTS:.3f}; last "
+        f"{sentence[-1]}"
+    )
     assert max(missed, *missed_recall.values()) / EXPERIMENTS <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
     assert fixed / EXPERIMENTS > 0.2, "an interval of fixed size is no use here"
-    assert {says[2] for says in told} <= {"cannot tell", "better"}
-    assert sum(says[2] == "cannot tell" for says in told) > EXPERIMENTS / 2
+    assert {says[2] for says in sentence} <= {"cannot tell", "better"}
+    assert sum(says[2] == "cannot tell" for says in sentence) > EXPERIMENTS / 2
 
 
 def test_the_table_of_the_guide_is_what_the_command_says_of_these_users() -> None:
@@ -230,23 +233,24 @@ def test_the_table_of_the_guide_is_what_the_command_says_of_these_users() -> Non
 def test_estimates_by_hand() -> None:
     # Two units of 2 and 3 answers: 4 · 1 and 1 + 0 over 5 answers.
     coefficients, chosen, unit = np.array([4.0, 4.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
-    found = estimate(coefficients, chosen, unit, np.array([2.0, 3.0]), alpha=0.1)
-    assert found is not None
+    actual = estimate(coefficients, chosen, unit, np.array([2.0, 3.0]), alpha=0.1)
+    assert actual is not None
     # By unit 4 − 2 and 1 − 3 make V = 8; two of three labels that count were chosen, so that V is at least 2/3 · 33.
     reach = math.sqrt(11) * boundary(22 / 11, 0.1) / 5
-    assert found == {"value": 1.0, "low": pytest.approx(1 - reach), "high": pytest.approx(1 + reach)}
+    assert actual == {"value": 1.0, "low": pytest.approx(1 - reach), "high": pytest.approx(1 + reach)}
     nothing = np.zeros(2)
     unknown = {"value": 0, "low": -math.inf, "high": math.inf}
     assert estimate(nothing, nothing, np.zeros(2, np.int64), np.ones(1)) == unknown
     assert estimate(nothing, nothing, np.zeros(2, np.int64), np.zeros(1)) is None
 
 
-def answer(name: str, user: str | None, shown: Mapping[str, float], *, candidates: int = 100, **more: Any) -> bytes:
-    buckets = [{"a": 0, "b": 1}.get(label, 2) for label in shown]
+def answer(name: str, user: str | None, displayed: Mapping[str, float], *, candidates: int = 100, **more: Any) -> bytes:
+    buckets = [{"a": 0, "b": 1}.get(label, 2) for label in displayed]
     options = more.pop("options", {"k": 2, "bias_removal": 0.0, "explore": {"tail": 1}})
     fields = {
-        "kind": "answer", "time": NOON, "answer": name, "release": "plane-1", "labels": [*shown], "buckets": buckets,
-        "propensities": [*shown.values()], "features": user and json.dumps({"user": user}),
+        "kind": "answer", "time": NOON, "answer": name, "release": "plane-1", "labels": [*displayed],
+        "buckets": buckets,
+        "propensities": [*displayed.values()], "features": user and json.dumps({"user": user}),
         "options": json.dumps(options | ({"candidates": candidates} if candidates else {})),
     }  # fmt: skip
     return event_json(**{**fields, **more})
@@ -295,34 +299,34 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     assert sorted(log.left_out.values()) == [1, 1, 1, 1, 1, 2]
     assert (log.answers_U.tolist(), log.changed_G.tolist()) == ([2, 1], [0, 0, 1])
     assert log.exposures_GB.tolist() == [[2, 1, 3, 0], [2, 1, 3, 0], [3, 1, 2, 0]]
-    own, same, other = settings_of(log)
+    local, same, other = settings_of(log)
     # Chosen: c/é, shown with 3/4; a; 4, with 1/4, which no answer holds; b.
-    assert own["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
+    assert local["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
     assert other["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
-    assert (own["covered"], other["covered"]) == (1, pytest.approx(5 / 6))
-    assert own["recall"]["all"]["value"] == pytest.approx((4 / 3 + 1 + 1) / (4 / 3 + 1 + 4 + 1))
-    assert (own["recall"]["tail"]["value"], own["recall"]["new"]) == (pytest.approx((4 / 3) / (4 / 3 + 4)), None)
+    assert (local["covered"], other["covered"]) == (1, pytest.approx(5 / 6))
+    assert local["recall"]["all"]["value"] == pytest.approx((4 / 3 + 1 + 1) / (4 / 3 + 1 + 4 + 1))
+    assert (local["recall"]["tail"]["value"], local["recall"]["new"]) == (pytest.approx((4 / 3) / (4 / 3 + 4)), None)
     assert (same["says"], other["says"], other["difference"]["value"]) == ("the same", "cannot tell", 0)
     # No label that was shown is in one answer and not in the other.
     assert (other["difference"]["low"], other["difference"]["high"]) == (-2, 2)
-    assert (own["chosen_per_answer"]["low"], own["chosen_per_answer"]["high"]) == (0, 2)
+    assert (local["chosen_per_answer"]["low"], local["chosen_per_answer"]["high"]) == (0, 2)
     many = replace(
         log, **{name: np.tile(getattr(log, name), 100) for name in ("propensities_S", "chosen_S", "buckets_S")},
         unit_S=(log.unit_S + 2 * np.arange(100)[:, None]).ravel(), held_GS=np.tile(log.held_GS, 100),
         answers_U=np.tile(log.answers_U, 100), exposures_GB=100 * log.exposures_GB, open_G=100 * log.open_G,
     )  # fmt: skip
     # The slot of north's that is not covered may bring one choice more; own λ and two others share the 5 %, twice.
-    found = estimate(many.held_GS[2] / many.propensities_S, many.chosen_S, many.unit_S, many.answers_U, alpha=0.05 / 6)
-    assert found is not None
+    actual = estimate(many.held_GS[2] / many.propensities_S, many.chosen_S, many.unit_S, many.answers_U, alpha=0.05 / 6)
+    assert actual is not None
     own_many, _, many_other = settings_of(many)
-    assert many_other["chosen_per_answer"]["low"] == pytest.approx(found["low"])
-    assert many_other["chosen_per_answer"]["high"] == pytest.approx(found["high"] + 1 / 3)
-    assert own_many["chosen_per_answer"]["high"] == pytest.approx(found["high"])
+    assert many_other["chosen_per_answer"]["low"] == pytest.approx(actual["low"])
+    assert many_other["chosen_per_answer"]["high"] == pytest.approx(actual["high"] + 1 / 3)
+    assert own_many["chosen_per_answer"]["high"] == pytest.approx(actual["high"])
     bought = read_log(plane_retriever(), folder, WINDOW, [2.0], event="purchase", unit="user")
     assert (bought.chosen_S.tolist(), bought.answers_U.tolist()) == ([0, 1, 0, 0, 0, 0], [2, 1])
     report = {
         "release": "plane-1", "since": None, "until": "now", "cut": True, "answers": 3, "units": 2, "chosen": 4,
-        "without_unit": 3, "left_out": log.left_out, "confidence": 0.95, "settings": [own, same, other],
+        "without_unit": 3, "left_out": log.left_out, "confidence": 0.95, "settings": [local, same, other],
     }  # fmt: skip
     lines = [*report_lines(report)]
     assert lines[1] == "3 answers that explored, of 2 units; 4 labels chosen"
@@ -335,15 +339,15 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
 def test_what_the_own_answer_would_bring_is_not_known_where_its_bucket_is_not_explored(tmp_path: Path) -> None:
     """At λ = 0 north is answered b, at −1 c/é; a slot of tail takes the place of b, which the log never shows."""
     options = {"k": 1, "bias_removal": 0.0, "explore": {"tail": 1}}
-    shown = [{"4": 0.25} if visit % 4 == 0 else {"c/é": 0.75} for visit in range(400)]
+    displayed = [{"4": 0.25} if visit % 4 == 0 else {"c/é": 0.75} for visit in range(400)]
     answers = [
         answer(f"{visit}", "north", labels, options=options, features=json.dumps({"user": "north", "age": visit}))
-        for visit, labels in enumerate(shown)
+        for visit, labels in enumerate(displayed)
     ]
     folder = kept(tmp_path, *answers, *[choice(f"{visit}", "c/é") for visit in range(400) if visit % 4])
     log = read_log(plane_retriever(), folder, WINDOW, [-1.0])
-    own, other = settings_of(log)
-    assert (len(log.answers_U), own["covered"], other["covered"]) == (400, 0, 1)
+    local, other = settings_of(log)
+    assert (len(log.answers_U), local["covered"], other["covered"]) == (400, 0, 1)
     assert (other["difference"]["value"], other["says"]) == (1, "cannot tell")
     assert other["difference"]["low"] < 0, "north may choose b as well"
     every = replace(log, lost_G=log.lost_G * 0, open_G=log.open_G * 0)
@@ -384,20 +388,20 @@ def test_answers_that_say_nothing_any_more_are_left_out(releases: Path, tmp_path
     retriever, events, state = load_release(Releases(releases), "only"), tmp_path / "events", tmp_path / "state"
     options = {"k": 5, "explore": EVERY}
     lines = []
-    for place in range(5):
-        query = Query.model_validate({**options, "features": {"user_id": f"u{place}"}})
+    for i in range(5):
+        query = Query.model_validate({**options, "features": {"user_id": f"u{i}"}})
         labels = results_of(retriever.retrieve([query]))[0]["labels"]
-        if place == 4:  # another label of its bucket in the place of one that is shown always
+        if i == 4:  # another label of its bucket in the place of one that is shown always
             always = next(label for label in labels if label["propensity"] == 1)
             all_of_it = query.model_copy(update={"explore": {}, "buckets": [always["bucket"]], "k": 20})
-            shown = [label["id"] for label in labels]
+            displayed = [label["id"] for label in labels]
             always["id"] = next(label["id"] for label in results_of(retriever.retrieve([all_of_it]))[0]["labels"]
-                                if label["id"] not in shown)  # fmt: skip
+                                if label["id"] not in displayed)  # fmt: skip
         lines.append(event_json(
-            kind="answer", time=NOON + 10 * place, answer=f"{place}", release="only",
+            kind="answer", time=NOON + 10 * i, answer=f"{i}", release="only",
             labels=[label["id"] for label in labels], propensities=[label["propensity"] for label in labels],
             buckets=[BUCKET_NAMES.index(label["bucket"]) for label in labels],
-            features=json.dumps({"user_id": f"u{place}"}), options=json.dumps(options | {"candidates": 100}),
+            features=json.dumps({"user_id": f"u{i}"}), options=json.dumps(options | {"candidates": 100}),
         ))  # fmt: skip
     kept(events, *lines)
 
@@ -414,9 +418,9 @@ def test_answers_that_say_nothing_any_more_are_left_out(releases: Path, tmp_path
     assert report()["answers"] == 3
     store.append([Hide(id="item-1", at=datetime.fromtimestamp(NOON + 14, UTC))])
     store.append([Restore(id="item-1", at=datetime.fromtimestamp(NOON + 15, UTC))])
-    found = report()
+    actual = report()
     store.close()
-    assert (found["answers"], found["left_out"]) == (2, {"from before the newest label change": 1, CHANGED: 1})
+    assert (actual["answers"], actual["left_out"]) == (2, {"from before the newest label change": 1, CHANGED: 1})
 
 
 def test_a_log_that_says_nothing_is_an_error(tmp_path: Path) -> None:

@@ -105,18 +105,18 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
     table = pa.table({"user_id": [f"u{user}" for user in range(USERS)], "history": histories, "country": countries})
     choices_Q = rng.integers(0, 40, USERS)
     pq.write_table(table.append_column("count", pa.array(choices_Q)), folder / "users.parquet")
-    given = None
+    inputs = None
     if priors:
         values = pa.table({"label_id": bundle.labels.ids, "margin": rng.standard_normal(LABELS)})
         pq.write_table(values, folder / "priors.parquet")
-        given = PriorTable(folder / "priors.parquet", {"margin": Limits(-1, 1, 0.5)})
+        inputs = PriorTable(folder / "priors.parquet", {"margin": Limits(-1, 1, 0.5)})
     written = bundle.write(folder / "bundle")
     source = None if bundle.remembered is not None else "user_id"
     build(
         written,
         folder / "releases",
         name="one",
-        priors=given,
+        priors=inputs,
         queries=QueryTable(folder / "users.parquet", source, "count"),
     )
     retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
@@ -172,9 +172,9 @@ def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
 def test_log_z_of_queries_is_that_of_numpy(random_case: Case) -> None:
     values = random_case.retriever.queries.bundle.priors
     assert values.names == ["0.0", "0.5", "1.0"]
-    for place, bias_removal in enumerate((0.0, 0.5, 1.0)):
+    for i, bias_removal in enumerate((0.0, 0.5, 1.0)):
         log_z_Q = np.logaddexp.reduce(random_case.scores(bias_removal), axis=1)
-        np.testing.assert_allclose(values.values_LP[:, place], -log_z_Q, atol=2e-5)
+        np.testing.assert_allclose(values.values_LP[:, i], -log_z_Q, atol=2e-5)
 
 
 def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case) -> None:
@@ -261,7 +261,7 @@ def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: i
     assert [(label, query["id"]) for label, _, query in chosen] == [
         (f"item-{row}", f"u{query}") for row in rows for query in expected[row]
     ]
-    assert [place for _, place, _ in chosen] == [place for row in rows for place in range(1, len(expected[row]) + 1)]
+    assert [i for _, i, _ in chosen] == [i for row in rows for i in range(1, len(expected[row]) + 1)]
 
 
 @pytest.mark.parametrize("random_case", ["popularity and histories"], indirect=True)
@@ -279,7 +279,7 @@ def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
         assert table["place"].to_pylist() == [1, 2, 1, 2]
         assert table["user_id"].to_pylist() == [query["id"] for _, _, query in expected]
         np.testing.assert_allclose(table["log_p"], [query["log_p"] for _, _, query in expected], rtol=1e-5)
-    for labels, out, given, message in [
+    for labels, out, inputs, message in [
         ("item_id\nitem-3\n", "out.csv", {}, "a new file that ends in"),
         ("item_id\nitem-3\n", "more.txt", {}, "a new file that ends in"),
         ("item_id\nnone\n", "more.csv", {}, "expected the id of a label of this release"),
@@ -288,7 +288,7 @@ def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
     ]:
         (tmp_path / "labels.csv").write_text(labels)
         with pytest.raises(ServingError, match=message):
-            invert(releases, tmp_path / "labels.csv", tmp_path / out, given, release="one")
+            invert(releases, tmp_path / "labels.csv", tmp_path / out, inputs, release="one")
     assert not (tmp_path / "more.csv").exists()
 
 

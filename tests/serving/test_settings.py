@@ -31,7 +31,7 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("max_k = ", r"s\.toml: expected TOML, found "),
         ("k = 1", r's\.toml: expected names of settings, such as max_k, found "k"'),
@@ -53,10 +53,10 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
         ("\udcff", "expected TOML, found 'utf-8' codec"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "s.toml"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         Settings(releases=tmp_path, settings_file=file)
 
 

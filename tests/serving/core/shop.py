@@ -83,12 +83,12 @@ def dated(bundle: Bundle, seed: int = 0) -> Bundle:
     return replace(bundle, labels=replace(bundle.labels, display=display), manifest=manifest)
 
 
-def meets(shown: dict[str, Any], filter_: dict[str, Any]) -> bool:
+def meets(answer: dict[str, Any], filter_: dict[str, Any]) -> bool:
     """Whether a label that is shown so passes, one condition after the other."""
     return all(
-        _holds(name, shown[name], operator, wanted)
-        for name, asked in filter_.items()
-        for operator, wanted in (asked if isinstance(asked, dict) else {"eq": asked}).items()
+        _holds(name, answer[name], operator, expected)
+        for name, query in filter_.items()
+        for operator, expected in (query if isinstance(query, dict) else {"eq": query}).items()
     )
 
 
@@ -101,24 +101,24 @@ def _comparable(name: str, value: Any) -> Any:
     return float(value) if name == "money" and isinstance(value, str) else value
 
 
-def _holds(name: str, value: Any, operator: str, wanted: Any) -> bool:
+def _holds(name: str, value: Any, operator: str, expected: Any) -> bool:
     values = [] if value is None else value if name == "tags" else [value]
-    have = [_comparable(name, one) for one in values if one is not None]
+    have = [_comparable(name, first) for first in values if first is not None]
     if operator == "exists":
-        return bool(have) == wanted
-    asked = [_comparable(name, one) for one in (wanted if isinstance(wanted, list) else [wanted])]
+        return bool(have) == expected
+    query = [_comparable(name, first) for first in (expected if isinstance(expected, list) else [expected])]
     match operator:
         case "eq" | "in":
-            return any(one in asked for one in have)
+            return any(first in query for first in have)
         case "ne" | "not_in":
-            return not any(one in asked for one in have)
+            return not any(first in query for first in have)
         case "lt":
-            return any(one < asked[0] for one in have)
+            return any(first < query[0] for first in have)
         case "le":
-            return any(one <= asked[0] for one in have)
+            return any(first <= query[0] for first in have)
         case "gt":
-            return any(one > asked[0] for one in have)
-    return any(one >= asked[0] for one in have)
+            return any(first > query[0] for first in have)
+    return any(first >= query[0] for first in have)
 
 
 def some_filter(rng: np.random.Generator) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def some_filter(rng: np.random.Generator) -> dict[str, Any]:
     }
     filter_: dict[str, Any] = {}
     for name in rng.choice(list(values), rng.integers(1, 4), replace=False).tolist():
-        some = [values[name][place] for place in rng.integers(0, len(values[name]), 3)]
+        some = [values[name][i] for i in rng.integers(0, len(values[name]), 3)]
         ordered = ["lt", "le", "gt", "ge"] if KINDS[name] in ("number", "date") else []
         operators: dict[str, Any] = {}
         for operator in rng.choice(["eq", "ne", "in", "not_in", "exists", *ordered], rng.integers(1, 3)).tolist():

@@ -32,8 +32,8 @@ ENDS = [
 def served(spec: str) -> Retriever:
     """A release with lifetimes, bonuses, a slope, decay and ω·c, after changes of its labels."""
     bundle = dated(shop_bundle(L, cooccurrence=True, bias=spec == "flat", popularity=spec == "flat"))
-    own = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
-    bundle = replace(bundle, priors=own.added_to(Priors(), bundle))
+    local = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    bundle = replace(bundle, priors=local.added_to(Priors(), bundle))
     return retriever_of(bundle, spec, *changes(), *PATCHED, *ENDS)
 
 
@@ -72,7 +72,7 @@ def test_lists_are_those_of_brute_force(seed: int, spec: str, monkeypatch: pytes
         for (query, history, left_out), result in zip(drawn, results, strict=True):
             rows, scores = formula.best(query, history, left_out)
             shown_of = dict(zip(formula.rows, formula.shown, strict=True))
-            eligible = [place for place, row in enumerate(rows.tolist()) if is_available(shown_of[row]["display"], now)]
+            eligible = [i for i, row in enumerate(rows.tolist()) if is_available(shown_of[row]["display"], now)]
             rows, scores = rows[eligible], scores[eligible]
             expected = rows[: query.k].tolist()
             if query.max_per:

@@ -51,31 +51,31 @@ def test_signed_ids_are_read_back(
     drawn: set[int],
 ) -> None:
     arm = ArmAnswer("run-1", "bold", 2**64 - 1, counted) if in_arm else None
-    propensities = np.array([0.37 ** (1 + place % 9) if place in drawn else 1 for place in range(len(labels))], "f4")
+    propensities = np.array([0.37 ** (1 + i % 9) if i in drawn else 1 for i in range(len(labels))], "f4")
     name = release.encode("utf-8", "replace")
     text, answer = sign_answer(
         KEY, NOW, name, (0.3, -0.25, 0.75, *priors), labels,
         arm=arm, restricted=restricted, propensities_K=propensities,
     )  # fmt: skip
-    found = read(text)
-    assert (found.release, found.at) == (name.decode(), int(NOW))
-    assert (found.bias_removal, found.popularity, found.cooccurrence) == (pytest.approx(0.3), -0.25, 0.75)
-    assert list(found.priors) == priors
-    assert (found.restricted, found.name) == (restricted, answer)
-    assert found.arm == (arm if in_arm and counted else None)
-    for place, position in enumerate(found.positions(labels[:100])):
+    actual = read(text)
+    assert (actual.release, actual.at) == (name.decode(), int(NOW))
+    assert (actual.bias_removal, actual.popularity, actual.cooccurrence) == (pytest.approx(0.3), -0.25, 0.75)
+    assert list(actual.priors) == priors
+    assert (actual.restricted, actual.name) == (restricted, answer)
+    assert actual.arm == (arm if in_arm and counted else None)
+    for i, position in enumerate(actual.positions(labels[:100])):
         assert position is not None
-        assert position <= place  # of two labels of one code it is the first
-    kept = {place: propensity for place, propensity in enumerate(propensities.tolist()) if propensity < 1}
-    later = [place for place in kept if place >= 100]
-    kept = {place: kept[place] for place in kept if place not in later[100:]}
-    assert found.propensities == pytest.approx(kept, rel=1e-3)
+        assert position <= i  # of two labels of one code it is the first
+    stored = {i: propensity for i, propensity in enumerate(propensities.tolist()) if propensity < 1}
+    later = [i for i in stored if i >= 100]
+    stored = {i: stored[i] for i in stored if i not in later[100:]}
+    assert actual.propensities == pytest.approx(stored, rel=1e-3)
 
 
 def test_answer_ids_hold_the_first_hundred_labels() -> None:
-    found = read(sign([str(id_) for id_ in range(300)]))
-    assert len(found.codes) == 100
-    assert found.positions(["99", "5"]) == [99, 5]
+    actual = read(sign([str(id_) for id_ in range(300)]))
+    assert len(actual.codes) == 100
+    assert actual.positions(["99", "5"]) == [99, 5]
 
 
 def test_drawn_labels_after_the_hundredth_keep_position_and_propensity() -> None:
@@ -83,10 +83,10 @@ def test_drawn_labels_after_the_hundredth_keep_position_and_propensity() -> None
     labels, propensities = [str(id_) for id_ in range(1000)], np.ones(1000, np.float32)
     propensities[[7, 150, 999]] = 0.5, 0.25, 0.01
     text, _ = sign_answer(KEY, NOW, b"r", (1, 0, 0), labels, propensities_K=propensities)
-    found = read(text)
+    actual = read(text)
 
-    assert found.positions(["7", "150", "151", "999"]) == [7, 150, None, 999]
-    assert found.propensities == pytest.approx({7: 0.5, 150: 0.25, 999: 0.01}, rel=1e-3)
+    assert actual.positions(["7", "150", "151", "999"]) == [7, 150, None, 999]
+    assert actual.propensities == pytest.approx({7: 0.5, 150: 0.25, 999: 0.01}, rel=1e-3)
     every, _ = sign_answer(KEY, NOW, b"r" * 255, (1, 0, 0), labels, propensities_K=np.full(1000, 0.5, np.float32))
     assert len(every) <= LONGEST_ANSWER_ID
     assert read(every).positions(["0", "199", "200"]) == [0, 199, None]
@@ -97,16 +97,16 @@ def test_a_label_not_answered_passes_for_one_of_k_with_k_in_65536(form: str) -> 
     k, answers, others = 20, 1000, [form.format(id_) for id_ in range(100, 300)]
     hits = 0
     for _ in range(answers):
-        found = read(sign([str(id_) for id_ in range(k)]))
-        hits += sum(position is not None for position in found.positions(others))
+        actual = read(sign([str(id_) for id_ in range(k)]))
+        hits += sum(position is not None for position in actual.positions(others))
     expected = answers * len(others) * k / 65_536
     assert abs(hits - expected) < 4 * sqrt(expected)
 
 
-@pytest.mark.parametrize("place", range(0, 54, 3))
-def test_a_changed_character_is_refused(place: int) -> None:
+@pytest.mark.parametrize("i", range(0, 54, 3))
+def test_a_changed_character_is_refused(i: int) -> None:
     text = sign(["a", "b"])
-    changed = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
+    changed = text[:i] + ("A" if text[i] != "A" else "B") + text[i + 1 :]
     with pytest.raises(AnswerIdError) as refused:
         read(changed)
     assert refused.value.reason in ("forged", "malformed")

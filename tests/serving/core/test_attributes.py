@@ -28,7 +28,7 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 
 def test_masks_equal_conditions_checked_label_by_label() -> None:
     columns = shop_columns()
-    shown = [DisplayColumns(columns).to_json(row) for row in range(LABELS)]
+    displayed = [DisplayColumns(columns).to_json(row) for row in range(LABELS)]
     attributes = LabelAttributes(columns)
     assert attributes.kinds == KINDS
     rng = np.random.default_rng(1)
@@ -36,7 +36,7 @@ def test_masks_equal_conditions_checked_label_by_label() -> None:
     for _ in range(200):
         filter_ = some_filter(rng)
         selection, beyond = attributes.select(filter_, "filter")
-        assert selection.mask.tolist() == [meets(label, filter_) for label in shown], filter_
+        assert selection.mask.tolist() == [meets(label, filter_) for label in displayed], filter_
         assert beyond is None
         passed.append(int(selection.mask.sum()))
     assert {0, LABELS} < set(passed)
@@ -71,8 +71,8 @@ def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) 
 @pytest.mark.parametrize("labels", [0, 3])
 def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
     numbers = NumberColumn(pa.chunked_array([pa.nulls(labels, type_)], type_))
-    for found in (numbers.present, numbers.having([0]), numbers.compare("le", 1)):
-        assert found.tolist() == [False] * labels
+    for actual in (numbers.present, numbers.having([0]), numbers.compare("le", 1)):
+        assert actual.tolist() == [False] * labels
 
 
 def test_priors_of_a_table_stay_mapped() -> None:
@@ -83,10 +83,10 @@ def test_priors_of_a_table_stay_mapped() -> None:
 
 def test_the_same_filter_is_the_same_selection_however_it_is_written() -> None:
     attributes = LabelAttributes(shop_columns())
-    one, _ = attributes.select({"price": {"lt": 2, "ge": 1}, "brand": {"in": ["a", "brand-1"]}}, "filter")
+    first, _ = attributes.select({"price": {"lt": 2, "ge": 1}, "brand": {"in": ["a", "brand-1"]}}, "filter")
     other, _ = attributes.select({"brand": {"in": ["brand-1", "a", "a"]}, "price": {"ge": 1, "lt": 2}}, "filter")
-    assert one is other
-    assert attributes.select({"price": {"lt": 2}}, "filter")[0] is not one
+    assert first is other
+    assert attributes.select({"price": {"lt": 2}}, "filter")[0] is not first
 
 
 def test_labels_without_rows_or_values() -> None:
@@ -150,10 +150,10 @@ def changed(retriever: Retriever) -> Retriever:
     """With labels hidden, embedded anew and added, whose columns are other ones now."""
     rng = np.random.default_rng(2)
     records: list[Any] = [Hide(id=f"item-{row}", at=AT) for row in rng.choice(LABELS, 20, replace=False)]
-    for place, row in enumerate(rng.choice(LABELS, 40, replace=False).tolist()):
+    for i, row in enumerate(rng.choice(LABELS, 40, replace=False).tolist()):
         display = {"brand": f"brand-{row % 9}", "price": row / 100, "tags": ["t1", "fresh"], "since": "2026-01-05"}
-        id_ = f"item-{row}" if place % 2 else f"new-{row}"
-        at = AT + timedelta(seconds=place)
+        id_ = f"item-{row}" if i % 2 else f"new-{row}"
+        at = AT + timedelta(seconds=i)
         records.append(Upsert(id=id_, at=at, features={"genres": ["g1"]}, display=display))
     return retriever.with_changes(records[:30]).with_changes(records[30:])
 
@@ -167,11 +167,11 @@ def test_answers_are_the_best_that_pass(
     overlay = retriever.overlay
     labels = overlay.labels
     assert overlay.new_labels > 10
-    known = retriever.catalogue.labels_json(range(labels))
+    expected_ids = retriever.catalogue.labels_json(range(labels))
     rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     alive = ~np.isin(np.arange(labels), overlay.masked)
     rng = np.random.default_rng(3)
-    found = 0
+    actual = 0
     for _ in range(60):
         filter_, users = some_filter(rng), rng.integers(0, 20, 2)
         if rng.random() < 0.3:
@@ -181,19 +181,19 @@ def test_answers_are_the_best_that_pass(
         allow = rng.choice(labels, 200, replace=False) if rng.random() < 0.2 else np.arange(labels)
         buckets = ["torso", "new"] if rng.random() < 0.3 else ["head", "torso", "tail", "new"]
         if len(exclude):
-            options["exclude"] = [known[row]["id"] for row in exclude]
+            options["exclude"] = [expected_ids[row]["id"] for row in exclude]
         if len(allow) < labels:
-            options["allow"] = [known[row]["id"] for row in allow]
+            options["allow"] = [expected_ids[row]["id"] for row in allow]
         if len(buckets) == 2:
             options["buckets"] = buckets
         queries = [Query.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
-        gone = {known[row]["id"] for row in exclude}
-        allowed = {known[row]["id"] for row in allow}
+        gone = {expected_ids[row]["id"] for row in exclude}
+        allowed = {expected_ids[row]["id"] for row in allow}
         passes = np.array(
             [
                 bool(alive[row]) and label["id"] not in gone and label["id"] in allowed
                 and label["bucket"] in buckets and meets(label["display"], filter_)
-                for row, label in enumerate(known)
+                for row, label in enumerate(expected_ids)
             ]
         )  # fmt: skip
         inputs = retriever.encoder.read([query.features for query in queries])
@@ -208,35 +208,35 @@ def test_answers_are_the_best_that_pass(
             assert answered == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
             if spec == "flat":
                 assert answered == pytest.approx(best.tolist(), abs=1e-3)
-            found += len(rows)
-    assert found > 250
+            actual += len(rows)
+    assert actual > 250
 
 
 def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:
     retriever = changed(load_release(releases, "flat", max_new_labels=99))
-    asked = {"filter": {"price": {"lt": 2.0}, "brand": {"exists": True}}, "k": 9}
+    request = {"filter": {"price": {"lt": 2.0}, "brand": {"exists": True}}, "k": 9}
     answers = [
-        *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **asked})])),
+        *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **request})])),
         *results_of(
-            retriever.retrieve([Query.model_validate({"features": {}, **asked, "explore": {"tail": 2, "new": 1}})])
+            retriever.retrieve([Query.model_validate({"features": {}, **request, "explore": {"tail": 2, "new": 1}})])
         ),
     ]
     for answer in answers:
         assert len(answer["labels"]) == 9
         for label in answer["labels"]:
-            assert meets(label["display"], asked["filter"])
+            assert meets(label["display"], request["filter"])
     assert answers[1]["exploration"]["slots"] == {"tail": 2, "new": 1}
 
 
 def test_with_a_tree() -> None:
     bundle = make_bundle(labels=90, proposal=True)
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    wanted = [f"Title {row}" for row in range(0, 90, 4)]
+    expected = [f"Title {row}" for row in range(0, 90, 4)]
 
     def ids(**options: Any) -> list[str]:
         query = Query.model_validate({"features": {"user_id": "u3"}, "k": 12, "bias_removal": 1.0, **options})
         return [label["id"] for label in results_of(retriever.retrieve([query, query]))[1]["labels"]]
 
-    by_filter = ids(filter={"title": {"in": wanted}}, exclude=["item-8"])
+    by_filter = ids(filter={"title": {"in": expected}}, exclude=["item-8"])
     assert by_filter == ids(allow=[f"item-{row}" for row in range(0, 90, 4)], exclude=["item-8"])
     assert len(by_filter) == 12

@@ -42,8 +42,8 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weighed(bundle: Bundle) -> Bundle:
-    own = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
-    return replace(bundle, priors=own.added_to(Priors(), bundle))
+    local = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    return replace(bundle, priors=local.added_to(Priors(), bundle))
 
 
 @cache
@@ -64,17 +64,17 @@ class Weighed(Formula):
 
     def scores(self, query: Query, history: list[str]) -> np.ndarray:
         scores = super().scores(query, history)
-        for place, shown in enumerate(self.shown):
-            columns = shown["display"]
-            scores[place] += query.bonus.get(shown["bucket"], 0)
-            scores[place] += query.bonus.get("bright", 0) * meets(columns, BRIGHT)
+        for i, displayed in enumerate(self.shown):
+            columns = displayed["display"]
+            scores[i] += query.bonus.get(displayed["bucket"], 0)
+            scores[i] += query.bonus.get("bright", 0) * meets(columns, BRIGHT)
             if columns["price"] is not None:
-                scores[place] += query.slope.get("price", 0) * (columns["price"] - self.median)
+                scores[i] += query.slope.get("price", 0) * (columns["price"] - self.median)
             if query.decay is not None:
                 since = date.fromisoformat(columns["since"] or str(self.oldest))
                 age = NOW - datetime(since.year, since.month, since.day, tzinfo=UTC)
                 half_life = float(query.decay.half_life[:-1])
-                scores[place] += query.decay.weight * math.log(2 ** (-age / timedelta(hours=half_life)))
+                scores[i] += query.decay.weight * math.log(2 ** (-age / timedelta(hours=half_life)))
         return scores
 
 
@@ -93,8 +93,8 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
     served = retriever("flat")
     formula, rng, lottery = Weighed(served), np.random.default_rng(4), Lottery(candidates=12, seed=3)
     fixed = {"features": {"user_id": "u1"}, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.0}
-    for place in range(6):
-        max_per, weight = ({"brand": 2}, None) if place % 2 else ({}, 0.4)
+    for i in range(6):
+        max_per, weight = ({"brand": 2}, None) if i % 2 else ({}, 0.4)
         query = Query.model_validate(
             fixed | some_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
         )
@@ -107,13 +107,15 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
         )
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == chosen
         query = Query.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
-        draws = Draws(lottery, [f"query {place}"])
+        draws = Draws(lottery, [f"query {i}"])
         (result,) = results_of(served.retrieve([query], draws))
         rows, scores = formula.best(query, [], [])
         buckets = served.catalogue.buckets(rows)
-        found = {each: (rows[buckets == each][:22], scores[buckets == each][:22].astype(np.float32)) for each in (1, 2)}
+        actual = {
+            item: (rows[buckets == item][:22], scores[buckets == item][:22].astype(np.float32)) for item in (1, 2)
+        }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, found, {1: 2, 2: 3}, lottery, draws.of(0))
+        expected = explore(best, actual, {1: 2, 2: 3}, lottery, draws.of(0))
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
 
 
@@ -157,7 +159,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     options = ({}, {"bonus": {"tail": 1.5}}, {"bonus": {"tail": 1}}, {"slope": {"price": 1}}, {"decay": {
         "column": "since", "half_life": "7d"}})  # fmt: skip
     retrieval = served.retrieve(
-        [Query.model_validate({"features": {"user_id": "u1"}, "bias_removal": 0.5} | one) for one in options]
+        [Query.model_validate({"features": {"user_id": "u1"}, "bias_removal": 0.5} | first) for first in options]
     )
     assert retrieval.judged_at_B.tolist()[:2] == [0.5, 0.5]
     assert np.isnan(retrieval.judged_at_B[2:]).all()
@@ -170,7 +172,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "message"),
+    ("request", "field", "message"),
     [
         ({"bonus": {"head": 1}}, "bonus", r"received \"head\": the others are measured against it, so"),
         ({"bonus": {"tial": 1}}, "bonus", r"'new', 'bright'\], received \"tial\": did you mean 'tail'"),
@@ -182,16 +184,16 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
         ({"decay": {"column": "since", "half_life": "23h", "weight": 2}}, "decay.half_life", "at least 24h at weight"),
     ],
 )  # fmt: skip
-def test_weights_that_the_release_does_not_have(asked: dict[str, Any], field: str, message: str) -> None:
+def test_weights_that_the_release_does_not_have(request: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as raised:
-        retriever("flat").retrieve([Query.model_validate({"features": {}} | asked)])
+        retriever("flat").retrieve([Query.model_validate({"features": {}} | request)])
     assert raised.value.field == f"queries.0.{field}"
 
 
 def test_limits_below_zero_hold_both_ends() -> None:
     bundle = shop_bundle(L)
-    own = DerivedPriors(slopes={"price": Limits(-3, -1, -2)})
-    served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
+    local = DerivedPriors(slopes={"price": Limits(-3, -1, -2)})
+    served = retriever_of(replace(bundle, priors=local.added_to(Priors(), bundle)), "flat")
     for weight in (-3, -1):
         (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"}, slope={"price": weight})]))
         assert result["slope"] == {"price": weight}
@@ -211,8 +213,8 @@ def test_queries_whose_answers_follow_from_columns() -> None:
         assert retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
     for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
         assert not retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
-    own, bundle = DerivedPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
-    served = retriever_of(replace(bundle, priors=own.added_to(Priors(), bundle)), "flat")
+    local, bundle = DerivedPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
+    served = retriever_of(replace(bundle, priors=local.added_to(Priors(), bundle)), "flat")
     assert served.reads_columns(Query(features={}))
     assert retriever_of(dated(bundle), "flat").reads_columns(Query(features={}))
 
@@ -242,8 +244,8 @@ def test_a_model_in_python_takes_bonus_and_decay(tmp_path: Path) -> None:
 
     def rows(**options: Any) -> list[dict[str, Any]]:
         answer = model.recommend({"user_id": "u1"}, k=5, **options)
-        found: list[dict[str, Any]] = answer.to_pylist() if isinstance(answer, pa.Table) else answer.to_dict("records")
-        return found
+        actual: list[dict[str, Any]] = answer.to_pylist() if isinstance(answer, pa.Table) else answer.to_dict("records")
+        return actual
 
     assert {row["bucket"] for row in rows(bonus={"tail": 5})} == {"tail"}
     newest = [str(row["since"])[:10] for row in rows(decay={"column": "since", "half_life": "1h"})]

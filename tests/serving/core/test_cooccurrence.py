@@ -25,7 +25,7 @@ from tests.bundles import make_bundle
 from tests.serving.client import client_of
 from tests.serving.core.shop import meets, shop_bundle, some_filter
 from tests.serving.core.test_diversity import greedily, marginally
-from tests.serving.http.test_feedback import kept
+from tests.serving.http.test_feedback import stored
 from tests.serving.plane import plane_settings, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
@@ -56,11 +56,13 @@ def with_priors(bundle: Bundle) -> Bundle:
 
 def changes() -> list[LabelRecord]:
     """30 labels hidden, 15 embedded again, 15 added."""
-    shown = {"brand": "brand-new", "tags": ["t1", "fresh"], "price": 0.25}
+    displayed = {"brand": "brand-new", "tags": ["t1", "fresh"], "price": 0.25}
     records: list[LabelRecord] = [Hide(id=f"item-{row}", at=AT) for row in range(0, 300, 10)]
     for row in range(1, 300, 20):
         features = {"genres": [f"g{row % 5}"]}
-        records += [Upsert(id=id_, at=AT, features=features, display=shown) for id_ in (f"item-{row}", f"new-{row}")]
+        records += [
+            Upsert(id=id_, at=AT, features=features, display=displayed) for id_ in (f"item-{row}", f"new-{row}")
+        ]
     return records
 
 
@@ -111,9 +113,9 @@ class Formula:
     def together(self, history: list[str]) -> np.ndarray:
         """c of every label: the last 5 entries, each .8 of the one after it; labels by their ids, added ones 0."""
         row_of = {f"item-{row}": row for row in range(L)}
-        known = [row_of[id_] for id_ in history[-5:] if id_ in row_of]
+        expected_ids = [row_of[id_] for id_ in history[-5:] if id_ in row_of]
         c = np.zeros(len(self.ids))
-        for age, entry in enumerate(reversed(known)):
+        for age, entry in enumerate(reversed(expected_ids)):
             c += 0.8**age * np.array([self.weights[entry, row_of[id_]] if id_ in row_of else 0 for id_ in self.ids])
         return c
 
@@ -151,12 +153,12 @@ class Formula:
         """Rows and scores of every eligible label, best first."""
         scores, out = self.scores(query, history), {*map(str, query.exclude), *left_out}
         passes = [
-            place
-            for place, (id_, shown) in enumerate(zip(self.ids, self.shown, strict=True))
+            i
+            for i, (id_, displayed) in enumerate(zip(self.ids, self.shown, strict=True))
             if id_ not in out
             and (query.allow is None or id_ in query.allow)
-            and (query.buckets is None or shown["bucket"] in query.buckets)
-            and meets(shown["display"], query.filter)
+            and (query.buckets is None or displayed["bucket"] in query.buckets)
+            and meets(displayed["display"], query.filter)
         ]
         order = np.array(passes, int)[np.argsort(-scores[passes], kind="stable")]
         return np.array(self.rows)[order], scores[order]
@@ -165,40 +167,40 @@ class Formula:
 def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Query, list[str], list[str]]:
     """A random query with the history that counts and the labels that it leaves out."""
     user = int(rng.integers(20))
-    asked: dict[str, Any] = {"features": {"user_id": f"u{user}"}, "k": int(rng.integers(1, 60))}
-    asked["bias_removal"] = float(rng.choice([0, 0.5, 1.0]))
-    asked["popularity"] = float(rng.choice([-0.5, 0, 0.5]))
+    request: dict[str, Any] = {"features": {"user_id": f"u{user}"}, "k": int(rng.integers(1, 60))}
+    request["bias_removal"] = float(rng.choice([0, 0.5, 1.0]))
+    request["popularity"] = float(rng.choice([-0.5, 0, 0.5]))
     if rng.random() < 0.8:
-        asked["cooccurrence"] = float(rng.choice([0, 0.01, 0.5, 2.0]))
+        request["cooccurrence"] = float(rng.choice([0, 0.01, 0.5, 2.0]))
     ids = [*(f"item-{row}" for row in range(L)), *(f"new-{row}" for row in range(1, 300, 20)), "no such item"]
-    history = [ids[place] for place in rng.integers(0, len(ids), rng.integers(0, 12))]
+    history = [ids[i] for i in rng.integers(0, len(ids), rng.integers(0, 12))]
     history = history[:3] + history[:1] + history[3:]  # a repeated entry
     kind = rng.choice(["feature", "own", "remembered", "vector", "none", "stranger"])
     if kind == "feature":
-        asked["features"]["history"] = history
+        request["features"]["history"] = history
     elif kind == "own":
-        asked["history"] = history
+        request["history"] = history
     elif kind == "stranger":
-        asked |= {"features": {"user_id": "nobody"}, "history": history}
+        request |= {"features": {"user_id": "nobody"}, "history": history}
     elif kind == "vector" and name != "tree":
-        asked |= {"features": None, "vector": rng.normal(size=8).tolist(), "history": history}
+        request |= {"features": None, "vector": rng.normal(size=8).tolist(), "history": history}
     elif kind == "remembered":
         history = remembered(bundle, user)
     else:
-        asked["features"], history = {}, []
+        request["features"], history = {}, []
     if rng.random() < 0.5:
-        asked["exclude_history"] = bool(rng.random() < 0.7)
+        request["exclude_history"] = bool(rng.random() < 0.7)
     if rng.random() < 0.3 and name != "tree":
-        asked["filter"] = some_filter(rng)
+        request["filter"] = some_filter(rng)
     if rng.random() < 0.4:
-        asked["exclude"] = [ids[place] for place in rng.choice(len(ids), rng.integers(1, 300))]
+        request["exclude"] = [ids[i] for i in rng.choice(len(ids), rng.integers(1, 300))]
     if rng.random() < 0.2:
-        asked["allow"] = [ids[place] for place in rng.choice(len(ids), rng.integers(1, 300))]
+        request["allow"] = [ids[i] for i in rng.choice(len(ids), rng.integers(1, 300))]
     if rng.random() < 0.3:
-        asked["buckets"] = ["torso", "tail"]
+        request["buckets"] = ["torso", "tail"]
     if name == "priors" and rng.random() < 0.5:
-        asked["priors"] = {"recent": float(rng.uniform(-1, 2))}
-    return Query(**asked), history, history if asked.get("exclude_history") else []
+        request["priors"] = {"recent": float(rng.uniform(-1, 2))}
+    return Query(**request), history, history if request.get("exclude_history") else []
 
 
 def remembered(bundle: Bundle, user: int) -> list[str]:
@@ -216,16 +218,16 @@ def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[La
     moved, bases = 0, Counter[str]()
     for (query, history, left_out), result in zip(drawn, results, strict=True):
         rows, scores = formula.best(query, history, left_out)
-        found = [label["score"] for label in result["labels"]]
+        actual = [label["score"] for label in result["labels"]]
         bases[result["basis"]] += 1
         assert result["basis"] == formula.basis(query, history)
-        assert len(found) == min(query.k, len(rows))
+        assert len(actual) == min(query.k, len(rows))
         scale = max(1.0, np.abs(formula.scores(query, history)).max())
-        np.testing.assert_allclose(found, scores[: query.k], rtol=0, atol=3e-6 * scale)
+        np.testing.assert_allclose(actual, scores[: query.k], rtol=0, atol=3e-6 * scale)
         of_row = dict(zip(rows.tolist(), scores, strict=True))
         answered = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
         assert len(set(answered)) == len(answered)
-        np.testing.assert_allclose([of_row[row] for row in answered], found, rtol=0, atol=3e-6 * scale)
+        np.testing.assert_allclose([of_row[row] for row in answered], actual, rtol=0, atol=3e-6 * scale)
         without, _ = formula.best(query.model_copy(update={"cooccurrence": 0.0}), history, left_out)
         moved += without[: query.k].tolist() != rows[: query.k].tolist()
     assert min(bases[basis] for basis in ("model", "cooccurrence", "popularity")) > 5
@@ -237,12 +239,12 @@ def test_diverse_answers_use_complete_scores(spec: str) -> None:
     retriever = retriever_of(shop_bundle(L, cooccurrence=True), spec, *changes())
     formula, rng = Formula(retriever), np.random.default_rng(8)
     history = ["item-3", "item-21", "item-5", "item-8"]
-    for place in range(20):
-        max_per = {"brand": int(rng.integers(1, 4))} if place % 2 else {}
-        weight = float(rng.choice([0.3, 0.7])) if place % 3 or not max_per else None
+    for i in range(20):
+        max_per = {"brand": int(rng.integers(1, 4))} if i % 2 else {}
+        weight = float(rng.choice([0.3, 0.7])) if i % 3 or not max_per else None
         k = int(rng.integers(1, 30))
         query = Query(
-            features={"user_id": f"u{place}"}, history=history, k=k, max_per=max_per, mmr=weight, pool=L,
+            features={"user_id": f"u{i}"}, history=history, k=k, max_per=max_per, mmr=weight, pool=L,
             bias_removal=0.5, popularity=0.0, cooccurrence=1.0,
         )  # fmt: skip
         rows, scores = formula.best(query, history, [])
@@ -259,21 +261,21 @@ def test_exploration_draws_by_complete_scores() -> None:
     retriever = retriever_of(shop_bundle(L, cooccurrence=True), "flat", *changes())
     formula, lottery = Formula(retriever), Lottery(candidates=12, seed=3)
     history, floors = ["item-3", "item-21", "item-5"], {1: 2, 2: 3}
-    for place in range(10):
+    for i in range(10):
         query = Query(
-            features={"user_id": f"u{place}"}, history=history, k=10, explore={"torso": 2, "tail": 3},
+            features={"user_id": f"u{i}"}, history=history, k=10, explore={"torso": 2, "tail": 3},
             bias_removal=1.0, popularity=0.0, cooccurrence=2.0,
         )  # fmt: skip
-        draws = Draws(lottery, [f"query {place}"])
+        draws = Draws(lottery, [f"query {i}"])
         (result,) = results_of(retriever.retrieve([query], draws))
         rows, scores = formula.best(query, history, [])
         buckets = retriever.catalogue.buckets(rows)
-        found = {
+        actual = {
             bucket: (rows[buckets == bucket][:22], scores[buckets == bucket][:22].astype(np.float32))
             for bucket in floors
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, found, floors, lottery, draws.of(0))
+        expected = explore(best, actual, floors, lottery, draws.of(0))
         assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
         np.testing.assert_allclose(
             [label["propensity"] for label in result["labels"]], expected.propensities_K, rtol=1e-4
@@ -284,17 +286,17 @@ def test_exploration_draws_by_complete_scores() -> None:
 def test_sources_of_a_history_in_their_order() -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
     retriever = retriever_of(bundle)
-    kept = remembered(bundle, 3)
-    assert len(kept) == 4
+    stored = remembered(bundle, 3)
+    assert len(stored) == 4
 
-    def answered(**asked: Any) -> tuple[dict[str, float], int]:
-        (result,) = results_of(retriever.retrieve([Query(**{"k": 60, "bias_removal": 0.0, **asked})]))
+    def answered(**request: Any) -> tuple[dict[str, float], int]:
+        (result,) = results_of(retriever.retrieve([Query(**{"k": 60, "bias_removal": 0.0, **request})]))
         return {label["id"]: round(float(label["score"]), 4) for label in result["labels"]}, result["unknown"][
             "history"
         ]
 
     alone = {"user_id": "u3"}
-    by_own, unknown = answered(features=alone, history=kept)
+    by_own, unknown = answered(features=alone, history=stored)
     assert unknown == 0
     assert answered(features=alone) == (by_own, 0)
     assert answered(features=alone, history=[]) == answered(features=alone, cooccurrence=0.0)
@@ -304,11 +306,11 @@ def test_sources_of_a_history_in_their_order() -> None:
     assert answered(features=alone | {"history": None}) == answered(features=alone)
     assert answered(features={"user_id": "nobody"}) == answered(features={"user_id": "nobody"}, history=[])
     # Integers are ids, unknown ids are counted among the last five, and all of those that are left out.
-    longer = ["never", "item-9", *kept, 17]
+    longer = ["never", "item-9", *stored, 17]
     assert answered(features=alone, history=longer)[1] == 1
     assert answered(features=alone, history=longer, exclude_history=True)[1] == 2
     left_out, _ = answered(features=alone, exclude_history=True)
-    assert left_out.keys() == by_own.keys() - {*kept}
+    assert left_out.keys() == by_own.keys() - {*stored}
     with pytest.raises(InvalidRequestError, match="expected history or a feature of kind history, one of") as raised:
         retriever.retrieve([Query(features=alone), Query(features=alone | {"history": ["item-1"]}, history=["item-2"])])
     assert raised.value.field == "queries.1.history"
@@ -328,13 +330,13 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     bundle = renamed(bundle)
     retriever = retriever_of(bundle)
 
-    def scores(**asked: Any) -> list[tuple[str, float]]:
-        (result,) = results_of(retriever.retrieve([Query(**asked)]))
+    def scores(**request: Any) -> list[tuple[str, float]]:
+        (result,) = results_of(retriever.retrieve([Query(**request)]))
         return [(label["id"], float(label["score"])) for label in result["labels"]]
 
-    kept = remembered(bundle, 3)
+    stored = remembered(bundle, 3)
     named = scores(features={"customer": "u3", "user_id": "u5"})
-    assert named == scores(features={"user_id": "u5"}, history=kept)
+    assert named == scores(features={"user_id": "u5"}, history=stored)
     assert named != scores(features={"user_id": "u5"})
     with pytest.raises(InvalidRequestError, match=r"expected an id, received a list of 1") as raised:
         retriever.retrieve([Query(features={"customer": ["u3"]})])
@@ -379,8 +381,8 @@ def test_similar_labels_by_what_was_chosen_together() -> None:
     retriever = retriever_of(bundle, "flat", *changes())
     formula = Formula(retriever)
     for id_ in ("item-3", "item-21", "item-6", "new-21"):
-        asked = SimilarQuery(id=id_, by="cooccurrence", k=20, exclude=["item-7"], filter={"price": {"exists": True}})
-        (result,) = results_of(retriever.similar([asked]))
+        request = SimilarQuery(id=id_, by="cooccurrence", k=20, exclude=["item-7"], filter={"price": {"exists": True}})
+        (result,) = results_of(retriever.similar([request]))
         c = formula.together([id_])
         expected = {
             label["id"]: weight
@@ -388,10 +390,10 @@ def test_similar_labels_by_what_was_chosen_together() -> None:
             if weight > 0 and label["id"] not in ("item-7", id_) and label["display"]["price"] is not None
         }
         assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, rel=1e-6)
-        found = [label["score"] for label in result["labels"]]
-        assert found == sorted(found, reverse=True)
+        actual = [label["score"] for label in result["labels"]]
+        assert actual == sorted(actual, reverse=True)
         assert (result["bias_removal"], result["popularity"], result["cooccurrence"]) == (0.0, 0.0, 1.0)
-        assert bool(found) == (id_ in ("item-3", "item-21"))
+        assert bool(actual) == (id_ in ("item-3", "item-21"))
 
         plain, both = results_of(
             retriever.similar([SimilarQuery(id=id_, k=L), SimilarQuery(id=id_, k=L, cooccurrence=1.5)])
@@ -432,20 +434,20 @@ def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> No
     )  # fmt: skip
     (result,) = results_of(retriever.retrieve([query]))
     last = [("item-21", 0.8**2), ("item-10", 0.8), ("item-5", 1.0)]  # of the last five, those that W knows
-    seen = 0
+    visited = 0
     for label in result["labels"]:
         part = label["explanation"]
-        parts = [part[each] for each in ("taste", "bias", "noise", "popularity", "cooccurrence")]
+        parts = [part[item] for item in ("taste", "bias", "noise", "popularity", "cooccurrence")]
         assert sum(parts) + sum(part.get("priors", {}).values()) == pytest.approx(label["score"], abs=1e-4)
         row = retriever.catalogue.row_of.get(label["id"])
         weights = {id_: factor * (0 if row is None else formula.weights[int(id_[5:]), row]) for id_, factor in last}
         c = sum(weights.values())
         assert part["cooccurrence"] == pytest.approx(2 * c, rel=1e-5)
-        expected = sorted(((id_, w / c) for id_, w in weights.items() if w), key=lambda one: -one[1])
-        assert [each["id"] for each in part["because"]] == [id_ for id_, _ in expected]
-        assert [each["share"] for each in part["because"]] == pytest.approx([share for _, share in expected])
-        seen += bool(expected)
-    assert seen >= 3
+        expected = sorted(((id_, w / c) for id_, w in weights.items() if w), key=lambda first: -first[1])
+        assert [item["id"] for item in part["because"]] == [id_ for id_, _ in expected]
+        assert [item["share"] for item in part["because"]] == pytest.approx([share for _, share in expected])
+        visited += bool(expected)
+    assert visited >= 3
 
 
 def test_over_http(tmp_path: Path) -> None:
@@ -469,7 +471,7 @@ def test_over_http(tmp_path: Path) -> None:
             1.5,
             {"query": 0, "history": 2, "exclude": 0, "allow": 0},
         )
-        together = {one["id"] for label in result["labels"] for one in label["explanation"]["because"]}
+        together = {first["id"] for label in result["labels"] for first in label["explanation"]["because"]}
         assert together <= {"item-3", "item-21"}
         assert together
 
@@ -490,9 +492,9 @@ def test_over_http(tmp_path: Path) -> None:
         chosen = {"answer_id": result["answer_id"], "labels": ["item-3"]}
         organic = {"labels": ["item-3"], "features": {"user_id": "u3"}, "history": ["item-5"], "cooccurrence": 0.25}
         assert client.post("/v1/feedback", json={"events": [chosen, organic]}).status_code == 200
-    assert kept(tmp_path, "answer")[0]["cooccurrence"] == 1.5
-    assert kept(tmp_path, "choice")[0]["cooccurrence"] == 1.5
-    assert kept(tmp_path, "organic")[0]["cooccurrence"] == 0.25
+    assert stored(tmp_path, "answer")[0]["cooccurrence"] == 1.5
+    assert stored(tmp_path, "choice")[0]["cooccurrence"] == 1.5
+    assert stored(tmp_path, "organic")[0]["cooccurrence"] == 0.25
 
 
 def test_a_release_that_would_refuse_what_clients_send_is_not_served(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def retrievers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Retriever]
     """A flat and an approximate release, each with labels added."""
     root = tmp_path_factory.mktemp("diverse")
     shop_bundle().write(root / "bundle")
-    shown = {"brand": "brand-new", "tags": ["t1", "fresh"], "price": 0.25}
+    answer = {"brand": "brand-new", "tags": ["t1", "fresh"], "price": 0.25}
     records = [
-        Upsert(id=f"{'item' if n % 2 else 'new'}-{n}", at=AT, features={"genres": [f"g{n % 5}"]}, display=shown)
+        Upsert(id=f"{'item' if n % 2 else 'new'}-{n}", at=AT, features={"genres": [f"g{n % 5}"]}, display=answer)
         for n in range(40)
     ]
     for spec in ("flat", "ivf_flat"):
@@ -67,18 +67,18 @@ def order_of(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[
 
 def values_of(retriever: Retriever, row: int, column: str) -> set[Any]:
     value = display_of(retriever, row)[column]
-    return {one for one in (value if isinstance(value, list) else [value]) if one is not None}
+    return {first for first in (value if isinstance(value, list) else [value]) if first is not None}
 
 
 def greedily(retriever: Retriever, order: np.ndarray, max_per: dict[str, int], k: int) -> list[int]:
-    taken: list[int] = []
+    chosen: list[int] = []
     counts: Counter[Any] = Counter()
     for row in order.tolist():
         values = [(name, value) for name in max_per for value in values_of(retriever, row, name)]
-        if len(taken) < k and all(counts[name, value] < max_per[name] for name, value in values):
-            taken.append(row)
+        if len(chosen) < k and all(counts[name, value] < max_per[name] for name, value in values):
+            chosen.append(row)
             counts.update(values)
-    return taken
+    return chosen
 
 
 def marginally(
@@ -87,18 +87,18 @@ def marginally(
     vectors = retriever.catalogue.embeddings(order.tolist()).astype(np.float64)
     cosines = vectors @ vectors.T / np.outer(np.linalg.norm(vectors, axis=1), np.linalg.norm(vectors, axis=1))
     worth = (scores - scores[-1]) / (scores[0] - scores[-1])
-    taken: list[int] = []
-    while len(taken) < k:
+    chosen: list[int] = []
+    while len(chosen) < k:
         gains = {}
-        for place, row in enumerate(order.tolist()):
-            so_far = [int(order[one]) for one in taken]
-            if row not in so_far and len(greedily(retriever, np.array([*so_far, row]), max_per, k)) == len(taken) + 1:
-                nearest = max((cosines[place, one] for one in taken), default=0.0)
-                gains[place] = (1 - weight) * worth[place] - weight * nearest
+        for i, row in enumerate(order.tolist()):
+            so_far = [int(order[first]) for first in chosen]
+            if row not in so_far and len(greedily(retriever, np.array([*so_far, row]), max_per, k)) == len(chosen) + 1:
+                nearest = max((cosines[i, first] for first in chosen), default=0.0)
+                gains[i] = (1 - weight) * worth[i] - weight * nearest
         if not gains:
             break
-        taken.append(max(gains, key=lambda place: gains[place]))
-    return [int(order[place]) for place in taken]
+        chosen.append(max(gains, key=lambda i: gains[i]))
+    return [int(order[i]) for i in chosen]
 
 
 def ask(retriever: Retriever, **options: Any) -> dict[str, Any]:
@@ -125,16 +125,16 @@ def test_crowding_is_greedy_down_the_scores(spec: str, retrievers: dict[str, Ret
             retriever, features={"user_id": user}, k=k, max_per=max_per, filter=filter_, pool=k + 1, display=False
         )
         order, scores = order_of(retriever, user, filter_)
-        found, expected = rows_in(retriever, result), greedily(retriever, order, max_per, k)
+        actual, expected = rows_in(retriever, result), greedily(retriever, order, max_per, k)
         pools.add(result["pool"])
-        assert len(found) == len(expected)
-        assert found == greedily(retriever, np.array(found), max_per, k)
+        assert len(actual) == len(expected)
+        assert actual == greedily(retriever, np.array(actual), max_per, k)
         score_of = dict(zip(order.tolist(), scores.tolist(), strict=True))
         answered = [label["score"] for label in result["labels"]]
-        assert answered == pytest.approx([score_of[row] for row in found], abs=1e-3)
+        assert answered == pytest.approx([score_of[row] for row in actual], abs=1e-3)
         assert answered == sorted(answered, reverse=True)
         if spec == "flat":
-            assert found == expected
+            assert actual == expected
     assert len(pools) > 5
 
 
@@ -144,15 +144,15 @@ def test_mmr_is_the_choice_of_brute_force(retrievers: dict[str, Retriever]) -> N
     plain = [int(row) for row in order[:8]]
     for weight, max_per in ((0.0, {}), (0.3, {}), (0.7, {}), (1.0, {}), (0.5, {"brand": 1}), (0.3, {"tags": 2})):
         result = ask(retriever, k=8, mmr=weight, max_per=max_per, pool=30)
-        found = rows_in(retriever, result)
+        actual = rows_in(retriever, result)
         pool = result.get("pool")
         assert pool == (None if weight == 0 else 30)
         if weight == 0:
-            assert found == plain  # as without mmr
+            assert actual == plain  # as without mmr
             continue
-        assert found == marginally(retriever, order[:30], scores[:30], weight, max_per, 8)
-        assert found[0] == plain[0]
-        assert found != plain
+        assert actual == marginally(retriever, order[:30], scores[:30], weight, max_per, 8)
+        assert actual[0] == plain[0]
+        assert actual != plain
 
 
 def test_pools_widen_until_k_labels_or_the_catalogue_ends(
@@ -189,7 +189,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "field", "message"), BAD, ids=[str(place) for place in range(len(BAD))])
+@pytest.mark.parametrize(("options", "field", "message"), BAD, ids=[str(i) for i in range(len(BAD))])
 def test_invalid_diversity_options_are_refused(options: dict[str, Any], field: str, message: str) -> None:
     query = Query.model_validate({"features": {"user": "east"}, "k": 2, **options})
     with pytest.raises(InvalidRequestError, match=message) as caught:

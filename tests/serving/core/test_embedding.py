@@ -70,10 +70,10 @@ def by_vector_and_by_features(
     retriever: Retriever, queries_BD: np.ndarray, k: int, bias_removal: float
 ) -> list[list[dict[str, Any]]]:
     """The results of queries that give their vectors as `vector`, and of the same that give them as a feature."""
-    given = [[{"vector": vector}, {"features": {"vector": vector}}] for vector in queries_BD.tolist()]
+    inputs = [[{"vector": vector}, {"features": {"vector": vector}}] for vector in queries_BD.tolist()]
     return [
         results_of(retriever.retrieve([Query(k=k, bias_removal=bias_removal, **way) for way in ways]))
-        for ways in zip(*given, strict=True)
+        for ways in zip(*inputs, strict=True)
     ]
 
 
@@ -131,11 +131,11 @@ def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> No
 @pytest.mark.parametrize("cosine", [True, False])
 def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     retriever = of(make_bundle(labels=90, cosine=cosine, bias=True))
-    found = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
+    actual = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
-        by_features = results_of(retriever.retrieve([Query(features=each, **options) for each in FEATURES]))
-        by_vector = results_of(retriever.retrieve([Query(vector=each.tolist(), **options) for each in found]))
+        by_features = results_of(retriever.retrieve([Query(features=item, **options) for item in FEATURES]))
+        by_vector = results_of(retriever.retrieve([Query(vector=item.tolist(), **options) for item in actual]))
         if explore:
             by_features, by_vector = (
                 [result["exploration"] for result in of_one] for of_one in (by_features, by_vector)
@@ -144,7 +144,7 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
             result.pop("unknown", None)  # a vector names no ids
         assert by_features == by_vector
     if cosine:
-        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(actual, axis=1), 1, rtol=1e-6)
 
 
 def test_labels_have_the_vectors_they_are_answered_by() -> None:

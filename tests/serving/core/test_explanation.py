@@ -22,8 +22,8 @@ FEATURES = {"user_id": "u3", "history": ["item-1"]}
 STEP = 1e-3
 
 
-def answer(bundle: Bundle, **asked: Any) -> dict[str, Any]:
-    (result,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(features=FEATURES, **asked)]))
+def answer(bundle: Bundle, **request: Any) -> dict[str, Any]:
+    (result,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(features=FEATURES, **request)]))
     return result
 
 
@@ -36,10 +36,10 @@ def ended(steps: Generator[None, None, Any]) -> Any:
         return end.value
 
 
-def scanned(bundle: Bundle, places: np.ndarray, **asked: Any) -> list[set[str]]:
+def scanned(bundle: Bundle, positions: np.ndarray, **request: Any) -> list[set[str]]:
     """The ids that are answered at each λ."""
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    queries = [Query(features=FEATURES, **asked | {"bias_removal": float(place)}) for place in places]
+    queries = [Query(features=FEATURES, **request | {"bias_removal": float(i)}) for i in positions]
     return [{label["id"] for label in result["labels"]} for result in results_of(retriever.retrieve(queries))]
 
 
@@ -52,55 +52,55 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("of_bundle", "asked"), CASES.values(), ids=CASES)
-def test_intervals_are_those_of_a_scan(of_bundle: dict[str, Any], asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("of_bundle", "request"), CASES.values(), ids=CASES)
+def test_intervals_are_those_of_a_scan(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    found = answer(bundle, k=8, explain=True, **asked)
+    actual = answer(bundle, k=8, explain=True, **request)
     dial = bundle.manifest.bias_removal
-    places = np.linspace(dial.minimum, dial.maximum, round((dial.maximum - dial.minimum) / STEP) + 1)
-    inside = scanned(bundle, places, k=8, **asked)
+    positions = np.linspace(dial.minimum, dial.maximum, round((dial.maximum - dial.minimum) / STEP) + 1)
+    inside = scanned(bundle, positions, k=8, **request)
 
-    assert [label["id"] for label in found["labels"]] == [
-        label["id"] for label in answer(bundle, k=8, **asked)["labels"]
+    assert [label["id"] for label in actual["labels"]] == [
+        label["id"] for label in answer(bundle, k=8, **request)["labels"]
     ]
-    for label in found["labels"]:
+    for label in actual["labels"]:
         low, high = label["explanation"]["bias_removal"]
-        assert low <= found["bias_removal"] <= high
-        within = (places >= low) & (places <= high)
-        assert all(label["id"] in ids for ids, place in zip(inside, within, strict=True) if place)
+        assert low <= actual["bias_removal"] <= high
+        within = (positions >= low) & (positions <= high)
+        assert all(label["id"] in ids for ids, i in zip(inside, within, strict=True) if i)
         for end, beyond in ((low, low - 2 * STEP), (high, high + 2 * STEP)):
             if dial.minimum < beyond < dial.maximum:
                 assert label["id"] not in inside[round((beyond - dial.minimum) / STEP)], (label["id"], end)
 
 
-@pytest.mark.parametrize(("of_bundle", "asked"), CASES.values(), ids=CASES)
-def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("of_bundle", "request"), CASES.values(), ids=CASES)
+def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    found, labels = answer(bundle, k=8, explain=True, **asked), bundle.labels
-    for label in found["labels"]:
+    actual, labels = answer(bundle, k=8, explain=True, **request), bundle.labels
+    for label in actual["labels"]:
         part, row = label["explanation"], labels.row_of[label["id"]]
         assert sum(part[name] for name in ("taste", "bias", "noise", "popularity")) == pytest.approx(
             label["score"], abs=1e-4
         )
-        assert part["popularity"] == pytest.approx(found["popularity"] * labels.log_pi[row], abs=1e-5)
+        assert part["popularity"] == pytest.approx(actual["popularity"] * labels.log_pi[row], abs=1e-5)
         if not of_bundle.get("proposal"):
-            assert part["noise"] == pytest.approx(found["bias_removal"] * labels.log_pn[row], abs=1e-4)
+            assert part["noise"] == pytest.approx(actual["bias_removal"] * labels.log_pn[row], abs=1e-4)
         assert bool(part["bias"]) == bool(of_bundle.get("bias"))
 
 
 def test_parts_of_an_answer_by_popularity() -> None:
     bundle = make_bundle(labels=90, cosine=False, bias=True, popularity=True, cooccurrence=True)
     query = Query(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
-    (found,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
-    assert (found["basis"], found["bias_removal"], found["popularity"], found["cooccurrence"]) == (
+    (actual,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
+    assert (actual["basis"], actual["bias_removal"], actual["popularity"], actual["cooccurrence"]) == (
         "cooccurrence", 0, 1, 2
     )  # fmt: skip
-    for label in found["labels"]:
+    for label in actual["labels"]:
         part = label["explanation"]
         assert (part["taste"], part["bias"], part["noise"], part["bias_removal"]) == (0, 0, 0, [0, 0])
         assert part["popularity"] == pytest.approx(bundle.labels.log_pi[bundle.labels.row_of[label["id"]]], abs=1e-5)
         assert part["popularity"] + part["cooccurrence"] == pytest.approx(label["score"], abs=1e-4)
-    assert any(label["explanation"]["because"] for label in found["labels"])
+    assert any(label["explanation"]["because"] for label in actual["labels"])
 
 
 class Lines:
@@ -124,7 +124,7 @@ class Lines:
         ]
 
 
-def exact_interval(ranker: Lines, row: int, own: float, k: int) -> tuple[float, float]:
+def exact_interval(ranker: Lines, row: int, expected: float, k: int) -> tuple[float, float]:
     """Walk over all crossings with other labels, from the query's λ to both sides."""
     others = np.arange(len(ranker.slope_L)) != row
     slope_L, ahead_L = (
@@ -134,28 +134,30 @@ def exact_interval(ranker: Lines, row: int, own: float, k: int) -> tuple[float, 
     crossings = -ahead_L / slope_L
     ends = []
     for limit, side in ((-1.0, -1), (2.0, 1)):
-        between = crossings[((crossings - own) * side > 0) & (crossings > -1) & (crossings < 2)]
-        places = [own, *sorted(between, key=lambda at: abs(at - own)), limit]
-        middles = [(near + far) / 2 for near, far in pairwise(places)]
+        between = crossings[((crossings - expected) * side > 0) & (crossings > -1) & (crossings < 2)]
+        positions = [expected, *sorted(between, key=lambda at: abs(at - expected)), limit]
+        middles = [(near + far) / 2 for near, far in pairwise(positions)]
         out = [at for at, middle in enumerate(middles) if (ahead_L + middle * slope_L > 0).sum() >= k]
-        ends.append(places[out[0]] if out else places[-1])
+        ends.append(positions[out[0]] if out else positions[-1])
     return ends[0], ends[1]
 
 
 def test_an_interval_holds_no_gap_however_small() -> None:
     rng, gaps = np.random.default_rng(2), 0
     for _ in range(60):
-        labels, k, own = 300, int(rng.integers(1, 12)), float(rng.uniform(0, 1))
+        labels, k, expected = 300, int(rng.integers(1, 12)), float(rng.uniform(0, 1))
         ranker = Lines(rng.normal(0, 1.5, labels) + 1.5, rng.normal(0, 1, labels) - 2)
-        batch = Batch(np.zeros((1, 1), np.float32), {}, np.array([own], np.float32), np.zeros(1, np.float32), [None], k)
-        own = float(batch.bias_removal_B[0])
+        batch = Batch(
+            np.zeros((1, 1), np.float32), {}, np.array([expected], np.float32), np.zeros(1, np.float32), [None], k
+        )
+        expected = float(batch.bias_removal_B[0])
         (rows_K,) = ranker.rank(batch)[1]
         ranker.searches = 0
-        found = ended(intervals(ranker, batch, rows_K, (-1.0, 2.0)))
+        actual = ended(intervals(ranker, batch, rows_K, (-1.0, 2.0)))
 
         assert ranker.searches <= 20
-        for row, interval in zip(rows_K, found, strict=True):
-            low, high = exact_interval(ranker, int(row), own, k)
+        for row, interval in zip(rows_K, actual, strict=True):
+            low, high = exact_interval(ranker, int(row), expected, k)
             assert interval is not None
             assert interval[0] >= low - 2e-6
             assert interval[1] <= high + 2e-6

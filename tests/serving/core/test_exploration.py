@@ -66,9 +66,9 @@ def test_draws_have_their_size_and_no_label_twice() -> None:
 
 
 def test_propensities_are_the_frequencies() -> None:
-    shown, stated = np.zeros(50), np.zeros(50)
+    displayed, stated = np.zeros(50), np.zeros(50)
     for answer in answers(3):
-        shown[answer.rows_K] += 1
+        displayed[answer.rows_K] += 1
         stated[answer.rows_K] = answer.propensities_K
     # Of ten slots three are tail's: without chance labels 4, 8 and the next best, 10. All three are drawn, from those
     # and the next 17 of the tail; the head keeps seven, all certain.
@@ -77,7 +77,7 @@ def test_propensities_are_the_frequencies() -> None:
     assert sorted(np.flatnonzero((stated > 0) & (stated < 1)).tolist()) == candidates
     assert stated.sum() == pytest.approx(10)
     error = np.sqrt(stated * (1 - stated) / DRAWS)
-    assert (np.abs(shown / DRAWS - stated) <= 4.5 * error + 1e-9).all()
+    assert (np.abs(displayed / DRAWS - stated) <= 4.5 * error + 1e-9).all()
 
 
 def test_the_bucket_gets_its_floor_and_no_more() -> None:
@@ -120,8 +120,8 @@ def test_through_the_retriever() -> None:
         query = Query.model_validate({"features": {"user": "east"}, "bias_removal": 0.0, **options})
         return results_of(retriever.retrieve([query], Draws(Lottery(seed=seed))))[0]
 
-    def ids(found: dict[str, object]) -> list[str]:
-        labels = found["labels"]
+    def ids(actual: dict[str, object]) -> list[str]:
+        labels = actual["labels"]
         assert isinstance(labels, list)
         return [label["id"] for label in labels]
 
@@ -134,12 +134,12 @@ def test_through_the_retriever() -> None:
     assert sorted(ids(torso)) == ["a", "b"]
     assert torso["exploration"] == {"slots": {"torso": 1}, "candidates": {"torso": 1}, "temperature": 1.0}
     draws = [answer(seed, k=2, explore={"tail": 1}) for seed in range(40)]
-    assert {tuple(sorted(ids(found))) for found in draws} == {("a", "c/é"), ("4", "a")}
+    assert {tuple(sorted(ids(actual))) for actual in draws} == {("a", "c/é"), ("4", "a")}
     assert answer(5, k=3, explore={"tail": 1}) == answer(5, k=3, explore={"tail": 1})
     # 1.5 − (−2) = 3.5 logits apart.
     of_c = 0.9 / (1 + np.exp(-3.5)) + 0.05
-    for found in draws:
-        for label in found["labels"]:  # type: ignore[attr-defined]
+    for actual in draws:
+        for label in actual["labels"]:  # type: ignore[attr-defined]
             assert label["propensity"] == pytest.approx({"a": 1, "c/é": of_c, "4": 1 - of_c}[label["id"]], rel=1e-5)
     # Filters hold for what is drawn, and fewer than asked for is said.
     assert answer(k=2, explore={"tail": 2}, exclude=["c/é"])["exploration"]["slots"] == {"tail": 1}  # type: ignore[index]

@@ -136,8 +136,10 @@ def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp
     published = refresh(Settings(releases=there.root, state=tmp_path))
     make_bundle(labels=40, label_tower=True).write(tmp_path / "another")
     build(tmp_path / "another", there.root, name="another", exposed="7d", spec="flat")
-    known, values = values_of(there, published), values_of(there, "another")
-    assert values["item-1"] - values["item-2"] == pytest.approx(known["item-1"] - known["item-2"], abs=1e-5)
+    expected_ids, values = values_of(there, published), values_of(there, "another")
+    assert values["item-1"] - values["item-2"] == pytest.approx(
+        expected_ids["item-1"] - expected_ids["item-2"], abs=1e-5
+    )
     (prior,) = there.open("another").bundle.priors.settings[-1:]
     earlier = there.open(published).bundle.priors.settings[-1].exposure
     assert prior.exposure is not None

@@ -27,10 +27,10 @@ def retriever() -> Retriever:
     """A release with ω·c, hidden labels, new ones, and some of the catalogue that were embedded again."""
     # Scores that differ: labels that the release does not know would score alike by their genres alone.
     records = [
-        one.model_copy(update={"features": {**(one.features or {}), "year": n / 50}})
-        if isinstance(one, Upsert)
-        else one
-        for n, one in enumerate(changes())
+        first.model_copy(update={"features": {**(first.features or {}), "year": n / 50}})
+        if isinstance(first, Upsert)
+        else first
+        for n, first in enumerate(changes())
     ]
     return retriever_of(BUNDLES["dot, bias, μ"](), "flat", *records)
 
@@ -93,17 +93,17 @@ def by_rule(labels: list[dict[str, Any]], floors: Floors, k: int) -> list[dict[s
 def checked(result: dict[str, Any], labels: list[dict[str, Any]], floors: Floors, k: int) -> np.ndarray:
     """Check an answer's counts, order and cost against all eligible labels; return which labels hold, [F, C]."""
     holds_FC = np.array([[holds(label, floor) for label in labels] for floor in floors])
-    shown = result["labels"]
-    assert len({label["id"] for label in shown}) == len(shown) == min(k, len(labels))
-    assert [label["score"] for label in shown] == sorted((label["score"] for label in shown), reverse=True)
-    met = [sum(holds(label, floor) for label in shown) for floor in floors]
+    displayed = result["labels"]
+    assert len({label["id"] for label in displayed}) == len(displayed) == min(k, len(labels))
+    assert [label["score"] for label in displayed] == sorted((label["score"] for label in displayed), reverse=True)
+    met = [sum(holds(label, floor) for label in displayed) for floor in floors]
     assert result["floors"] == [{**floor, "met": count} for floor, count in zip(floors, met, strict=True)]
     assert all(
         count >= min(floor["n"], eligible)
         for count, floor, eligible in zip(met, floors, holds_FC.sum(axis=1).tolist(), strict=True)
     )
     best = sum(label["score"] for label in labels[:k])
-    assert result["cost"] == pytest.approx(best - sum(label["score"] for label in shown), abs=2e-5)
+    assert result["cost"] == pytest.approx(best - sum(label["score"] for label in displayed), abs=2e-5)
     return holds_FC
 
 
@@ -114,7 +114,7 @@ def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
     rng = np.random.default_rng(seed)
     user, k = int(rng.integers(5)), int(rng.integers(1, 6))
     all_labels = everything(retriever)[user]
-    labels = [all_labels[place] for place in sorted(rng.choice(120, 14, replace=False))]
+    labels = [all_labels[i] for i in sorted(rng.choice(120, 14, replace=False))]
     floors = some_floors(rng, k) or [{"bucket": "tail", "n": 1}]
     result = answer(
         retriever, features={"user_id": f"u{user}"}, k=k, at_least=floors, allow=[label["id"] for label in labels]
@@ -185,14 +185,14 @@ def test_floors_with_few_labels_of_a_brand(retriever: Retriever, seed: int) -> N
     labels = everything(retriever)[1]
     counts: Counter[Any] = Counter()
 
-    def take(wanted: list[dict[str, Any]], upto: int) -> list[dict[str, Any]]:
-        taken: list[dict[str, Any]] = []
-        for label in wanted:
+    def take(target: list[dict[str, Any]], upto: int) -> list[dict[str, Any]]:
+        chosen: list[dict[str, Any]] = []
+        for label in target:
             brand = label["display"]["brand"]
-            if len(taken) < upto and (brand is None or counts[brand] < most) and label not in taken:
-                taken.append(label)
+            if len(chosen) < upto and (brand is None or counts[brand] < most) and label not in chosen:
+                chosen.append(label)
                 counts[brand] += 1
-        return taken
+        return chosen
 
     expected = take(labels, k)
     if any(sum(holds(label, floor) for label in expected) < floor["n"] for floor in floors):
@@ -228,7 +228,7 @@ def test_floors_where_no_label_is_eligible(retriever: Retriever, options: dict[s
 def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever) -> None:
     floors: Floors = [{"bucket": "tail", "n": 2}, {"filter": {"brand": "brand-2"}, "n": 2}]
     certain = answer(retriever, k=6, at_least=floors)
-    shown: Counter[str] = Counter()
+    displayed: Counter[str] = Counter()
     stated: dict[str, float] = {}
     draws = 600
     query = Query.model_validate({
@@ -236,17 +236,17 @@ def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever
         "explore": {"tail": 1, "torso": 1}, "display": False,
     })  # fmt: skip
     for result in results_of(retriever.retrieve([query] * draws, Draws(Lottery(candidates=8, seed=5)))):
-        shown.update(label["id"] for label in result["labels"])
+        displayed.update(label["id"] for label in result["labels"])
         stated |= {label["id"]: label["propensity"] for label in result["labels"]}
     # The six places that chance does not touch hold the list of six with these floors.
-    assert {id_ for id_, count in shown.items() if count == draws} == {label["id"] for label in certain["labels"]}
+    assert {id_ for id_, count in displayed.items() if count == draws} == {label["id"] for label in certain["labels"]}
     assert all(stated[label["id"]] == 1 for label in certain["labels"])
     assert result["cost"] == pytest.approx(certain["cost"], abs=1e-5)
     assert sum(stated.values()) == pytest.approx(8)
     assert len(stated) == 6 + 2 * 8
     for id_, propensity in stated.items():
         error = np.sqrt(propensity * (1 - propensity) / draws)
-        assert abs(shown[id_] / draws - propensity) <= 4.5 * error + 1e-9, id_
+        assert abs(displayed[id_] / draws - propensity) <= 4.5 * error + 1e-9, id_
 
 
 def test_slots_and_floors_of_few_labels(retriever: Retriever) -> None:

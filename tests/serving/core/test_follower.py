@@ -182,19 +182,19 @@ def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_pa
                     service.serve(plane_retriever(name, f"{name}-"))
                     await asyncio.sleep(0.002)
 
-            asked = asyncio.gather(*(ask() for _ in range(10)))
+            query = asyncio.gather(*(ask() for _ in range(10)))
             await swap()
-            return [response for responses in await asked for response in responses]
+            return [response for responses in await query for response in responses]
 
     responses = asyncio.run(run())
     assert [response.status_code for response in responses] == [200] * 200
-    seen = set()
+    history = set()
     for response in responses:
         answer = response.json()
-        seen.add(answer["release"])
+        history.add(answer["release"])
         ids = [label["id"] for result in answer["results"] for label in result["labels"]]
         assert ids == [f"{answer['release']}-{id_}" for id_ in ("a", "c/é", "b", "4")] * 3
-    assert seen == {"one", "two"}
+    assert history == {"one", "two"}
     service.close()
 
 

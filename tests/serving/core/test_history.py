@@ -19,26 +19,26 @@ from tests.serving.plane import ExactSearcher, results_of
 SEEN = ["item-1", "item-2", "no such item"]
 
 
-def ids(default: bool, **asked: Any) -> list[str]:
+def ids(default: bool, **request: Any) -> list[str]:
     bundle = make_bundle(labels=60)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    query = Query(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **asked})
+    query = Query(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **request})
     (result,) = results_of(retriever.retrieve([query]))
     # What the tower reads of a history is counted, whether or not the answer leaves the history out.
-    unknown = int((asked.get("features", {"history": SEEN}) or {}).get("history") == SEEN)
+    unknown = int((request.get("features", {"history": SEEN}) or {}).get("history") == SEEN)
     assert result["unknown"] == {"query": 0, "history": unknown, "exclude": 0, "allow": 0}
     return [label["id"] for label in result["labels"]]
 
 
 @pytest.mark.parametrize(
-    ("default", "asked", "left_out"),
+    ("default", "request", "left_out"),
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_the_request_says_or_else_the_release(default: bool, asked: bool | None, left_out: bool) -> None:
-    found = ids(default, exclude_history=asked)
+def test_the_request_says_or_else_the_release(default: bool, request: bool | None, left_out: bool) -> None:
+    actual = ids(default, exclude_history=request)
     everything = ids(False)
-    assert found == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
+    assert actual == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
     assert len(everything) == 60
 
 
@@ -52,30 +52,33 @@ def test_excluded_history_combines_with_other_filters() -> None:
 
 
 def test_the_baseline_of_drift_leaves_out_what_answers_leave_out(tmp_path: Path) -> None:
-    made = make_bundle(labels=60)
-    scores_CL = made.augmentation.queries(made.calibration_queries, made.manifest.bias_removal.default) @ made.rows().T
+    created = make_bundle(labels=60)
+    scores_CL = (
+        created.augmentation.queries(created.calibration_queries, created.manifest.bias_removal.default)
+        @ created.rows().T
+    )
     best_CL = np.argsort(-scores_CL, axis=1)
-    seen = [(query, row) for query, rows in enumerate(best_CL) for row in sorted(rows[: 3 * (query % 2)])]
-    replace(made, calibration_seen=np.array(seen, np.int32)).write(tmp_path / "bundle")
+    history = [(query, row) for query, rows in enumerate(best_CL) for row in sorted(rows[: 3 * (query % 2)])]
+    replace(created, calibration_seen=np.array(history, np.int32)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="a")
     baseline = load_release(Releases(tmp_path / "releases"), "a").promises.default
     answered = np.concatenate([rows[3 * (query % 2) :][:20] for query, rows in enumerate(best_CL)])
-    assert baseline.popularity == pytest.approx(made.labels.counts[answered].mean())
-    assert baseline.shares == pytest.approx(np.bincount(made.labels.buckets[answered], minlength=4) / len(answered))
+    assert baseline.popularity == pytest.approx(created.labels.counts[answered].mean())
+    assert baseline.shares == pytest.approx(np.bincount(created.labels.buckets[answered], minlength=4) / len(answered))
 
 
 def test_the_baseline_of_drift_is_of_the_default_weight_of_cooccurrence(tmp_path: Path) -> None:
-    made = make_bundle(labels=60, cooccurrence=True)
-    assert made.cooccurrence is not None
+    created = make_bundle(labels=60, cooccurrence=True)
+    assert created.cooccurrence is not None
     histories = np.random.default_rng(9).integers(0, 60, (50, 5)).astype(np.int32)
     histories[::2] = -1
-    replace(made, calibration_histories=histories).write(tmp_path / "bundle")
+    replace(created, calibration_histories=histories).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="a")
     baseline = load_release(Releases(tmp_path / "releases"), "a").promises.default
-    scores_CL = made.augmentation.queries(made.calibration_queries, 0.5) @ made.rows().T / 0.1
+    scores_CL = created.augmentation.queries(created.calibration_queries, 0.5) @ created.rows().T / 0.1
     factors = np.array([0.8**4, 0.8**3, 0.8**2, 0.8, 1])
-    scores_CL[1::2] += 0.5 * np.einsum("r,crl->cl", factors, made.cooccurrence.matrix().toarray()[histories[1::2]])
+    scores_CL[1::2] += 0.5 * np.einsum("r,crl->cl", factors, created.cooccurrence.matrix().toarray()[histories[1::2]])
     answered = np.argsort(-scores_CL, axis=1)[:, :20].ravel()
-    assert baseline.popularity == pytest.approx(made.labels.counts[answered].mean())
+    assert baseline.popularity == pytest.approx(created.labels.counts[answered].mean())
     deciles = np.quantile(np.sort(scores_CL, axis=1)[:, -20:], np.linspace(0.1, 0.9, 9))
     assert baseline.score_edges == pytest.approx(deciles, abs=0.05)

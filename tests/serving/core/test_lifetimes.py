@@ -47,14 +47,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def alive(shown: dict[str, Any], at: float) -> bool:
+def alive(displayed: dict[str, Any], at: float) -> bool:
     """Whether a label that is shown so is available, from its texts."""
-    begin, until = (shown[name] or None for name in ("available_from", "available_until"))
+    begin, until = (displayed[name] or None for name in ("available_from", "available_until"))
     at_iso = datetime.fromtimestamp(at // 1, UTC)
 
     def time(text: str) -> datetime:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
+        actual = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return actual if actual.tzinfo else actual.replace(tzinfo=UTC)
 
     return (begin is None or time(begin) <= at_iso) and (until is None or at_iso < time(until))
 
@@ -73,17 +73,17 @@ def changed(retriever: Retriever) -> Retriever:
     rng = np.random.default_rng(2)
     rows = rng.choice(LABELS, 70, replace=False).tolist()
     records: list[Any] = [Hide(id=f"item-{row}", at=AT) for row in rows[:10]]
-    for place, row in enumerate(rows[10:]):
+    for i, row in enumerate(rows[10:]):
         begin = DATED + timedelta(seconds=int(rng.integers(-60, 60)))
         lifetime: dict[str, Any] = {
-            "available_from": begin.isoformat() if place % 3 else None,
-            "available_until": (begin + timedelta(seconds=30)).isoformat() if place % 4 else None,
+            "available_from": begin.isoformat() if i % 3 else None,
+            "available_until": (begin + timedelta(seconds=30)).isoformat() if i % 4 else None,
         }
-        at = AT + timedelta(seconds=place)
-        if place % 3 == 0:
+        at = AT + timedelta(seconds=i)
+        if i % 3 == 0:
             records.append(Patch(id=f"item-{row}", at=at, display=lifetime))
         else:
-            id_ = f"item-{row}" if place % 2 else f"new-{row}"
+            id_ = f"item-{row}" if i % 2 else f"new-{row}"
             records.append(Upsert(id=id_, at=at, features={"genres": ["g1"]}, display=lifetime))
     return retriever.with_changes(records[:30]).with_changes(records[30:])
 
@@ -92,31 +92,31 @@ def changed(retriever: Retriever) -> Retriever:
 def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Clock) -> None:
     retriever = changed(load_release(releases, spec, max_new_labels=99))
     overlay, bundle, rng = retriever.overlay, retriever.bundle, np.random.default_rng(3)
-    known = retriever.catalogue.labels_json(range(overlay.labels))
+    expected_ids = retriever.catalogue.labels_json(range(overlay.labels))
     rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
     visible = ~np.isin(np.arange(overlay.labels), overlay.masked)
     visible[overlay.base :] = overlay.rows.in_use_M
     filters = [some_filter(rng) for _ in range(4)]
-    answered_at_once, found = set[int](), 0
+    answered_at_once, actual = set[int](), 0
     for step in range(80):
         # Mostly second by second, as caches of one second serve the next one; sometimes far, or back.
         clock.seconds += rng.choice([0, 0.4, 1, 1, 1, 30, -45])
-        lives = np.array([alive(label["display"], clock.seconds) for label in known]) & visible
-        asked: dict[str, Any] = {"k": int(rng.integers(1, 30)), "cooccurrence": 0.0}
+        lives = np.array([alive(label["display"], clock.seconds) for label in expected_ids]) & visible
+        request: dict[str, Any] = {"k": int(rng.integers(1, 30)), "cooccurrence": 0.0}
         passes = lives.copy()
         if step % 2:
-            asked["filter"] = filters[rng.integers(4)]
-            passes &= [meets(label["display"], asked["filter"]) for label in known]
+            request["filter"] = filters[rng.integers(4)]
+            passes &= [meets(label["display"], request["filter"]) for label in expected_ids]
         if step % 5 == 1:
-            asked["buckets"] = ["torso", "new"]
-            passes &= np.isin([label["bucket"] for label in known], asked["buckets"])
+            request["buckets"] = ["torso", "new"]
+            passes &= np.isin([label["bucket"] for label in expected_ids], request["buckets"])
         for name, chosen in (("exclude", [0, 5, 300]), ("allow", [0, 6, 200])):
             if step % 3 == 2 and (count := rng.choice(chosen)):
                 rows = rng.choice(overlay.labels, count, replace=False)
-                asked[name] = [known[row]["id"] for row in rows]
-                among = np.isin([label["id"] for label in known], asked[name])
+                request[name] = [expected_ids[row]["id"] for row in rows]
+                among = np.isin([label["id"] for label in expected_ids], request[name])
                 passes &= among if name == "allow" else ~among
-        query = Query.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **asked})
+        query = Query.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **request})
         queries_BE = bundle.augmentation.queries(
             retriever.encoder.embed(retriever.encoder.read([query.features or {}])), 0.5
         )
@@ -125,11 +125,11 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
         scores = [label["score"] for label in result["labels"]]
         rows = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
         assert passes[rows].all()
-        assert len(rows) == min(asked["k"], int(passes.sum()))
+        assert len(rows) == min(request["k"], int(passes.sum()))
         assert scores == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
         if spec == "flat":
             assert scores == pytest.approx(np.sort(scores_L)[::-1][: len(rows)].tolist(), abs=1e-3)
-        found += len(rows)
+        actual += len(rows)
         assert retriever.availability["labels"] == lives.sum()
         answered_at_once.add(int(lives.sum()))
         others = [
@@ -140,7 +140,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
         similar = SimilarQuery.model_validate({"id": "item-3", "k": 9, "by": ["embedding", "cooccurrence"][step % 2]})
         for other in (*results_of(retriever.retrieve([query])), *results_of(retriever.similar([similar]))):
             assert lives[[retriever.catalogue.row(label["id"]) for label in other["labels"]]].all()
-    assert found > 300
+    assert actual > 300
     assert len(answered_at_once) > 20
 
 
@@ -240,18 +240,18 @@ def test_times_of_every_kind(column: pa.Array) -> None:
 def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
     bundle = dated(make_bundle(labels=90, proposal=True))
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    shown = [label["display"] for label in retriever.catalogue.labels_json(range(90))]
+    displayed = [label["display"] for label in retriever.catalogue.labels_json(range(90))]
     for seconds in (-200, -20, -19, 30, 200):
         clock.seconds = DATED.timestamp() + seconds
         query = Query.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
         (result,) = results_of(retriever.retrieve([query]))
         ids = {label["id"] for label in result["labels"]}
-        assert ids == {f"item-{row}" for row in range(90) if alive(shown[row], clock.seconds)}
+        assert ids == {f"item-{row}" for row in range(90) if alive(displayed[row], clock.seconds)}
 
 
 def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": [f"u{n}" for n in range(4)]}), tmp_path / "queries.parquet")
-    shown = [label["display"] for label in load_release(releases, "flat").catalogue.labels_json(range(LABELS))]
+    displayed = [label["display"] for label in load_release(releases, "flat").catalogue.labels_json(range(LABELS))]
 
     def answered(out: str, at: str | None) -> set[str]:
         options = TableOptions({"k": LABELS}, at=at)
@@ -259,7 +259,7 @@ def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path
         return set(pq.read_table(tmp_path / out)["labels"][2].as_py())
 
     def available(seconds: float) -> set[str]:
-        return {f"item-{row}" for row in range(LABELS) if alive(shown[row], DATED.timestamp() + seconds)}
+        return {f"item-{row}" for row in range(LABELS) if alive(displayed[row], DATED.timestamp() + seconds)}
 
     assert answered("then", "2026-06-01T00:00:25Z") == available(25) != available(0)
     assert answered("now", None) == available(0)

@@ -23,7 +23,7 @@ L = 60
 
 
 def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str = "r1") -> Retriever:
-    made = Retriever(
+    created = Retriever(
         name=name,
         created_at=datetime(2026, 1, 2, tzinfo=UTC),
         bundle=bundle,
@@ -31,27 +31,27 @@ def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str 
         encoder=PlaneEncoder(),
         max_new_labels=1000,
     )
-    return made.with_changes(records)
+    return created.with_changes(records)
 
 
-def pages(retriever: Retriever, **asked: Any) -> Iterator[dict[str, Any]]:
+def pages(retriever: Retriever, **query: Any) -> Iterator[dict[str, Any]]:
     cursor = None
     while True:
-        page = list_labels(retriever, LabelListing(**asked, cursor=cursor))
+        page = list_labels(retriever, LabelListing(**query, cursor=cursor))
         yield page
         cursor = page["next_cursor"]
         if cursor is None:
             return
 
 
-def listed(retriever: Retriever, **asked: Any) -> list[tuple[str, str]]:
-    return [(label["id"], label["state"]) for page in pages(retriever, **asked) for label in page["labels"]]
+def listed(retriever: Retriever, **query: Any) -> list[tuple[str, str]]:
+    return [(label["id"], label["state"]) for page in pages(retriever, **query) for label in page["labels"]]
 
 
 def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
     """State by id, in the order of ids."""
-    known, changes = bundle.labels.ids.to_pylist(), replay(records)
-    states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in known}
+    expected_ids, changes = bundle.labels.ids.to_pylist(), replay(records)
+    states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in expected_ids}
     return dict(sorted((dict.fromkeys(changes.upserts, "added") | states).items()))
 
 
@@ -89,16 +89,16 @@ def test_lasting_labels_are_listed_once_despite_changes_between_pages() -> None:
     rng = np.random.default_rng(6)
     for _ in range(5):
         records: list[LabelRecord] = []
-        seen: list[str] = []
+        history: list[str] = []
         throughout, cursor = set(bundle.labels.ids.to_pylist()), None
         while True:
             served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
             page = list_labels(served, LabelListing(limit=5, state="visible", cursor=cursor))
-            seen += [label["id"] for label in page["labels"]]
+            history += [label["id"] for label in page["labels"]]
             cursor = page["next_cursor"]
             if cursor is None:
                 break
             records += some_records(rng, 4)
             throughout -= {*replay(records).hidden}
-        assert seen == sorted(set(seen))
-        assert throughout <= set(seen)
+        assert history == sorted(set(history))
+        assert throughout <= set(history)

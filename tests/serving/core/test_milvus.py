@@ -61,29 +61,29 @@ def filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
     attributes = LabelAttributes(display)
     rng = np.random.default_rng(1)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
-    passed, seen = [], set[int]()
+    passed, history = [], set[int]()
     for _ in range(100):
         filter_ = some_filter(rng)
         selection, _ = attributes.select(filter_, "filter")
-        if id(selection) in seen:
+        if id(selection) in history:
             continue
-        seen.add(id(selection))
+        history.add(id(selection))
         eligible = searcher._eligible(None, selection)
         assert rows_that_meet(searcher, queries, eligible.expression) == set(np.flatnonzero(selection.mask)), filter_
         _, rows = searcher.search(queries, 100, [Filter(selection=selection)])
-        found = rows[0][rows[0] >= 0]
-        assert len(found) == min(100, eligible.count)
-        assert selection.mask[found].all()
+        actual = rows[0][rows[0] >= 0]
+        assert len(actual) == min(100, eligible.count)
+        assert selection.mask[actual].all()
         passed.append(eligible.count)
     assert {0, LABELS} < set(passed)
 
 
 def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) -> None:
     labels, least, most = 1_100, -(2**63), 2**63 - 1
-    each = np.arange(labels)
+    item = np.arange(labels)
 
     def some(values: list[Any], type_: pa.DataType) -> pa.Array:
-        return pa.array([values[row % len(values)] for row in each], type_)
+        return pa.array([values[row % len(values)] for row in item], type_)
 
     infinite = [float("-inf"), -1.5, 0.1, None, float("nan"), 1.5, float("inf")]
     columns = pa.table(
@@ -104,7 +104,7 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
     assert isinstance(searcher, MilvusSearcher)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
     values = [least - 1, least, least + 1, -1.5, 0, 0.1, 6.5, 7, 255, 256, most, most + 1, 1e300, -1e300, 10**400]
-    seen = set[int]()
+    history = set[int]()
     for column in columns.column_names:
         for value in values:
             for operator in ("eq", "ne", "in", "not_in", "lt", "le", "gt", "ge"):
@@ -113,13 +113,13 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
                 eligible = searcher._eligible(None, selection)
                 met = rows_that_meet(searcher, queries, eligible.expression)
                 assert met == set(np.flatnonzero(selection.mask)), (filter_, eligible.expression)
-                seen.add(len(met))
-    assert len(seen) > 8
+                history.add(len(met))
+    assert len(history) > 8
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact, milvus = (load_release(releases, each, max_new_labels=500) for each in ("flat", name))
+    exact, milvus = (load_release(releases, item, max_new_labels=500) for item in ("flat", name))
     rng = np.random.default_rng(3)
     pairs = [(exact, milvus), (changed(exact), changed(milvus)), (exact, milvus)]
     for seconds, (exact, milvus) in zip((-5, 0, 40), pairs, strict=True):
@@ -137,13 +137,13 @@ def test_answers_match_the_rows_of_milvus(releases: Releases) -> None:
     searcher = release.searcher
     assert isinstance(searcher, MilvusSearcher)
     record = searcher.collection.record
-    held = searcher.collection.server.ask(
+    stored_rows = searcher.collection.server.ask(
         lambda client, seconds: client.query(
             record.name, filter="row in [0, 7, 2999]", output_fields=["label_id", "bucket", "display"], timeout=seconds
         )
     )
     served = load_release(releases, "milvus_flat")
-    for row in held:
+    for row in stored_rows:
         label = served.label(row["label_id"])
         assert row["display"] == label["display"]
         assert ["head", "torso", "tail", "new"][row["bucket"]] == label["bucket"]
@@ -155,36 +155,36 @@ def changed(retriever: Retriever) -> Retriever:
     hidden = [f"item-{row}" for row in rng.choice(LABELS, 300, replace=False)]
     records: list[Any] = [Hide(id=id_, at=AT) for id_ in hidden]
     records += [Restore(id=id_, at=AT) for id_ in hidden[:50]]
-    for place, row in enumerate(rng.choice(LABELS, 60, replace=False).tolist()):
-        id_ = f"item-{row}" if place % 2 else f"new-{row}"
+    for i, row in enumerate(rng.choice(LABELS, 60, replace=False).tolist()):
+        id_ = f"item-{row}" if i % 2 else f"new-{row}"
         display = {"brand": f"brand-{row % 9}", "price": row / 100, "tags": ["t1", "fresh"]}
-        records.append(Upsert(id=id_, at=AT + timedelta(seconds=place), features={"genres": ["g1"]}, display=display))
+        records.append(Upsert(id=id_, at=AT + timedelta(seconds=i), features={"genres": ["g1"]}, display=display))
     return retriever.with_changes(records[:200]).with_changes(records[200:])
 
 
 def _query(rng: np.random.Generator) -> Query:
-    asked: dict[str, Any] = {"features": {"user_id": f"u{rng.integers(20)}"}, "k": int(rng.integers(1, 150))}
-    asked["bias_removal"] = float(rng.choice([-1, 0, 0.5, 1, 2]))
+    request: dict[str, Any] = {"features": {"user_id": f"u{rng.integers(20)}"}, "k": int(rng.integers(1, 150))}
+    request["bias_removal"] = float(rng.choice([-1, 0, 0.5, 1, 2]))
     if rng.random() < 0.5:
-        asked["filter"] = some_filter(rng)
+        request["filter"] = some_filter(rng)
     if rng.random() < 0.3:
-        asked["exclude"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 400))]
+        request["exclude"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 400))]
     if rng.random() < 0.2:
-        asked["allow"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 1_000))]
+        request["allow"] = [f"item-{row}" for row in rng.choice(LABELS, rng.integers(1, 1_000))]
     if rng.random() < 0.3:
-        asked["buckets"] = ["torso", "tail"]
+        request["buckets"] = ["torso", "tail"]
     if rng.random() < 0.5:
-        asked["bonus"] = {"tail": float(rng.uniform(-5, 5)), "open": float(rng.uniform(-5, 5))}
+        request["bonus"] = {"tail": float(rng.uniform(-5, 5)), "open": float(rng.uniform(-5, 5))}
     if rng.random() < 0.3:
-        asked |= {"slope": {"price": float(rng.uniform(-1, 1))}, "decay": {"column": "since", "half_life": "30d"}}
-    return Query.model_validate(asked)
+        request |= {"slope": {"price": float(rng.uniform(-1, 1))}, "decay": {"column": "since", "half_life": "30d"}}
+    return Query.model_validate(request)
 
 
-def _agreement(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> float:
+def _agreement(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> float:
     """The share of answered labels whose scores are as good; as many are answered."""
     good = count = 0
-    for one, other in zip(expected, found, strict=True):
-        scores = [[label["score"] for label in answer["labels"]] for answer in (one, other)]
+    for first, other in zip(expected, actual, strict=True):
+        scores = [[label["score"] for label in answer["labels"]] for answer in (first, other)]
         assert len(scores[0]) == len(scores[1])
         count += len(scores[0])
         good += sum(abs(a - b) <= 1e-4 * max(1, abs(a)) for a, b in zip(*scores, strict=True))

@@ -48,30 +48,30 @@ def mirror(tmp_path: Path) -> Iterator[Mirror]:
 
 def mirrored(tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCounts:
     """The counts on disk, once there are enough."""
-    found = StagedCounts(staged="", current="")
+    actual = StagedCounts(staged="", current="")
 
     def counted() -> bool:
-        nonlocal found
-        found = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
-        return enough(found)
+        nonlocal actual
+        actual = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
+        return enough(actual)
 
     until(counted, seconds=10)
-    return found
+    return actual
 
 
 def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, share: float = 1.0) -> None:
     retriever = retriever or plane_retriever()
-    asked = [Query(**query) for query in queries]
-    mirror.offer(retriever, asked, retriever.retrieve(asked), share)
+    request = [Query(**query) for query in queries]
+    mirror.offer(retriever, request, retriever.retrieve(request), share)
 
 
 def test_a_query_is_counted_by_hand(mirror: Mirror, tmp_path: Path) -> None:
     mirror.use(other_plane(), plane_retriever())
     ask(mirror, EAST, EAST)
-    found = mirrored(tmp_path, lambda counts: counts.queries == 2)
-    assert (found.refused, found.overlap) == (0, 1.0)
-    assert found.exposures_of_current == [2, 0, 2, 0]
-    assert found.exposures == [2, 0, 2, 0]
+    actual = mirrored(tmp_path, lambda counts: counts.queries == 2)
+    assert (actual.refused, actual.overlap) == (0, 1.0)
+    assert actual.exposures_of_current == [2, 0, 2, 0]
+    assert actual.exposures == [2, 0, 2, 0]
 
 
 def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_organic_choices_are_organic_recall_of_both(mirror: Mirror, tmp_path: Pa
     mirror.use(other_plane(), plane_retriever())
     organic = Event(features={"user": "east"}, labels=["a", "c/é", "4", "nobody"], bias_removal=0)
     mirror.offer_choices([organic, Event(answer_id="x", labels=["a"])], 2)
-    found = mirrored(tmp_path, lambda counts: sum(counts.positives) > 0)
-    assert found.positives == [1, 0, 2, 0]
-    assert (found.hits_of_both, found.hits, found.hits_of_current) == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0])
-    assert found.queries == 0
+    actual = mirrored(tmp_path, lambda counts: sum(counts.positives) > 0)
+    assert actual.positives == [1, 0, 2, 0]
+    assert (actual.hits_of_both, actual.hits, actual.hits_of_current) == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0])
+    assert actual.queries == 0
 
 
 def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +108,8 @@ def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeyp
         ask(mirror, EAST)
     assert StagedCounts.read_all(tmp_path, "plane-2", "plane-1").queries == 0
     go_on.set()
-    found = mirrored(tmp_path, lambda counts: counts.queries + counts.skipped == 100)
-    assert 64 <= found.queries <= 66
+    actual = mirrored(tmp_path, lambda counts: counts.queries + counts.skipped == 100)
+    assert 64 <= actual.queries <= 66
 
 
 def test_mirror_counts_survive_restarts_and_reset_with_releases(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_staged_counts_add_up_over_processes_of_the_same_pair(tmp_path: Path) ->
     counts(queries=11, reason=None, exposures=[1, 1, 1, 1]).write(tmp_path, 1)
     counts(current="zeroth").write(tmp_path, 2)
     (tmp_path / "staged" / "3.json").write_text("{")
-    found = StagedCounts.read_all(tmp_path, "second", "first")
-    assert (found.queries, found.refused, found.reason) == (111, 4, "user: expected a string")
-    assert found.exposures == [51, 31, 19, 1]
+    actual = StagedCounts.read_all(tmp_path, "second", "first")
+    assert (actual.queries, actual.refused, actual.reason) == (111, 4, "user: expected a string")
+    assert actual.exposures == [51, 31, 19, 1]
     assert StagedCounts.read_all(tmp_path, "second", "other").queries == 0
 
 

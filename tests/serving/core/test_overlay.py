@@ -51,8 +51,8 @@ class Exact:
                 scores[query, ~filter_.mask(self.bundle.labels.buckets)] = -np.inf
         scores[:, self.hidden] = -np.inf
         rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        found = np.take_along_axis(scores, rows, 1)
-        return found, np.where(np.isneginf(found), -1, rows)
+        actual = np.take_along_axis(scores, rows, 1)
+        return actual, np.where(np.isneginf(actual), -1, rows)
 
 
 def rows_of(bundle: Bundle) -> dict[str, int]:
@@ -152,8 +152,8 @@ def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) ->
     for k in (1, 7, overlay.labels):
         scores, rows = overlay.searcher.search(bundle.augmentation.queries(queries, dials, priors), k, filters)
         assert (scores.dtype, rows.dtype, rows.shape) == (np.float32, np.int64, (40, k))
-        asked = zip(queries.astype(np.float64), dials, priors, filters, strict=True)
-        for query, (u, λ, μ, filter_) in enumerate(asked):
+        request = zip(queries.astype(np.float64), dials, priors, filters, strict=True)
+        for query, (u, λ, μ, filter_) in enumerate(request):
             scored = by_formula(bundle, records, u, float(λ), float(μ))
             eligible = {
                 row: scored[ids[row]][0]
@@ -165,11 +165,11 @@ def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) ->
                 and (filter_ is None or filter_.buckets is None or scored[ids[row]][1] in filter_.buckets)
             }
             best = sorted(eligible.values(), reverse=True)[:k]
-            found = rows[query][rows[query] >= 0].tolist()
-            assert len(found) == len(set(found)) == len(best)
-            assert set(found) <= eligible.keys()
+            actual = rows[query][rows[query] >= 0].tolist()
+            assert len(actual) == len(set(actual)) == len(best)
+            assert set(actual) <= eligible.keys()
             np.testing.assert_allclose(scores[query, : len(best)], best, atol=2e-5)
-            np.testing.assert_allclose([eligible[row] for row in found], best, atol=2e-5)
+            np.testing.assert_allclose([eligible[row] for row in actual], best, atol=2e-5)
             assert (scores[query, len(best) :] == -np.inf).all()
 
 
@@ -218,13 +218,13 @@ def test_later_changes_leave_an_overlay_as_it_is(seed: int, monkeypatch: pytest.
     def seen(overlay: Overlay) -> tuple[Any, ...]:
         scores, rows = overlay.searcher.search(queries, 30)
         in_use = rows_in_use(overlay)
-        shown = {id_: overlay.added.display[row - L] for id_, row in in_use.items()}
+        answer = {id_: overlay.added.display[row - L] for id_, row in in_use.items()}
         assert all(overlay.row_of(id_) == in_use.get(id_) for id_ in [f"new-{row}" for row in range(L, 85)])
         return (
             rows.tolist(),
             scores.tolist(),
             in_use,
-            shown,
+            answer,
             overlay.masked.tolist(),
             overlay.served(np.arange(L)).tolist(),
         )
@@ -286,7 +286,7 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
             if column is not None:
                 np.testing.assert_array_equal(column[rows], stepwise_column[stepwise_rows])
         of_queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
-        scores = [each.searcher.search(of_queries, 30)[0] for each in (overlay, stepwise)]
+        scores = [item.searcher.search(of_queries, 30)[0] for item in (overlay, stepwise)]
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
 
 
@@ -403,11 +403,11 @@ def test_columns_of_other_types_are_json() -> None:
     )
     manifest = bundle.manifest.model_copy(update={"display": display.column_names})
     overlay = overlay_of(replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display)))
-    given = {"day": "2021-02-03", "tags": ["c"], "kind": "song", "stars": 5}
-    overlay.check([upsert("x", display=given), upsert("item-3", display={"stars": None})])
-    changed = overlay.with_changes([upsert("x", display=given), upsert("item-3", display={"stars": None})])
-    shown = {"day": "2020-01-01", "tags": ["a", "b"], "kind": "film", "stars": None}
-    assert changed.added.display.tolist() == [given, shown]
+    arguments = {"day": "2021-02-03", "tags": ["c"], "kind": "song", "stars": 5}
+    overlay.check([upsert("x", display=arguments), upsert("item-3", display={"stars": None})])
+    changed = overlay.with_changes([upsert("x", display=arguments), upsert("item-3", display={"stars": None})])
+    answer = {"day": "2020-01-01", "tags": ["a", "b"], "kind": "film", "stars": None}
+    assert changed.added.display.tolist() == [arguments, answer]
     for wrong in (
         {"day": "soon"},
         {"day": 3},
@@ -443,15 +443,15 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
     filters = [some_filter(rng, L) for _ in dials]
     hidden_too = []
     for filter_ in filters:
-        asked = Filter() if filter_ is None else filter_
-        exclude = overlay.hidden if asked.exclude is None else np.union1d(overlay.hidden, asked.exclude)
-        hidden_too.append(replace(asked, exclude=exclude))
+        request = Filter() if filter_ is None else filter_
+        exclude = overlay.hidden if request.exclude is None else np.union1d(overlay.hidden, request.exclude)
+        hidden_too.append(replace(request, exclude=exclude))
     queries = bundle.calibration_queries[:30]
-    found = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, priors, filters, L))
+    actual = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, priors, filters, L))
     expected = ranker(Exact(bundle), np.empty(0, np.int64)).rank(Batch(queries, inputs, dials, priors, hidden_too, L))
-    np.testing.assert_array_equal(found[1], expected[1])
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    assert (found[1].max(axis=1) > 0).any()
+    np.testing.assert_array_equal(actual[1], expected[1])
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    assert (actual[1].max(axis=1) > 0).any()
 
 
 def test_an_overlay_over_a_real_index() -> None:
@@ -467,10 +467,10 @@ def test_an_overlay_over_a_real_index() -> None:
     dials = rng.choice([0.0, 0.5, 1.0], 50).astype(np.float32)
     queries = bundle.augmentation.queries(bundle.calibration_queries, dials)
     for k in (5, overlay.labels):
-        found, expected = overlay.searcher.search(queries, k, filters), exact.searcher.search(queries, k, filters)
-        np.testing.assert_array_equal(found[1] >= 0, expected[1] >= 0)
-        np.testing.assert_allclose(found[0], expected[0], atol=1e-4)
-    assert not set(found[1].ravel()) & set(overlay.masked.tolist())
+        actual, expected = overlay.searcher.search(queries, k, filters), exact.searcher.search(queries, k, filters)
+        np.testing.assert_array_equal(actual[1] >= 0, expected[1] >= 0)
+        np.testing.assert_allclose(actual[0], expected[0], atol=1e-4)
+    assert not set(actual[1].ravel()) & set(overlay.masked.tolist())
 
 
 def with_years() -> Bundle:

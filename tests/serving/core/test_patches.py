@@ -38,8 +38,8 @@ def after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
     ).with_changes(records)  # fmt: skip
 
 
-def answered(retriever: Retriever, **asked: Any) -> dict[str, dict[str, Any]]:
-    query = Query(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | asked)
+def answered(retriever: Retriever, **request: Any) -> dict[str, dict[str, Any]]:
+    query = Query(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | request)
     (result,) = results_of(retriever.retrieve([query]))
     return {label["id"]: label for label in result["labels"]}
 
@@ -90,15 +90,15 @@ def test_a_shortened_log_amounts_to_the_same(seed: int) -> None:
         id_ = f"item-{rng.integers(8)}"
         kinds = [patch(id_, title=str(rng.integers(99))), patch(id_, year=1), hide(id_), restore(id_), upsert(id_)]
         records.append(kinds[rng.integers(5)])
-    whole = replay(records)
-    assert replay(whole.records()) == whole
-    cut, places = int(rng.integers(300)), needed_positions(records)
-    assert replay(records[:cut]).apply(records[cut:]) == whole
-    assert LabelChanges().apply(replay(records[:cut]).records()).apply(records[cut:]) == whole
+    full = replay(records)
+    assert replay(full.records()) == full
+    cut, positions = int(rng.integers(300)), needed_positions(records)
+    assert replay(records[:cut]).apply(records[cut:]) == full
+    assert LabelChanges().apply(replay(records[:cut]).records()).apply(records[cut:]) == full
     # What a store forgets: a new reader ends where all others do, and so does one that was in the middle.
-    assert len(places) < 60
-    assert replay([records[place] for place in places]) == whole
-    assert replay(records[:cut]).apply([records[place] for place in places if place >= cut]) == whole
+    assert len(positions) < 60
+    assert replay([records[i] for i in positions]) == full
+    assert replay(records[:cut]).apply([records[i] for i in positions if i >= cut]) == full
 
 
 def test_a_store_that_is_shortened_keeps_patches(tmp_path: Path) -> None:
@@ -108,11 +108,11 @@ def test_a_store_that_is_shortened_keeps_patches(tmp_path: Path) -> None:
     ]  # fmt: skip
     store = LabelStore(tmp_path)
     store.append(records)
-    whole = replay(store.read_from().records)
+    full = replay(store.read_from().records)
     store.compact()
-    left = store.read_from().records
+    remaining = store.read_from().records
     store.close()
-    assert (len(left), replay(left)) == (6, whole)
+    assert (len(remaining), replay(remaining)) == (6, full)
 
 
 def test_a_patch_is_dated_by_itself() -> None:

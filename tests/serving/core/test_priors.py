@@ -22,7 +22,7 @@ from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
-from tests.serving.http.test_feedback import kept
+from tests.serving.http.test_feedback import stored
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of, rows_in_use
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -49,7 +49,7 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("request", "expected"),
     [
         ({}, {"a": 2.5, "c/é": 3, "b": 0, "4": -3}),
         ({"margin": 0}, {"a": 2, "c/é": 1.5, "b": 0, "4": -2}),
@@ -57,15 +57,15 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         ({"margin": 1, "recent": -1}, {"a": 3, "c/é": 3.5, "b": 1, "4": -6}),
     ],
 )
-def test_scores_are_the_served_formula(client: httpx.Client, asked: dict, expected: dict[str, float]) -> None:
-    query = {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "priors": asked}
+def test_scores_are_the_served_formula(client: httpx.Client, request: dict, expected: dict[str, float]) -> None:
+    query = {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "priors": request}
     answer = client.post("/v1/retrieve", json={"queries": [query]})
     RetrieveAnswer.model_validate_json(answer.content, strict=True)
     (result,) = answer.json()["results"]
     assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, abs=1e-5)
-    found = [label["score"] for label in result["labels"]]
-    assert found == sorted(found, reverse=True)
-    assert result["priors"] == {"recent": 0.0, "margin": 0.5} | asked
+    actual = [label["score"] for label in result["labels"]]
+    assert actual == sorted(actual, reverse=True)
+    assert result["priors"] == {"recent": 0.0, "margin": 0.5} | request
 
 
 def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
         event = {"answer_id": result["answer_id"], "labels": ["a"]}
         assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
     for kind in ("choice", "answer"):
-        assert [event["priors"] for event in kept(tmp_path, kind)] == [[0.25, 0.5]]
+        assert [event["priors"] for event in stored(tmp_path, kind)] == [[0.25, 0.5]]
 
 
 def test_similar_labels_ignore_priors_by_default(client: httpx.Client) -> None:
@@ -164,30 +164,30 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
     log_nu = np.tile(labels.log_pn, (20, 1))
     if bundle.proposal is not None:
         log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))
-    for place, result in enumerate(results_of(retriever.retrieve(queries))):
-        query = queries[place]
+    for i, result in enumerate(results_of(retriever.retrieve(queries))):
+        query = queries[i]
         assert query.bias_removal is not None
         assert query.popularity is not None
-        expected = f[place] + query.bias_removal * log_nu[place] + query.popularity * labels.log_pi
+        expected = f[i] + query.bias_removal * log_nu[i] + query.popularity * labels.log_pi
         expected += bundle.priors.values_LP @ np.array([query.priors["recent"], query.priors["margin"]])
         best = np.argsort(-expected)[:10]
         assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in best]
-        found = [label["score"] for label in result["labels"]]
-        np.testing.assert_allclose(found, expected[best], rtol=1e-4, atol=1e-4)
+        actual = [label["score"] for label in result["labels"]]
+        np.testing.assert_allclose(actual, expected[best], rtol=1e-4, atol=1e-4)
 
 
 def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
     assert bundle.priors is not None
-    known = bundle.priors.values_LP[7]
+    expected_ids = bundle.priors.values_LP[7]
     labels = [
         {"id": "fresh", "features": label_features(3), "priors": {"recent": 0.3}},
         {"id": "other", "features": label_features(4)},
         {"id": "item-7", "features": label_features(3), "priors": {"margin": -1.5}},
     ]
-    asked = {"recent": 0.75, "margin": 1.0}
-    query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": asked}
-    numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(known[0]), -1.5)}
+    request = {"recent": 0.75, "margin": 1.0}
+    query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": request}
+    numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(expected_ids[0]), -1.5)}
     app = create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))
     with client_of(app) as client:
 
@@ -205,14 +205,14 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
             return float(score + np.dot(numbers, [0.75, 1.0]))
 
         assert client.post("/v1/labels", json={"labels": labels}).status_code == 200
-        found = scores()
+        actual = scores()
         for id_, values in numbers.items():
-            assert found[id_] == pytest.approx(expected(id_, values), abs=1e-4)
+            assert actual[id_] == pytest.approx(expected(id_, values), abs=1e-4)
         again = [{name: value for name, value in label.items() if name != "priors"} for label in labels]
         assert client.post("/v1/labels", json={"labels": again}).status_code == 200
-        found = scores()  # what a change leaves out stays
+        actual = scores()  # what a change leaves out stays
         for id_, values in numbers.items():
-            assert found[id_] == pytest.approx(expected(id_, values), abs=1e-4)
+            assert actual[id_] == pytest.approx(expected(id_, values), abs=1e-4)
     with closing(LabelStore(app.state.service.settings.state_directory)) as store:
         records = store.read_from().records
     assert [record.priors for record in records if isinstance(record, Upsert)][:3] == [
@@ -243,13 +243,13 @@ def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: st
 
 
 def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> None:
-    given = {"recent": 0.3, "of the release before": 7.0}
-    upsert = Upsert(id="fresh", at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), priors=given)
+    arguments = {"recent": 0.3, "of the release before": 7.0}
+    upsert = Upsert(id="fresh", at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), priors=arguments)
     bundle = make_bundle(labels=60, label_tower=True)
     without = retriever_of(bundle).with_changes([upsert])
     assert without.overlay.added.priors.shape == (1, 0)
     assert rows_in_use(without.overlay) == {"fresh": 60}
-    kept = retriever_of(with_priors(bundle)).with_changes([upsert])
-    assert kept.overlay.added.priors is not None
-    assert kept.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
-    assert kept.overlay.skipped == {}
+    stored = retriever_of(with_priors(bundle)).with_changes([upsert])
+    assert stored.overlay.added.priors is not None
+    assert stored.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
+    assert stored.overlay.skipped == {}

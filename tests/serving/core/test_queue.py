@@ -322,7 +322,7 @@ def test_a_failed_work_does_not_fail_its_batch(gate: Gate) -> None:
         await waiting(queue, 4)
         gate.open.set()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(each) for each in done] == ["0", "24", "13", "28", "no room"]
+        assert [str(item) for item in done] == ["0", "24", "13", "28", "no room"]
         assert await ask(queue, 2) == 4
 
     run(work)
@@ -332,7 +332,7 @@ def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
     async def work() -> None:
         queue = make_queue(gate, timeout=0.1)
         done = await asyncio.gather(await busy(queue, gate), ask(queue, 1), return_exceptions=True)
-        assert [type(each) for each in done] == [TimedOutError, TimedOutError]
+        assert [type(item) for item in done] == [TimedOutError, TimedOutError]
         assert queue._waiting == WaitingCost()
         gate.open.set()
         assert await ask(queue, 2) == 4
@@ -346,8 +346,8 @@ def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: G
         queue = make_queue(gate, max_batch=2)
         tasks = [await busy(queue, gate), *(ask(queue, number) for number in (1, 2, 3, 4))]
         await waiting(queue, 4)
-        for left in (tasks[0], tasks[1], tasks[3]):
-            left.cancel()
+        for remaining in (tasks[0], tasks[1], tasks[3]):
+            remaining.cancel()
         await waiting(queue, 2)
         gate.open.set()
         assert await asyncio.gather(tasks[2], tasks[4]) == [4, 8]
@@ -362,7 +362,7 @@ def test_excess_work_is_refused_and_slow_work_times_out() -> None:
     async def work() -> None:
         executor = BoundedExecutor("test", max_pending=2, timeout=0.1)
         slow = [executor.run(lambda: done.append(gate.wait(10))), executor.run(lambda: done.append(True))]
-        tasks = [asyncio.create_task(each) for each in slow]
+        tasks = [asyncio.create_task(item) for item in slow]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError, match="expected at most 2"):
             await executor.run(lambda: None)

@@ -108,7 +108,7 @@ def check(result: dict[str, Any], scores_L: np.ndarray, eligible_L: np.ndarray, 
 def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias: bool, sources: str) -> None:
     bundle = make_bundle(labels=LABELS, cosine=cosine, bias=bias, proposal=True)
     retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
-    asked = [
+    query = [
         (features, selection, bias_removal, popularity, k)
         for features in FEATURES
         for selection in SELECTIONS
@@ -119,12 +119,12 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
     ]
     queries = [
         Query(features=features, k=k, bias_removal=bias_removal, popularity=popularity, **selection)
-        for features, selection, bias_removal, popularity, k in asked
+        for features, selection, bias_removal, popularity, k in query
     ]
     results = results_of(retriever.retrieve(queries))
     of_query = {id(features): parts(bundle, features) for features in FEATURES}
     prior_L = log_pi(bundle)
-    for (features, selection, bias_removal, popularity, k), result in zip(asked, results, strict=True):
+    for (features, selection, bias_removal, popularity, k), result in zip(query, results, strict=True):
         f_L, log_p_L = of_query[id(features)]
         check(result, f_L + bias_removal * log_p_L + popularity * prior_L, eligible(bundle, selection), k)
 
@@ -151,14 +151,14 @@ def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
         retriever_of(bundle, Blind(bundle)),
         retriever_of(replace(bundle, proposal=None), Blind(bundle)),
     )
-    zero, one = (Query(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
-    assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, one, zero]))] == [0, 5, 0]
+    zero, first = (Query(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
+    assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, first, zero]))] == [0, 5, 0]
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
     assert results_of(exact.retrieve([zero])) == results_of(alone.retrieve([zero]))
-    mixed = results_of(exact.retrieve([one, zero]))
+    mixed = results_of(exact.retrieve([first, zero]))
     assert mixed[1] == results_of(alone.retrieve([zero]))[0]
-    assert mixed[0] != results_of(alone.retrieve([one]))[0]
-    assert results_of(without.retrieve([one]))[0]["labels"] == []
+    assert mixed[0] != results_of(alone.retrieve([first]))[0]
+    assert results_of(without.retrieve([first]))[0]["labels"] == []
 
 
 def test_similar_labels_keep_the_label_frequencies() -> None:
@@ -198,11 +198,11 @@ def number_batch(*numbers: float, bias_removal: float = 1.0) -> Batch:
 
 
 def test_a_number_moves_log_p_n_by_hand() -> None:
-    found, rows = number_ranker().rank(number_batch(1.0, -100.0, 3e4))
+    actual, rows = number_ranker().rank(number_batch(1.0, -100.0, 3e4))
     assert rows.tolist() == [[1, 0], [0, 1], [1, 0]]
     odds = np.array([2.0, 301.0, 9e4 - 1])
-    np.testing.assert_allclose(found[:, 0], -np.log1p(np.exp(-odds)), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found[:, 1], found[:, 0] - odds, rtol=1e-6)
+    np.testing.assert_allclose(actual[:, 0], -np.log1p(np.exp(-odds)), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(actual[:, 1], actual[:, 0] - odds, rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 3e38])
@@ -211,8 +211,8 @@ def test_features_that_overflow_in_the_tree_are_the_clients_error(number: float)
     with pytest.raises(InvalidRequestError, match="overflow") as caught:
         ranker.rank(number_batch(1.0, number))
     assert caught.value.field == "queries.1.features"
-    found, _ = ranker.rank(number_batch(1.0, number, bias_removal=0.0))
-    assert np.isfinite(found).all()
+    actual, _ = ranker.rank(number_batch(1.0, number, bias_removal=0.0))
+    assert np.isfinite(actual).all()
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +256,8 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     }[filtered]
     ranker = TreeRanker(searcher, bundle, tree)
     picked = np.arange(0, 200, 4)
-    asked = batch.subset(picked)._replace(bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
-    found_BK, rows_BK = ranker.rank(asked)
+    query = batch.subset(picked)._replace(bias_removal_B=np.full(50, bias_removal, np.float32), filters=[filter_] * 50)
+    found_BK, rows_BK = ranker.rank(query)
     exact_BL = f_BL[picked] + bias_removal * log_p_BL[picked]
     if filter_ is not None:
         exact_BL[:, ~filter_.mask(bundle.labels.buckets)] = -np.inf

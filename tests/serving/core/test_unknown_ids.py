@@ -13,12 +13,12 @@ from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher, results_of
 
 
-def unknown(*queries: dict[str, Any], **asked: Any) -> tuple[list[tuple[int, int]], dict[str, IdCounts]]:
+def unknown(*queries: dict[str, Any], **request: Any) -> tuple[list[tuple[int, int]], dict[str, IdCounts]]:
     """Unknown ids of the features and of the history of each query, and all of them added up."""
-    bundle = make_bundle(labels=60, **asked)
+    bundle = make_bundle(labels=60, **request)
     retrieval = retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(**query) for query in queries])
     counts = [result["unknown"] for result in results_of(retrieval)]
-    return [(each["query"], each["history"]) for each in counts], dict(retrieval.ids)
+    return [(item["query"], item["history"]) for item in counts], dict(retrieval.ids)
 
 
 @pytest.mark.parametrize(("user", "query"), [("u3", 0), ("U3", 1), ("u3 ", 1), (3, 1), (None, 0)])

@@ -195,15 +195,15 @@ def test_the_first_of_two_headers_counts(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "headers"),
+    ("inputs", "headers"),
     [
         ({"api_keys": (ASKING,)}, {"host": "shop.example"}),
         ({"insecure": True}, {"host": "shop.example"}),
         ({"insecure": True}, {"origin": "https://shop.example"}),
     ],
 )
-def test_with_keys_or_a_gateway_other_hosts_may_ask(tmp_path: Path, given: dict, headers: dict) -> None:
-    with guarded(tmp_path, **given) as client:
+def test_with_keys_or_a_gateway_other_hosts_may_ask(tmp_path: Path, inputs: dict, headers: dict) -> None:
+    with guarded(tmp_path, **inputs) as client:
         assert client.get("/v1/release", headers=headers | {"x-api-key": ASKING}).status_code == 200
 
 

@@ -50,9 +50,9 @@ def test_pages_follow_one_another(app: Starlette, client: httpx.Client) -> None:
     last = page(client, limit=3, cursor=first["next_cursor"])
     assert ([label["id"] for label in last["labels"]], last["release"]) == (LABELS[3:], "plane-2")
     assert last["next_cursor"] is None
-    one = client.get("/v1/labels/a").json()
-    (shown,) = [label for label in first["labels"] if label["id"] == "a"]
-    assert shown == {name: one[name] for name in shown if name != "state"} | {"state": "visible"}
+    single = client.get("/v1/labels/a").json()
+    (displayed,) = [label for label in first["labels"] if label["id"] == "a"]
+    assert displayed == {name: single[name] for name in displayed if name != "state"} | {"state": "visible"}
     assert client.head("/v1/labels").status_code == 200
 
 
@@ -166,5 +166,5 @@ def test_a_staged_release_that_cannot_take_a_change_is_dropped_and_holds_up_none
         service.mirror.staged.with_changes = fail
         assert client.post("/v1/labels/delete", json={"ids": ["b"]}).status_code == 200
         assert service.mirror.staged is None
-        found = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()
-        assert "b" not in [label["id"] for label in found["results"][0]["labels"]]
+        actual = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()
+        assert "b" not in [label["id"] for label in actual["results"][0]["labels"]]

@@ -57,7 +57,7 @@ def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
     service._events.append([]).result(10)  # what was offered before is written
     report = compare(service.searches.experiment, service.settings.state_directory / "events", (0.0, 1e10))
-    return next(one for one in report["arms"] if one["name"] == arm)
+    return next(single for single in report["arms"] if single["name"] == arm)
 
 
 def of(result: dict[str, Any]) -> tuple[Any, ...]:
@@ -75,12 +75,12 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, 
     (result,) = answer["results"]
     event = {"answer_id": result["answer_id"], "labels": [result["labels"][0]["id"], "nothing"]}
     assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
-    found = figures(app)
+    actual = figures(app)
     # k = 10 of 4 labels, but once 2: at λ = 1/4 b and c/é, torso and tail.
-    assert {name: one["count"] for name, one in found["exposures"].items()} == {
+    assert {name: single["count"] for name, single in actual["exposures"].items()} == {
         "head": 3, "torso": 4, "tail": 7, "new": 0
     }  # fmt: skip
-    assert (found["answers"], found["units"], found["chosen"], found["hits"]) == (4, 4, 1, 1), (
+    assert (actual["answers"], actual["units"], actual["chosen"], actual["hits"]) == (4, 4, 1, 1), (
         "without a share of answers"
     )
     metrics = client.get("/metrics").text
@@ -144,7 +144,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     assert ask(client, EAST)["results"][0]["arm"] == "tail"
     assert client.get("/readyz").status_code == 200
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
-    assert [found["severity"] for found in findings if found["signal"] == "experiments"] == ["act"]
+    assert [actual["severity"] for actual in findings if actual["signal"] == "experiments"] == ["act"]
     (tmp_path / "experiments.toml").unlink()
     (tmp_path / "experiments.toml").mkdir()
     app.state.follower.experiments.check()
@@ -152,7 +152,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     (tmp_path / "experiments.toml").rmdir()
     say()
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
-    assert not [found for found in findings if found["signal"] == "experiments"], "the same content is read again"
+    assert not [actual for actual in findings if actual["signal"] == "experiments"], "the same content is read again"
     (tmp_path / "experiments.toml").unlink()
     app.state.follower.experiments.check()
     assert "arm" not in ask(client, EAST)["results"][0]
@@ -175,10 +175,10 @@ def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
         (tmp_path / "experiments.toml").write_text(two(settings='release = "plane-2"', control=0.5))
         follower.check()
         answers = {unit: ask(client, EAST, unit=unit) for unit in map(str, range(12))}
-        assert {(one["results"][0]["arm"], one["release"]) for one in answers.values()} == {
+        assert {(single["results"][0]["arm"], single["release"]) for single in answers.values()} == {
             ("control", "plane-1"), ("tail", "plane-2")
         }  # fmt: skip
-        by_arm = {one["results"][0]["arm"]: unit for unit, one in answers.items()}
+        by_arm = {single["results"][0]["arm"]: unit for unit, single in answers.items()}
         mixed = ask(client, *({"features": {"user": unit}} for unit in "abcde"))
         assert mixed["release"] == "plane-1"
         for result in mixed["results"]:
@@ -189,8 +189,8 @@ def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
         chosen = ask(client, EAST, EAST, unit=by_arm["tail"])
         feedback = {"answer_id": chosen["results"][1]["answer_id"], "labels": ["other-a", "other-b"]}
         assert client.post("/v1/feedback", json={"events": [feedback]}).status_code == 200
-        found = figures(app)
-        assert (found["chosen"], found["hits"]) == (2, 2)
+        actual = figures(app)
+        assert (actual["chosen"], actual["hits"]) == (2, 2)
         service.stage(None)
         (result,) = ask(client, EAST, unit=by_arm["tail"])["results"]
         # Nobody is refused, even before the arms are looked at again.

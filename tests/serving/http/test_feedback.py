@@ -64,14 +64,18 @@ def test_an_event_says_what_its_answer_was(
         {"answer_id": second, "labels": ["c/é"], "event": "purchase", "weight": 9, "idempotency_key": "k1"},
     )
     assert FeedbackAnswer.model_validate_json(answer.content, strict=True).accepted == 2
-    one, other = sorted(kept(tmp_path), key=lambda event: event["event"])
-    assert {name: one[name] for name in ("labels", "positions", "buckets", "propensities", "bias_removal")} == {
+    single, other = sorted(kept(tmp_path), key=lambda event: event["event"])
+    assert {name: single[name] for name in ("labels", "positions", "buckets", "propensities", "bias_removal")} == {
         "labels": ["c/é", "4", "nobody"], "positions": [1, None, None], "buckets": [2, 2, -1],
         "propensities": [1, 1, 1], "bias_removal": 0,
     }  # fmt: skip
-    assert (one["release"], one["restricted"], one["features"]) == ("plane-1", False, '{"user":"east","session":7}')
-    assert (one["event"], one["weight"], one["answer"]) == ("click", 1, name_of(app, first))
-    assert timedelta(0) <= one["time"] - one["answered_at"] < timedelta(seconds=5)
+    assert (single["release"], single["restricted"], single["features"]) == (
+        "plane-1",
+        False,
+        '{"user":"east","session":7}',
+    )
+    assert (single["event"], single["weight"], single["answer"]) == ("click", 1, name_of(app, first))
+    assert timedelta(0) <= single["time"] - single["answered_at"] < timedelta(seconds=5)
     assert (other["positions"], other["bias_removal"], other["restricted"]) == ([0], 0.25, True)
     assert (other["event"], other["weight"], other["idempotency_key"]) == ("purchase", 9, "k1")
     for arranged in ({"mmr": 0.5}, {"max_per": {"year": 1}}, {"at_least": {"bucket": {"tail": 1}}}):
@@ -84,7 +88,7 @@ def test_an_event_says_what_its_answer_was(
     record = read_answer_id(id_, app.state.service.keys.secrets, 0)
     assert record.restricted, "too many labels have come or ended by their lifetimes"
     found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
-    assert {of: (each["positives"], each["hits"]) for of, each in found.items() if each["positives"]} == {
+    assert {of: (item["positives"], item["hits"]) for of, item in found.items() if item["positives"]} == {
         "tail": (3, 2), "all": (3, 2)
     }  # fmt: skip
     assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
@@ -103,14 +107,14 @@ def test_returns_are_recorded_but_are_no_choices(
 
 
 def test_a_choice_names_the_key_that_sent_it(tmp_path: Path) -> None:
-    one, other = "ask-0123456789abcdef", "ask-fedcba9876543210"
+    single, other = "ask-0123456789abcdef", "ask-fedcba9876543210"
     event = {"features": {"user": "east"}, "labels": ["a"], "idempotency_key": "order-0"}
-    with client_of(create_app(plane_settings(tmp_path, api_keys=(one, other)), retriever=plane_retriever())) as its:
-        for key in (one, other, one):
+    with client_of(create_app(plane_settings(tmp_path, api_keys=(single, other)), retriever=plane_retriever())) as its:
+        for key in (single, other, single):
             its.headers["X-API-Key"] = key
             say(its, event)
             say(its, {"answer_id": ids_of(its)[0], "labels": ["a"]})
-    fingerprints = [hashlib.sha256(key.encode()).hexdigest()[:12] for key in (one, other, one)]
+    fingerprints = [hashlib.sha256(key.encode()).hexdigest()[:12] for key in (single, other, single)]
     assert [row["client"] for row in kept(tmp_path, "organic")] == fingerprints
     assert [row["client"] for row in kept(tmp_path)] == fingerprints
 
@@ -125,21 +129,21 @@ def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path
 
 def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) -> None:
     event = {"features": {"user": "east"}, "labels": ["a", ""]}
-    said = say(client, event, status=422)
-    refused(said, 422, "invalid_request", "events.0.labels.1")
-    assert "an id (a string that is not empty, or a whole number)" in said.text
+    problem = say(client, event, status=422)
+    refused(problem, 422, "invalid_request", "events.0.labels.1")
+    assert "an id (a string that is not empty, or a whole number)" in problem.text
     say(client, {"answer_id": ids_of(client)[0], "labels": [""]}, status=422)
     say(client, {**event, "labels": ["a"], "exclude": [""]})
     assert [row["labels"] for row in kept(tmp_path, "organic")] == [["a"]]
 
 
 def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
-    told = []
+    sentence = []
     for _ in range(8):
         (result,) = retrieve(client, queries=[{**EAST, "explore": {"tail": 1}}]).json()["results"]
-        told.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
-        say(client, {"answer_id": result["answer_id"], "labels": list(told[-1])})
-    for labels, event in zip(told, kept(tmp_path), strict=True):
+        sentence.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
+        say(client, {"answer_id": result["answer_id"], "labels": list(sentence[-1])})
+    for labels, event in zip(sentence, kept(tmp_path), strict=True):
         assert dict(zip(event["labels"], event["propensities"], strict=True)) == pytest.approx(labels, rel=1e-3)
         assert sum(propensity < 1 for propensity in event["propensities"]) == 1
 
@@ -187,8 +191,8 @@ def test_an_id_that_is_refused_says_why(
 def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path: Path) -> None:
     other = create_app(plane_settings(tmp_path, state=tmp_path / "other"), retriever=plane_retriever())
     with client_of(other) as its:
-        said = say(its, {"answer_id": ids_of(client)[0], "labels": ["a"]}, status=422)
-    assert "another service gave" in refused(said, 422, "invalid_request", "events.0.answer_id")
+        problem = say(its, {"answer_id": ids_of(client)[0], "labels": ["a"]}, status=422)
+    assert "another service gave" in refused(problem, 422, "invalid_request", "events.0.answer_id")
 
 
 def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,16 +201,16 @@ def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(answer_keys, "_REFRESH_SECONDS", 0)
     settings, workers = plane_settings(tmp_path), Workers(2)
     first, second = (create_app(settings, retriever=plane_retriever(), worker=of, workers=workers) for of in range(2))
-    with client_of(first) as one, client_of(second) as other:
-        yesterday = ids_of(one)[0]
+    with client_of(first) as single, client_of(second) as other:
+        yesterday = ids_of(single)[0]
         say(other, {"answer_id": yesterday, "labels": ["a"]})
         clock.pass_(86_401)
         first.state.service.read_changes()
         assert len(first.state.service.keys.secrets) == 2
-        today = ids_of(one)[0]
-        for client in (other, one):
+        today = ids_of(single)[0]
+        for client in (other, single):
             say(client, {"answer_id": yesterday, "labels": ["b"]}, {"answer_id": today, "labels": ["b"]})
-        assert [window["hits"] for window in (found(client)["all"] for client in (one, other))] == [5, 5]
+        assert [window["hits"] for window in (found(client)["all"] for client in (single, other))] == [5, 5]
     assert len(kept(tmp_path)) == 5
 
 
@@ -228,21 +232,25 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
     events = {event["answer"]: event for event in kept(tmp_path, "answer")}
     assert len(events) == 5 * share
     if events:
-        told = events[name_of(app, first)]
-        assert (told["labels"], told["positions"], told["buckets"]) == (["a", "c/é", "b"], [0, 1, 2], [0, 2, 1])
-        assert (told["features"], told["bias_removal"], told["restricted"]) == ('{"user":"east"}', 0, False)
-        assert [events[name_of(app, each)]["features"] for each in (long, near)] == [None, None]
-        asked = {name: value for name, value in EAST.items() if name != "features"}
-        assert json.loads(told["options"]) == asked
-        assert json.loads(events[name_of(app, set_)]["options"]) == asked | options | {"candidates": 100}
+        sentence = events[name_of(app, first)]
+        assert (sentence["labels"], sentence["positions"], sentence["buckets"]) == (
+            ["a", "c/é", "b"],
+            [0, 1, 2],
+            [0, 2, 1],
+        )
+        assert (sentence["features"], sentence["bias_removal"], sentence["restricted"]) == ('{"user":"east"}', 0, False)
+        assert [events[name_of(app, item)]["features"] for item in (long, near)] == [None, None]
+        query = {name: value for name, value in EAST.items() if name != "features"}
+        assert json.loads(sentence["options"]) == query
+        assert json.loads(events[name_of(app, set_)]["options"]) == query | options | {"candidates": 100}
         assert events[name_of(app, near)]["options"] is None
 
 
 def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client, tmp_path: Path) -> None:
     organic = {"features": {"user": "east"}, "labels": ["b", "nobody"], "bias_removal": 0, "idempotency_key": "k"}
     say(client, organic, organic | {"exclude": ["a"]})
-    one, other = sorted(kept(tmp_path, "organic"), key=lambda event: -event["positions"][0])
-    assert (one["positions"], one["buckets"], one["bias_removal"]) == ([2, None], [1, -1], 0)
+    single, other = sorted(kept(tmp_path, "organic"), key=lambda event: -event["positions"][0])
+    assert (single["positions"], single["buckets"], single["bias_removal"]) == ([2, None], [1, -1], 0)
     assert (other["positions"], other["answer"], other["features"]) == ([1, None], None, '{"user":"east"}')
     assert series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
 

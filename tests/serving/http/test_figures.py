@@ -47,7 +47,7 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: Starlette, client:
 
     def broken() -> list[str]:
         verdict = client.get("/v1/monitoring").json()["verdict"]
-        return [found["signal"] for found in verdict["findings"] if found["severity"] == "act"]
+        return [actual["signal"] for actual in verdict["findings"] if actual["severity"] == "act"]
 
     (tmp_path / "CURRENT").write_text('{"current": "plane-2"}')
     follower.check()
@@ -71,20 +71,20 @@ def test_an_unreadable_label_log_is_reported_until_readable(
 ) -> None:
     service = app.state.service
     assert client.delete("/v1/labels/b").status_code == 200
-    kept = service.settings.state_directory / "labels.sqlite"
-    written = kept.with_name("written")
+    stored = service.settings.state_directory / "labels.sqlite"
+    written = stored.with_name("written")
     (tmp_path / "CURRENT").write_text('{"current": "plane-1"}')
     follower = ReleaseFollower(tmp_path, service, load=Loads())
     follower.start()
 
     def told() -> set[str]:
-        return {found["signal"] for found in client.get("/v1/monitoring").json()["verdict"]["findings"]}
+        return {actual["signal"] for actual in client.get("/v1/monitoring").json()["verdict"]["findings"]}
 
     try:
-        kept.rename(written)
-        kept.write_bytes(b"\0" * 200)
+        stored.rename(written)
+        stored.write_bytes(b"\0" * 200)
         until(lambda: "label_log" in told(), "the verdict to say that they cannot be read")
-        written.replace(kept)
+        written.replace(stored)
         until(lambda: "label_log" not in told(), "the verdict to say no more of it")
     finally:
         follower.stop()
@@ -98,8 +98,8 @@ def test_a_group_that_the_release_lacks_is_warned_of_once(
     with client_of(app) as client:
         for _ in range(2):
             assert client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).status_code == 200
-    said = "release plane-1 has no query feature 'land', 'town': every query counts as missing"
-    assert caplog.text.count(said) == warned
+    message = "release plane-1 has no query feature 'land', 'town': every query counts as missing"
+    assert caplog.text.count(message) == warned
     assert caplog.text.count("LONGTAIL_GROUPS") == warned
 
 
@@ -111,26 +111,26 @@ def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
         before = {name: value for name, value in series(client).items() if name.startswith("longtail_group_")}
         assert len(before) == (4 + 2 + 3) * (1 + 4)
         assert not any(before.values())
-        asked = [
+        query = [
             {"features": {"user": "east", "seen": ["north"], "age": 7}, "k": 3},
             {"features": {"user": "east", "seen": [], "age": 8.5}, "k": 2, "buckets": ["tail"]},
             {"features": {"user": "north"}, "k": 1},
             {"vector": [1, 0], "k": 1},
         ]
-        assert client.post("/v1/retrieve", json={"queries": asked}).status_code == 200
-        assert client.post("/v1/retrieve", json={"queries": asked[:1], "preview": True}).status_code == 200
+        assert client.post("/v1/retrieve", json={"queries": query}).status_code == 200
+        assert client.post("/v1/retrieve", json={"queries": query[:1], "preview": True}).status_code == 200
         assert client.post("/v1/similar", json={"id": "a"}).status_code == 200
         after = series(client)
 
     def queries(group: str) -> dict[str, float]:
-        found = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')
-        return {match[1]: count for name, count in after.items() if (match := found.fullmatch(name))}
+        actual = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')
+        return {match[1]: count for name, count in after.items() if (match := actual.fullmatch(name))}
 
     assert queries("user") == {"east": 2, "west": 0, "other": 1, "missing": 1}
     assert queries("seen") == {"given": 1, "missing": 3}
     assert queries("age") == {"7": 1, "other": 1, "missing": 2}
-    shown = {
+    answer = {
         name: after[f'longtail_group_exposures_total{{bucket="{name}",group="user",value="east"}}']
         for name in ("head", "torso", "tail", "new")
     }
-    assert shown == {"head": 1, "torso": 1, "tail": 3 - 2 + 2, "new": 0}
+    assert answer == {"head": 1, "torso": 1, "tail": 3 - 2 + 2, "new": 0}

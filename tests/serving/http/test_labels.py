@@ -129,10 +129,10 @@ def test_release(client: httpx.Client) -> None:
 def test_the_curve_is_included_on_request(client: httpx.Client) -> None:
     response = client.get("/v1/release?include=curve")
     ReleaseAnswer.model_validate_json(response.content)
-    whole = response.json()
-    assert whole["bias_removal"].pop("curve") == []
+    full = response.json()
+    assert full["bias_removal"].pop("curve") == []
     without = client.get("/v1/release").json()
-    assert whole | {"request_id": ""} == without | {"request_id": ""}
+    assert full | {"request_id": ""} == without | {"request_id": ""}
     for query, field in (("include=evaluation", "include"), ("fields=curve", "fields"), ("include=", "include")):
         refused = client.get(f"/v1/release?{query}")
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)

@@ -83,10 +83,10 @@ ENTRIES = {
 
 def filled(start: str, entry: str, end: str, most: int) -> bytes:
     """A body of as many entries as a megabyte holds, and `most` commas, colons and brackets."""
-    each, size, entries = sum(map(entry.count, ",:[{")) + 1, len(start) + len(end), []
-    while (size := size + len(text := entry.replace("%d", str(len(entries)))) + 1) <= MEGABYTE and most >= each:
+    item, size, entries = sum(map(entry.count, ",:[{")) + 1, len(start) + len(end), []
+    while (size := size + len(text := entry.replace("%d", str(len(entries)))) + 1) <= MEGABYTE and most >= item:
         entries.append(text)
-        most -= each
+        most -= item
     return (start + ",".join(entries) + end).encode()
 
 
@@ -146,8 +146,8 @@ def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
         answer = client.post(path, content=body, headers=JSON)
         assert answer.status_code == (413 if refused else 422)
         if refused:
-            said = answer.json()["detail"]
-            assert said == "expected a body of at most 131072 commas, colons, [ and {, received more"
+            message = answer.json()["detail"]
+            assert message == "expected a body of at most 131072 commas, colons, [ and {, received more"
         body = filled(*parts, VALUES)
         answer = client.post(path, content=body, headers=JSON)
         brackets = body.count(b"[") + body.count(b"{")
@@ -159,7 +159,7 @@ def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
 def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_body_bytes=MEGABYTE), retriever=plane_retriever())
     with client_of(app) as client:
-        features = {str(place): 1 for place in range(10_001)}
+        features = {str(i): 1 for i in range(10_001)}
         answer = client.post(FEEDBACK, json={"events": [{"labels": ["a"], "features": features}]})
     error = {"message": "expected at most 10000 of them, received more", "field": "events.0.features"}
     assert answer.json()["error"] == error | {"type": "invalid_request"}
@@ -167,7 +167,7 @@ def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
 
 def test_requests_of_many_pieces_keep_their_order_and_positions(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_queries=256, max_batch=64), retriever=plane_retriever())
-    queries = [{"features": {"user": "east" if place % 3 else "north"}, "k": 1 + place % 4} for place in range(200)]
+    queries = [{"features": {"user": "east" if i % 3 else "north"}, "k": 1 + i % 4} for i in range(200)]
     ids = ["a", "b", "4"] * 60
     with client_of(app) as client:
 
@@ -176,11 +176,9 @@ def test_requests_of_many_pieces_keep_their_order_and_positions(tmp_path: Path) 
             # A product of other sizes may round otherwise.
             return json.loads(answer.text, parse_float=lambda number: round(float(number), 5))
 
-        four = {
-            (place % 3 > 0, place % 4): ask("retrieve", queries=[queries[place]])["results"][0] for place in range(12)
-        }
+        four = {(i % 3 > 0, i % 4): ask("retrieve", queries=[queries[i]])["results"][0] for i in range(12)}
         results = ask("retrieve", queries=queries)["results"]
-        assert results == [four[place % 3 > 0, place % 4] for place in range(200)]
+        assert results == [four[i % 3 > 0, i % 4] for i in range(200)]
         near = [ask("similar", id=id_, k=2)["results"][0] for id_ in ids[:3]]
         assert ask("similar", ids=ids, k=2)["results"] == near * 60
         vectors = [ask("embed", labels=[id_])["vectors"][0] for id_ in ids[:3]]

@@ -82,7 +82,7 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
             assert refused.json()["error"]["message"].startswith("expected at most 10 queries waiting, ")
         assert client.get("/livez").status_code == client.get("/readyz").status_code == 200
         gate.open.set()
-        assert [len(each.result().json()["results"]) for each in (first, second, third)] == [1, 3, 2]
+        assert [len(item.result().json()["results"]) for item in (first, second, third)] == [1, 3, 2]
         assert ask(5).status_code == 200
         after = figures(client)
         assert after["longtail_shed_total"] == 4
@@ -96,7 +96,7 @@ def test_who_waits_too_long_gets_503_and_the_service_goes_on(tmp_path: Path, thr
     gate = Gate(tmp_path, request_seconds=0.3)
     with client_of(gate.app) as client:
         waiting = [threads.submit(client.post, "/v1/retrieve", json={"queries": [QUERY]}) for _ in range(3)]
-        for response in (each.result() for each in waiting):
+        for response in (item.result() for item in waiting):
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert response.json()["error"]["type"] == "timeout"
         assert figures(client)["longtail_timeouts_total"] == 3
@@ -109,13 +109,13 @@ def test_who_waits_too_long_gets_503_and_the_service_goes_on(tmp_path: Path, thr
 def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     body = json.dumps({"queries": [QUERY] * 2}).encode()
-    asked = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    asked += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    query = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    query += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     with address_of(gate.app) as address, ExitStack() as stack:
         clients = []
         for waiting in (0, 2, 4, 6, 8):
             clients.append(stack.enter_context(socket.create_connection(address, timeout=10)))
-            clients[-1].sendall(asked)
+            clients[-1].sendall(query)
             gate.until_waiting(waiting)
         for gone in (clients[0], clients[1], clients[3]):
             gone.close()

@@ -48,9 +48,9 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
     response = client.post(
         "/v1/retrieve", json={"queries": [{"features": {"user": "north"}, "k": 2, "bias_removal": 0}]}
     )
-    found = response.json()
-    assert len(found["results"][0].pop("answer_id")) < 70
-    assert found == {
+    actual = response.json()
+    assert len(actual["results"][0].pop("answer_id")) < 70
+    assert actual == {
         "results": [
             {
                 "basis": "model",
@@ -70,8 +70,8 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
 
 def test_display_selects_columns(client: httpx.Client) -> None:
     query = {"features": {"user": "north"}, "k": 3, "bias_removal": 0}
-    asked = (True, False, [], ["year"], ["title", "year"])
-    everything, none, empty, years, both = retrieve(client, *({**query, "display": display} for display in asked))
+    request = (True, False, [], ["year"], ["title", "year"])
+    everything, none, empty, years, both = retrieve(client, *({**query, "display": display} for display in request))
     assert everything == both
     assert none == empty
     assert [label["display"] for label in none["labels"]] == [{}] * 3
@@ -86,13 +86,13 @@ def test_display_selects_columns(client: httpx.Client) -> None:
 
 
 def test_queries_in_a_batch_keep_their_k_and_dial(client: httpx.Client) -> None:
-    one, four, two = retrieve(
+    single, four, two = retrieve(
         client,
         {"features": {"user": "east"}, "k": 1, "bias_removal": 0},
         {"features": {"user": "north"}, "k": 4, "bias_removal": 2},
         {"features": {"user": "north"}, "k": 2, "bias_removal": -1},
     )
-    assert ids(one) == ["a"]
+    assert ids(single) == ["a"]
     assert ids(four) == ["b", "a", "c/é", "4"]
     assert ids(two) == ["c/é", "b"]
 
@@ -151,8 +151,8 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
 )  # fmt: skip
 def test_k_above_the_catalogue_returns_all_labels(client: httpx.Client, options: dict[str, object]) -> None:
     every = {"a", "b", "c/é", "4"}
-    found = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
-    assert found.status_code == 200, found.text
-    assert {label["id"] for label in found.json()["results"][0]["labels"]} == every
+    actual = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
+    assert actual.status_code == 200, actual.text
+    assert {label["id"] for label in actual.json()["results"][0]["labels"]} == every
     similar = client.post("/v1/similar", json={"id": "a", "k": 500})
     assert {label["id"] for label in similar.json()["results"][0]["labels"]} == every - {"a"}

@@ -96,11 +96,11 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
         answer = reload()
         ReloadAnswer.model_validate_json(answer.content, strict=True)
         assert (answer.status_code, answer.json()["release"], answer.json()["changed"]) == (200, current, changed)
-    for current, found in (("broken", "broken"), ("../..", "none"), ("broken", "broken")):
+    for current, actual in (("broken", "broken"), ("../..", "none"), ("broken", "broken")):
         (tmp_path / "CURRENT").write_text(f'{{"current": "{current}"}}')
         message = refused(reload(), 409, "release_refused", None)
         assert message == (
-            f"expected CURRENT to name a release that can be served, found {found}; the log says why not; "
+            f"expected CURRENT to name a release that can be served, found {actual}; the log says why not; "
             "plane-3 stays in service"
         )
         assert retrieve(client).json()["release"] == "plane-3"
@@ -147,8 +147,8 @@ def test_monitoring_is_what_the_documentation_says(
         if queries:
             shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail", "new")]
             assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-            found = hour["recall"]["feedback"]
-            assert [(found[of]["positives"], found[of]["hits"]) for of in ("head", "tail", "all")] == [
+            actual = hour["recall"]["feedback"]
+            assert [(actual[of]["positives"], actual[of]["hits"]) for of in ("head", "tail", "all")] == [
                 (1, 1),
                 (1, 0),
                 (2, 1),
@@ -220,8 +220,8 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
             ("/v1/retrieve", "queries", [4, 3, 1], [4, 4, 1]),
         ):
             bodies = ({"queries": [{**EAST, "k": k} for k in ks]} for ks in (most, beyond))
-            taken, turned_away = (client.post(path, json=body) for body in bodies)
-            assert taken.status_code == 200
+            selected_rows, turned_away = (client.post(path, json=body) for body in bodies)
+            assert selected_rows.status_code == 200
             assert refused(turned_away, 422, "invalid_request", field) == message
         for apart in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": 0.5, "pool": 5}):
             of_pool = {"queries": [{**EAST, "k": 4}, {**EAST, "k": 4, **apart}]}

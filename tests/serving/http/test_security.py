@@ -176,11 +176,11 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     new = {path for path in files_below(tmp_path) - before if path.parts[0] != "state"}
     assert new == {Path("log")}
     names = {path.name for path in files_below(tmp_path / "state")}
-    known = (
+    expected_ids = (
         r"labels\.sqlite(-wal|-shm)?|releases\.json|answer_keys\.json|minutes\.0|only\.shown|\.?[a-z._]+\.lock"
         r"|only\.json|\d{8}T\d{6}-[0-9a-f]{12}\.(jsonl|parquet)"
     )
-    assert [name for name in names if not re.fullmatch(known, name)] == []
+    assert [name for name in names if not re.fullmatch(expected_ids, name)] == []
 
 
 def asked(service: ServerProcess, method: str, path: str) -> tuple[int, str | None]:
@@ -269,17 +269,17 @@ def test_errors_about_key_files_name_them_and_show_nothing(
     with pytest.raises(SystemExit) as caught:
         main(["run", str(tmp_path)])
     assert caught.value.code == 2
-    shown = capsys.readouterr().err
-    assert "s3cret" not in shown
-    assert "keys:expectedkeys" in re.sub(r"[│\s]", "", shown), "wherever the lines of the box end"
+    displayed = capsys.readouterr().err
+    assert "s3cret" not in displayed
+    assert "keys:expectedkeys" in re.sub(r"[│\s]", "", displayed), "wherever the lines of the box end"
 
 
 def test_what_holds_keys_shows_none(tmp_path: Path) -> None:
     settings = Settings(releases=tmp_path, api_keys=ASKING, admin_keys=ADMIN)
     keys = Keys(settings)
-    for shown in (repr(settings), str(settings), settings.model_dump_json(), repr(vars(keys))):
-        assert ASKING not in shown
-        assert ADMIN not in shown
+    for displayed in (repr(settings), str(settings), settings.model_dump_json(), repr(vars(keys))):
+        assert ASKING not in displayed
+        assert ADMIN not in displayed
 
 
 def test_wrong_files_of_keys_leave_those_of_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -362,12 +362,12 @@ def test_a_request_has_one_host_and_few_headers(
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that `run` would serve with."""
-    given: list[Settings] = []
+    inputs: list[Settings] = []
     monkeypatch.delenv("LONGTAIL_TFRS_PYTHON", raising=False)  # of `make test`
-    monkeypatch.setattr(cli, "serve", lambda settings, _: given.append(settings))
+    monkeypatch.setattr(cli, "serve", lambda settings, _: inputs.append(settings))
     monkeypatch.setattr(cli, "hold_hangups", lambda: None)
     monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
-    return given
+    return inputs
 
 
 def exit_code(*words: str) -> object:
@@ -381,13 +381,13 @@ def test_the_command_warns_of_a_service_that_anybody_may_change(
 ) -> None:
     (tmp_path / "CURRENT").write_text("{}")
     assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
-    said = ["insecure: no keys, so whoever reaches 0.0.0.0 may ask, change labels and reload"]
-    assert caplog.messages == said
+    message = ["insecure: no keys, so whoever reaches 0.0.0.0 may ask, change labels and reload"]
+    assert caplog.messages == message
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LONGTAIL_API_KEYS", ASKING)
         assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
     assert exit_code("run", str(tmp_path)) == 0
-    assert caplog.messages == said
+    assert caplog.messages == message
     assert len(served) == 3
 
 
@@ -405,12 +405,12 @@ def test_the_command_refuses_a_bundle_and_one_release(
 ) -> None:
     make_bundle().write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
-    place = tmp_path / "bundle" if what == "a bundle" else tmp_path / "releases" / "only"
-    before = files_below(place)
-    assert exit_code("run", str(place)) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert f"expected a directory that longtail-index publishes to, found {what} at" in said
-    assert (served, files_below(place)) == ([], before)
+    i = tmp_path / "bundle" if what == "a bundle" else tmp_path / "releases" / "only"
+    before = files_below(i)
+    assert exit_code("run", str(i)) == 2
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"expected a directory that longtail-index publishes to, found {what} at" in message
+    assert (served, files_below(i)) == ([], before)
 
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "https://evil.example/r", "ftp://a/b", "memory://r"])
@@ -418,8 +418,8 @@ def test_only_object_stores_are_contacted(
     tmp_path: Path, served: list[Settings], capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     assert exit_code("run", url, "--state", str(tmp_path)) == 2
-    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert "expected s3://, gs:// or az://" in said
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "expected s3://, gs:// or az://" in message
     assert not served
     with pytest.raises(ObjectStoreError, match="expected s3://, gs:// or az://"):
         Releases(url, tmp_path)

@@ -33,7 +33,7 @@ class _Handler(BaseHTTPRequestHandler):
         batch = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
         for resource in batch.resource_spans:
             self.server.services |= {
-                each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
+                item.value.string_value for item in resource.resource.attributes if item.key == "service.name"
             }
             self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(200)
@@ -56,7 +56,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def attributes(span: Span) -> dict[str, str | int]:
-    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+    return {item.key: item.value.string_value or item.value.int_value for item in span.attributes}
 
 
 def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Path, collector: Collector) -> None:
@@ -70,17 +70,17 @@ def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Pa
         for _ in range(3):
             for what in ("", "garbage", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"):
                 client.get("/v1/labels/c", headers={"traceparent": what})
-    found, unmatched = collector.spans  # all was sent when the service had stopped
+    actual, unmatched = collector.spans  # all was sent when the service had stopped
     assert collector.services == {"longtail"}
-    assert (found.name, found.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)
-    assert (found.trace_id.hex(), found.parent_span_id.hex()) == (TRACE, PARENT)
-    assert attributes(found) == {
+    assert (actual.name, actual.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)
+    assert (actual.trace_id.hex(), actual.parent_span_id.hex()) == (TRACE, PARENT)
+    assert attributes(actual) == {
         "http.request.method": "GET",
         "http.route": "/v1/labels/{id:path}",
         "http.response.status_code": 200,
         "longtail.request_id": "r1",
     }
-    assert 0 < found.end_time_unix_nano - found.start_time_unix_nano < 60e9
+    assert 0 < actual.end_time_unix_nano - actual.start_time_unix_nano < 60e9
     assert (unmatched.name, attributes(unmatched)["http.response.status_code"]) == ("GET", 404)
     assert unmatched.status.code == Status.STATUS_CODE_UNSET
 
