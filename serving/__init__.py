@@ -4,9 +4,10 @@
 framework; `monitoring` counts answers; `dashboard` is the operator's page. Imports go one way: process → http → core →
 monitoring, and http → dashboard.
 
-The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (bridge, schemas),
-core.service queues it (queue), core.retriever resolves it (resolved), embeds it, ranks labels (ranking or tree_ranking
-over overlay and index) and adds their columns (catalogue), and monitoring.outcomes counts the answer.
+The way of a query: http.middleware admits the request (auth), http.bridge reads and checks its body (schemas), and the
+route calls `retrieve → enqueue → run_batch → rank`: core.searches queues it (queue, costs) and runs its batch, in which
+core.retriever resolves it (resolved, dials), embeds it and ranks labels (ranking over overlay and index). core.answers
+writes the JSON, and monitoring.outcomes counts the answer.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or `create_app`.
 """

@@ -73,6 +73,13 @@ StateOption = Annotated[
 ]
 
 
+KOption = Annotated[int | None, typer.Option(min=1, help="Most results of each row (default: 100, or all of fewer).")]
+OptionsOption = Annotated[
+    str,
+    typer.Option(metavar="JSON", help="Options of every row, as POST /v1/retrieve (or /v1/queries) takes them."),
+]
+
+
 class LogLevel(StrEnum):
     """Lowest level of logged messages."""
 
@@ -282,15 +289,9 @@ def batch(
     releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing. With --invert a new file.")
-    ],
-    k: Annotated[
-        int | None, typer.Option(min=1, help="Labels wanted of each query (default: 100, or all of fewer).")
-    ] = None,
-    options: Annotated[
-        str, typer.Option(metavar="JSON", help="Options of every query, as POST /v1/retrieve takes them.")
-    ] = "{}",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; created if missing.")],
+    k: KOption = None,
+    options: OptionsOption = "{}",
     exclude: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lists of labels that are not to be answered.")
     ] = None,
@@ -307,46 +308,41 @@ def batch(
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
     ] = None,
-    inverted: Annotated[
-        bool, typer.Option("--invert", help="QUERIES are labels: write the best queries of each, into the file --out.")
-    ] = False,
-    max_per_query: Annotated[
-        int | None, typer.Option(min=1, help="With --invert: most labels that one query gets.")
-    ] = None,
     state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
-    try:
-        shared_options = json.loads(options)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"expected a JSON object, received {options}: {error}", param_hint="--options"
-        ) from None
-    if not isinstance(shared_options, dict):
-        raise typer.BadParameter(f"expected a JSON object, received {options}", param_hint="--options")
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    shared = shared_options if k is None else {"k": k, **shared_options}
-    if max_per_query is not None and not inverted:
-        raise typer.BadParameter("expected --invert with --max-per-query, received none", param_hint="--max-per-query")
-    if inverted:
-        if exclude or keep or history or at or shard != "0/1":
-            raise typer.BadParameter(
-                "expected no --exclude, --keep, --history, --at or --shard with --invert, received one"
-            )
-        location = _read_state(state)
-        rows = invert(
-            releases, as_source(queries), out, shared, max_per_query=max_per_query, release=release, state=location
-        )
-        print(f"{out}: {rows:,} rows")
-        return
-    table_options = TableOptions(shared, exclude, keep, history, at)
+    table_options = TableOptions(_read_options(options, k), exclude, keep, history, at)
     answer(
         releases, as_source(queries), out, table_options, release=release, state=_read_state(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
+
+
+@app.command(
+    "invert",
+    epilog="Example: longtail-serve invert releases products.csv --out campaign.csv --k 1000 --max-per-query 2",
+)
+def invert_table(
+    releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
+    labels: Annotated[str, typer.Argument(help="Table of labels: a file, directory, glob or URL.")],
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="New file: .parquet, .csv or .jsonl.")],
+    k: KOption = None,
+    options: OptionsOption = "{}",
+    max_per_query: Annotated[int | None, typer.Option(min=1, help="Most labels that one query gets.")] = None,
+    release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
+    state: StateOption = None,
+) -> None:
+    """Write the best known queries of each label of a table."""
+    rows = invert(
+        releases, as_source(labels), out, _read_options(options, k), max_per_query=max_per_query, release=release,
+        state=_read_state(state),
+    )  # fmt: skip
+    print(f"{out}: {rows:,} rows")
 
 
 @app.command(epilog="Example: longtail-serve openapi > openapi.json")
@@ -388,6 +384,17 @@ def _settings(**shared_options: Any) -> Settings:
     except ValueError as error:  # the message names the file or variable
         name, wrong = None, str(error)
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
+
+
+def _read_options(text: str, k: int | None) -> dict[str, Any]:
+    """Parse `--options`, with `--k` unless they have it."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"expected a JSON object, received {text}: {error}", param_hint="--options") from None
+    if not isinstance(options, dict):
+        raise typer.BadParameter(f"expected a JSON object, received {text}", param_hint="--options")
+    return options if k is None else {"k": k, **options}
 
 
 def _read_state(state: str | None) -> StateLocation | None:

@@ -61,9 +61,9 @@ SHARED_CLASS_NAMES = {
 }  # fmt: skip
 """Class names that more than one file may define. This list only shrinks."""
 WIDE_FUNCTIONS = {
-    "__init__", "_answer", "_write", "audit", "batch", "bias_removal_curve", "build", "epoch_batches",
+    "__init__", "_write", "audit", "batch", "bias_removal_curve", "build", "epoch_batches",
     "export_feedback", "export_tfrs", "export_torch", "finish", "fit", "from_vectors", "html_report",
-    "off_policy", "parts_of", "rank", "refresh", "run", "sign_answer", "train",
+    "off_policy", "parts_of", "rank", "refresh", "run", "train",
 }  # fmt: skip
 """Functions that may have more than 8 parameters. This list only shrinks."""
 MOST_IMPORTS, MEAN_IMPORTS = 47, 12.6
