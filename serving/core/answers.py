@@ -78,6 +78,7 @@ class Retrieval(AnsweredBatch):
                 ],
             )
             if query.display is not None:
+                # A new dictionary of columns, because those of `labels_N` are shared with other answers.
                 for label in labels:
                     columns = label["display"].items()
                     label["display"] = {name: value for name, value in columns if name in query.display}

@@ -22,7 +22,7 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import ConditionError
 from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.index import Selection
-from longtail.serving.core.overlay_rows import OverlayRows
+from longtail.serving.core.overlay import OverlayRows
 from longtail.serving.errors import InvalidRequestError
 
 _DISTINCT = 1 << 16

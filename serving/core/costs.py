@@ -59,6 +59,7 @@ def estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) -> 
             for operand in condition.values()
         ]
     entries = sum([len(entries) for entries in lists if isinstance(entries, list | dict)])
+    # One request for many labels has its lists once.
     if not isinstance(options, Query):
         entries //= _LISTS_READ_ONCE
     label_bytes = catalogue.label_bytes if options.display is True else catalogue.mean_bytes(options.display)

@@ -155,6 +155,7 @@ class Dials:
         return self._weights(noise, prior, omega, priors_P, shift)
 
     def _weights(self, noise: float, prior: float, omega: float, priors_P: Float32, shift: float) -> Weights:
+        # Answer ids stay short: most releases have many bonuses, which few requests set.
         others_are_default = np.array_equal(priors_P[self.table :], self.of_queries_P[self.table :])
         signed = tuple(priors_P[: self.table if others_are_default else None].tolist())
         weighed = self.weighed or priors_P is not self.defaults_P

@@ -83,6 +83,7 @@ class Histories:
             rows_H = self._remembered(features, prefix, overlay)
             return History(rows_H[-self._last :], np.concatenate([rows_H, refused_R]) if excluded else refused_R)
         if not excluded:
+            # Only the last entries count for co-occurrence, so the others are not looked up.
             lists = [lists[0][-self._last :]]
         # Every list is left out, but only the first counts: others may hold what the query only saw.
         rows = [catalogue.rows_in_order(_texts(entries)) for entries in lists]

@@ -56,6 +56,7 @@ def load_release(
             if release.queries is not None:
                 retriever.query_index = _retriever(release.queries)
         retriever.catalogue.attributes.read_columns(filterable or ())
+        # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
         _warm(retriever)
         retriever.overlay.load_tower()
         return retriever

@@ -130,6 +130,7 @@ class Retriever:
         self._promise_holds = True
         self.query_index: Retriever | None = None
         self.queries_by_label = cache(self._list_queries)  # one for all copies
+        # Kept without changes, for a log of label changes that was replaced.
         self._as_built = Overlay.as_built(bundle, searcher, self.catalogue.row_of, max_new_labels=max_new_labels)
         self._use(self._as_built)
 
@@ -301,6 +302,7 @@ class Retriever:
         if ids.of_nothing and self.bundle.ranks_by_popularity:
             unknown = [i for i in ids.of_nothing if i not in vector_of]
             vectors_BD, bias_B = vectors_BD.copy(), np.ones(len(queries), np.float32)
+            # At the vector 0 and without b all labels tie, so that popularity alone decides.
             vectors_BD[unknown] = bias_B[unknown] = 0
             for i in unknown:
                 resolved[i], bases[i] = self._by_popularity(resolved[i])

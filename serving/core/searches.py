@@ -252,6 +252,7 @@ class Searches:
             ]
         parts = [(slice(0, 1), costs[0])] if len(costs) == 1 else cut(costs, settings.max_batch)
         pieces = [piece] if len(parts) == 1 else [_take_part(piece, part) for part, _ in parts]
+        # Previews share no batch with others, because a batch is counted or not as a whole.
         key: tuple[Any, ...] = run, retriever, preview, type(first)
         if len(pieces) > 1 or (isinstance(first, Query) and any(query.explain for query in options)):
             # Such a request may still fail, so its answers are counted at its end, apart from others.
@@ -296,6 +297,7 @@ class Searches:
         draws = None
         if any(query.explore for query in options):
             names = [f"{position}:{piece.name}" for piece in pieces for position in piece.positions]
+            # By the request's unique name, so that two requests never share a draw.
             draws = Draws(self._lottery, names)
         if isinstance(options[0], SimilarQuery):
             retrieval = retriever.similar(options, draws)

@@ -281,6 +281,7 @@ class Service:
         current, now, settings = self.retriever(), self._now(), self.settings
         organic = {i: event for i, event in enumerate(events) if event.answer_id is None}
         named = {i: event for i, event in enumerate(events) if event.answer_id is not None}
+        # Answer ids are checked first: a wrong one refuses the whole request before anything is stored.
         choices = await self._read_choices(named, now, client) if named else []
         if organic:
             choices += await self.write(

@@ -64,6 +64,7 @@ class Keys:
         path, state = scope["path"], scope["state"]
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         received = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        # A key may hold any bytes; its digest must not depend on their encoding.
         key = received.decode("utf-8", "surrogateescape")
         digest, (queries, changes) = _digest(key) if key else b"", self._digests
         state["key"] = digest.hex()[:_FINGERPRINT] or None

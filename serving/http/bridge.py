@@ -79,6 +79,7 @@ class ServiceRoute(APIRoute):
         query_model: Any = query and query.field_info.annotation
 
         async def answer(request: Request) -> Response:
+            # Before the body is read, so that a client without the right costs nothing.
             for check in checks:
                 check(request)
             arguments = dict(request.path_params)
@@ -109,11 +110,13 @@ async def _read_body(request: Request, model: type[BodyT]) -> BodyT:
     """
     settings, headers = request.app.state.service.settings, request.headers
     content_type = headers.get("content-type", "none")
+    # Only JSON: a page of another host can send other types without asking first (CORS).
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
     if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
         raise ContentTypeError(f"expected a body without Content-Encoding, received {encoding[:_LONGEST_NAME]}")
     limit, announced = settings.max_body_bytes, headers.get("content-length", "")
+    # 18 digits exceed any limit, and a longer number takes quadratic time to parse.
     if announced.isdigit() and int(announced[:18]) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     message = await request.receive()

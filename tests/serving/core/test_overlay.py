@@ -210,7 +210,7 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_later_changes_leave_an_overlay_as_it_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlays of running requests share arrays with those after them, and two may continue the same one."""
-    monkeypatch.setattr("longtail.serving.core.overlay_rows._MOST_RETIRED", 5)
+    monkeypatch.setattr("longtail.serving.core.overlay._MOST_RETIRED", 5)
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
