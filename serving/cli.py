@@ -324,7 +324,7 @@ def batch(
 
 @app.command(
     "invert",
-    epilog="Example: longtail-serve invert releases products.csv --out campaign.csv --k 1000 --max-per-query 2",
+    epilog="Example: longtail-serve invert releases products.csv --out campaign.csv",
 )
 def invert_table(
     releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],

@@ -45,7 +45,7 @@ _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
 MILVUS, MILVUS_TOKEN = "LONGTAIL_MILVUS", "LONGTAIL_MILVUS_TOKEN"
 """Variables that name the Milvus server, for this service and for `longtail-index`."""
-_READ_ELSEWHERE = frozenset({"cache", "milvus", "milvus_token"})
+READ_ELSEWHERE = frozenset({"cache", "milvus", "milvus_token"})
 """Variables LONGTAIL_… that are no settings, and that bundles and indexes read."""
 _MILVUS_SECONDS, _LOADING_SECONDS = 1.0, 5.0
 """Time that a search waits for Milvus, and a release's load; later loads follow, while the present release serves."""
@@ -342,7 +342,7 @@ def no_settings(environment: Iterable[str]) -> list[str]:
         name
         for name in environment
         if name.upper().startswith(_PREFIX)
-        and name[len(_PREFIX) :].lower() not in Settings.model_fields.keys() | _READ_ELSEWHERE
+        and name[len(_PREFIX) :].lower() not in Settings.model_fields.keys() | READ_ELSEWHERE
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from longtail.serving.settings import Settings
+from longtail.serving.settings import READ_ELSEWHERE, Settings
 from tests.docker.tools import DOCKER, run
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
@@ -38,7 +38,7 @@ def test_image_is_pinned(name: str) -> None:
 
 
 def test_settings_of_the_service_exist() -> None:
-    names = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
+    names = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields.keys() | READ_ELSEWHERE}
     assert set(SERVICES["serving"]["environment"]) <= names
 
 

@@ -21,7 +21,7 @@ from longtail.index import Releases, build
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.objects import upload_events
 from longtail.serving.events.schema import event_json
-from longtail.serving.settings import Settings
+from longtail.serving.settings import READ_ELSEWHERE, Settings
 from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from tests.bundles import make_bundle
@@ -92,7 +92,7 @@ def test_mounted_secrets_and_config_maps_exist() -> None:
 def test_settings_exist() -> None:
     literals = [entry.partition("=")[0] for entry in KUSTOMIZATION["configMapGenerator"][0]["literals"]]
     names = [entry["name"] for container in containers() for entry in container.get("env", [])] + literals
-    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
+    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields.keys() | READ_ELSEWHERE}
     assert {name for name in names if name.startswith("LONGTAIL_")} <= fields
 
 
@@ -324,7 +324,7 @@ def test_services_of_the_replicas_file_are_hardened_and_pinned(name: str) -> Non
 def test_replicas_have_separate_state() -> None:
     replicas = [REPLICAS["services"][f"serving-{name}"] for name in "ab"]
     assert len({replica["volumes"][0] for replica in replicas}) == 2
-    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields}
+    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields.keys() | READ_ELSEWHERE}
     assert {name for name in replicas[0]["environment"] if name.startswith("LONGTAIL_")} <= fields
     balancer = (DOCKER / "nginx.conf").read_text()
     # `resolve` needs shared memory, a resolver, and nginx 1.27.3.

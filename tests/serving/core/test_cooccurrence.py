@@ -25,7 +25,7 @@ from tests.bundles import make_bundle
 from tests.serving.client import client_of
 from tests.serving.core.shop import meets, shop_bundle, some_filter
 from tests.serving.core.test_diversity import greedily, marginally
-from tests.serving.http.test_feedback import stored
+from tests.serving.http.test_feedback import recorded_events
 from tests.serving.plane import plane_settings, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
@@ -492,9 +492,9 @@ def test_over_http(tmp_path: Path) -> None:
         chosen = {"answer_id": result["answer_id"], "labels": ["item-3"]}
         organic = {"labels": ["item-3"], "features": {"user_id": "u3"}, "history": ["item-5"], "cooccurrence": 0.25}
         assert client.post("/v1/feedback", json={"events": [chosen, organic]}).status_code == 200
-    assert stored(tmp_path, "answer")[0]["cooccurrence"] == 1.5
-    assert stored(tmp_path, "choice")[0]["cooccurrence"] == 1.5
-    assert stored(tmp_path, "organic")[0]["cooccurrence"] == 0.25
+    assert recorded_events(tmp_path, "answer")[0]["cooccurrence"] == 1.5
+    assert recorded_events(tmp_path, "choice")[0]["cooccurrence"] == 1.5
+    assert recorded_events(tmp_path, "organic")[0]["cooccurrence"] == 0.25
 
 
 def test_a_release_that_would_refuse_what_clients_send_is_not_served(tmp_path: Path) -> None:

@@ -48,6 +48,6 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypat
     before = asked()
     catalogue.forget()
     attributes = catalogue.attributes
-    assert (catalogue._json_of_row, catalogue.row_of._kept, attributes._of_labels._read) == ({}, {}, {})
+    assert (catalogue._json_of_row, catalogue.row_of._cache, attributes._of_labels._read) == ({}, {}, {})
     assert attributes._selected.cache_info().currsize == 0
     assert asked() == before == (before[0], [3], [7])

@@ -22,7 +22,7 @@ from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
-from tests.serving.http.test_feedback import stored
+from tests.serving.http.test_feedback import recorded_events
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of, rows_in_use
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -76,7 +76,7 @@ def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
         event = {"answer_id": result["answer_id"], "labels": ["a"]}
         assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
     for kind in ("choice", "answer"):
-        assert [event["priors"] for event in stored(tmp_path, kind)] == [[0.25, 0.5]]
+        assert [event["priors"] for event in recorded_events(tmp_path, kind)] == [[0.25, 0.5]]
 
 
 def test_similar_labels_ignore_priors_by_default(client: httpx.Client) -> None:

@@ -45,7 +45,7 @@ def name_of(app: Starlette, answer_id: str) -> str:
     return read_answer_id(answer_id, app.state.service.keys.secrets, 0).name
 
 
-def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
+def recorded_events(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     """Events, in the order of their times."""
     with open_events(releases / ".state/events") as connection:
         found = connection.sql("SELECT * FROM events WHERE kind = ? ORDER BY time", params=[kind])
@@ -64,7 +64,7 @@ def test_an_event_says_what_its_answer_was(
         {"answer_id": second, "labels": ["c/é"], "event": "purchase", "weight": 9, "idempotency_key": "k1"},
     )
     assert FeedbackAnswer.model_validate_json(answer.content, strict=True).accepted == 2
-    single, other = sorted(kept(tmp_path), key=lambda event: event["event"])
+    single, other = sorted(recorded_events(tmp_path), key=lambda event: event["event"])
     assert {name: single[name] for name in ("labels", "positions", "buckets", "propensities", "bias_removal")} == {
         "labels": ["c/é", "4", "nobody"], "positions": [1, None, None], "buckets": [2, 2, -1],
         "propensities": [1, 1, 1], "bias_removal": 0,
@@ -101,7 +101,10 @@ def test_returns_are_recorded_but_are_no_choices(
     (answered,) = ids_of(client, EAST)
     events = [{"answer_id": answered}, {"features": EAST["features"]}]
     say(client, *({**event, "labels": ["a"], "event": name} for event in events for name in ("returned", "click")))
-    assert {event["event"] for event in (*kept(tmp_path), *kept(tmp_path, "organic"))} == {"returned", "click"}
+    assert {event["event"] for event in (*recorded_events(tmp_path), *recorded_events(tmp_path, "organic"))} == {
+        "returned",
+        "click",
+    }
     recall = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]
     assert [recall[source]["all"]["positives"] for source in ("feedback", "organic")] == [1, 1]
 
@@ -115,8 +118,8 @@ def test_a_choice_names_the_key_that_sent_it(tmp_path: Path) -> None:
             say(its, event)
             say(its, {"answer_id": ids_of(its)[0], "labels": ["a"]})
     fingerprints = [hashlib.sha256(key.encode()).hexdigest()[:12] for key in (single, other, single)]
-    assert [row["client"] for row in kept(tmp_path, "organic")] == fingerprints
-    assert [row["client"] for row in kept(tmp_path)] == fingerprints
+    assert [row["client"] for row in recorded_events(tmp_path, "organic")] == fingerprints
+    assert [row["client"] for row in recorded_events(tmp_path)] == fingerprints
 
 
 @pytest.mark.parametrize("weight", [-1, 1.1e6, 1e308])
@@ -124,7 +127,7 @@ def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path
     event = {"features": {"user": "east"}, "labels": ["a"], "weight": weight}
     refused(say(client, event, status=422), 422, "invalid_request", "events.0.weight")
     say(client, {**event, "weight": 1e6})
-    assert [row["weight"] for row in kept(tmp_path, "organic")] == [1e6]
+    assert [row["weight"] for row in recorded_events(tmp_path, "organic")] == [1e6]
 
 
 def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) 
     assert "an id (a string that is not empty, or a whole number)" in problem.text
     say(client, {"answer_id": ids_of(client)[0], "labels": [""]}, status=422)
     say(client, {**event, "labels": ["a"], "exclude": [""]})
-    assert [row["labels"] for row in kept(tmp_path, "organic")] == [["a"]]
+    assert [row["labels"] for row in recorded_events(tmp_path, "organic")] == [["a"]]
 
 
 def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path
         (result,) = retrieve(client, queries=[{**EAST, "explore": {"tail": 1}}]).json()["results"]
         sentence.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
         say(client, {"answer_id": result["answer_id"], "labels": list(sentence[-1])})
-    for labels, event in zip(sentence, kept(tmp_path), strict=True):
+    for labels, event in zip(sentence, recorded_events(tmp_path), strict=True):
         assert dict(zip(event["labels"], event["propensities"], strict=True)) == pytest.approx(labels, rel=1e-3)
         assert sum(propensity < 1 for propensity in event["propensities"]) == 1
 
@@ -185,7 +188,7 @@ def test_an_id_that_is_refused_says_why(
     counted = series(client)
     assert counted.pop(f'longtail_answer_ids_refused_total{{reason="{reason}"}}') == 1
     assert not [name for name, value in counted.items() if "answer_ids_refused" in name and value]
-    assert (kept(tmp_path), counted['longtail_feedback_events_total{source="feedback"}']) == ([], 0)
+    assert (recorded_events(tmp_path), counted['longtail_feedback_events_total{source="feedback"}']) == ([], 0)
 
 
 def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pyt
         for client in (other, single):
             say(client, {"answer_id": yesterday, "labels": ["b"]}, {"answer_id": today, "labels": ["b"]})
         assert [window["hits"] for window in (found(client)["all"] for client in (single, other))] == [5, 5]
-    assert len(kept(tmp_path)) == 5
+    assert len(recorded_events(tmp_path)) == 5
 
 
 def found(client: httpx.Client) -> dict[str, Any]:
@@ -229,7 +232,7 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
         near = client.post("/v1/similar", json={"id": "a", "k": 2}).json()["results"][0]["answer_id"]
         retrieve(client, answer_ids=False)
         retrieve(client, preview=True)
-    events = {event["answer"]: event for event in kept(tmp_path, "answer")}
+    events = {event["answer"]: event for event in recorded_events(tmp_path, "answer")}
     assert len(events) == 5 * share
     if events:
         sentence = events[name_of(app, first)]
@@ -249,7 +252,7 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
 def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client, tmp_path: Path) -> None:
     organic = {"features": {"user": "east"}, "labels": ["b", "nobody"], "bias_removal": 0, "idempotency_key": "k"}
     say(client, organic, organic | {"exclude": ["a"]})
-    single, other = sorted(kept(tmp_path, "organic"), key=lambda event: -event["positions"][0])
+    single, other = sorted(recorded_events(tmp_path, "organic"), key=lambda event: -event["positions"][0])
     assert (single["positions"], single["buckets"], single["bias_removal"]) == ([2, None], [1, -1], 0)
     assert (other["positions"], other["answer"], other["features"]) == ([1, None], None, '{"user":"east"}')
     assert series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
@@ -261,7 +264,7 @@ def test_features_are_recorded_only_if_allowed(tmp_path: Path) -> None:
         say(client, {"answer_id": ids_of(client)[0], "labels": ["a"], "features": {"user": "east"}})
         say(client, {"features": {"user": "east"}, "labels": ["a"]})
     for kind in ("choice", "organic", "answer"):
-        assert [(event["features"], event["options"]) for event in kept(tmp_path, kind)] == [(None, None)]
+        assert [(event["features"], event["options"]) for event in recorded_events(tmp_path, kind)] == [(None, None)]
 
 
 def test_events_that_no_disk_takes_are_refused_and_not_counted(
