@@ -125,7 +125,7 @@ def bodies(base: type[Body]) -> Iterator[type[Body]]:
         yield from bodies(model)
 
 
-@pytest.mark.parametrize("model", bodies(Body))
+@pytest.mark.parametrize("model", [*bodies(Body)])
 def test_every_array_of_a_body_is_bounded_and_ends_at_its_first_error(model: type[Body]) -> None:
     arrays = list(arrays_in(model.__pydantic_core_schema__))
     assert arrays
