@@ -29,8 +29,8 @@ from longtail.trainer.evaluation.baselines import (
     Interactions,
     Settings,
     categories_of,
-    in_words,
-    skipped,
+    format_settings,
+    skip_reason,
     top_labels,
 )
 from longtail.trainer.evaluation.comparison import tuned
@@ -78,7 +78,7 @@ class Trial:
             long: runs even a baseline that takes many minutes.
         """
         data = self.learnt_from(self.final.train, self.task)
-        if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
+        if (reason := skip_reason(name, data)) and not (long and "many minutes" in reason):
             return reason
         baseline, began = BASELINES[name], time.perf_counter()
         if settings is not None:
@@ -90,7 +90,7 @@ class Trial:
             settings = baseline.settings
         chosen = time.perf_counter()
         top_NK = top_labels(self.task, data, baseline.fit(data, settings))
-        method = f"{name} ({in_words(settings)})" if settings else name
+        method = f"{name} ({format_settings(settings)})" if settings else name
         return Row(method, top_NK, time.perf_counter() - chosen, chosen - began)
 
     def learnt_from(self, train: Pairs, task: Task) -> Interactions:

@@ -150,12 +150,12 @@ def audit(
     Raises:
         DataError, RecipeError: a table cannot be read, or arguments do not go together.
     """
-    from longtail.trainer.audit.measure import Audited
+    from longtail.trainer.audit.measure import AuditInputs
     from longtail.trainer.audit.measure import audit as measure
 
     with as_sources(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as paths:
         options |= {name: [str(path)] for name, path in paths.items()} | {"lists": paths["lists"]}
-        return measure(Audited(query_id=query, label_id=label, timestamp=time, ks=(k,), **options))
+        return measure(AuditInputs(query_id=query, label_id=label, timestamp=time, ks=(k,), **options))
 
 
 def _out(out: Path | str | None) -> Path:

@@ -162,7 +162,7 @@ def _splits(dataset: Dataset, held_out: dict[str, HeldOut]) -> dict[str, Row]:
                 "new labels": int(label_new_L[label_rows].sum()),
                 "on new labels": int(label_new_L[pairs.labels].sum()),
                 "short": held_out[name].short,
-                "seen": held_out[name].seen,
+                "seen": held_out[name].repeated,
                 "to find": held_out[name].measured,
             }
     return splits

@@ -212,9 +212,9 @@ def evaluate(
         if recipe is not None or split != "test" or set_:
             raise RecipeError("--target-prior: expected a bundle alone, whose valid figures it reweighs")
         from longtail.trainer.evaluation.report import target_table
-        from longtail.trainer.evaluation.target import FoundByLabel
+        from longtail.trainer.evaluation.target import HitsByLabel
 
-        Console().print(target_table(FoundByLabel.read(bundle), target_prior).rich())
+        Console().print(target_table(HitsByLabel.read(bundle), target_prior).rich())
         return
     with importing():
         from longtail.trainer.config import load_recipe

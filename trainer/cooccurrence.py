@@ -30,7 +30,7 @@ from longtail.tables.times import UNITS
 from longtail.trainer.config import CooccurrenceConfig, Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf, TowerLists
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import METRICS
@@ -84,7 +84,7 @@ def choose_term(
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
     few_N = _some(len(task.rows_N), recipe.seed)
-    few, few_lists = task.among(few_N), lists.among(few_N)
+    few, few_lists = task.select_rows(few_N), lists.select_rows(few_N)
     alone = [metric(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
     weights = [weight for weight in config.weights if weight]
     coarse = _coarse(lists.settings, alone, weights)
@@ -98,7 +98,9 @@ def choose_term(
 
     def worth(matrix: Cooccurrence) -> tuple[float, Cooccurrence]:
         scaled = _scaled(matrix, entries, few.rows_N)
-        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse, wanted=few.positives if by_rank else None)
+        top_SNK = few_lists.with_term(
+            HistoryTerm(scaled, entries), coarse, positives=few.positives if by_rank else None
+        )
         cells = sorted((np.divide(values(top_NK), highest).sum() for top_NK in top_SNK), reverse=True)
         return float(np.mean(cells[:_BEST_CELLS])) * (1 if matrix.settings.kind == "mixed" else 1 - _MARGIN), scaled
 
@@ -115,7 +117,7 @@ def choose_term(
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
     _, chosen = max([*tried, mean], key=lambda it: it[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
-    top_SNK = lists.with_term(TermOf(chosen, entries), settings, k, wanted=task.positives if by_rank else None)
+    top_SNK = lists.with_term(HistoryTerm(chosen, entries), settings, k, positives=task.positives if by_rank else None)
     judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
     means_GW = uniform_filter(judged_GW, 3, mode="nearest")
     best = int(means_GW.argmax())
@@ -207,7 +209,7 @@ def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> Cooc
 
 def _scaled(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) -> Cooccurrence:
     """Scale W so that c has the standard deviation `_SCALE` over labels, in the mean over queries."""
-    c_NL = TermOf(cooccurrence, entries)(rows_N)
+    c_NL = HistoryTerm(cooccurrence, entries)(rows_N)
     labels = c_NL.shape[1]
     mean_N, square_N = (np.asarray(power.sum(axis=1)).ravel() / labels for power in (c_NL, c_NL.power(2)))
     deviation = float(np.sqrt(np.maximum(square_N - mean_N**2, 0)).mean())
@@ -229,7 +231,7 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
     held_out, past = dataset.with_past(dataset.valid, dataset.train)
     config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
-    c_NL = TermOf(matrix, HistoryEntries(past, recipe.history_events))(task.rows_N)
+    c_NL = HistoryTerm(matrix, HistoryEntries(past, recipe.history_events))(task.rows_N)
     counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen_labels(task.rows_N), axis=0)
     seen_labels = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
     hits = np.zeros(2)

@@ -19,7 +19,7 @@ from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.evaluation.examples import example_settings, example_task, examples
 from longtail.trainer.evaluation.frontier import bonus_settings, frontier
 from longtail.trainer.evaluation.groups import figures_by_group
-from longtail.trainer.evaluation.ranking import log_proposal_of, tower_lists
+from longtail.trainer.evaluation.ranking import tower_lists
 from longtail.trainer.evaluation.report import DefaultFigures
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.progress import Reporter
@@ -53,18 +53,16 @@ def measure_default(
         task = Task.of(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
         tuning = task, learnt_from(dataset.train, past_of_valid)
     task = Task.of(held_out, past, config, labels=labels, seed=seed)
-    features, label_side = trained.encoding.query.with_history(past), trained.label_side(past.known_pairs)
+    model = trained.ranked_model(past)
 
     def lists_of(task: Task, settings: list[Setting]) -> TowerLists:
         lists, _ = tower_lists(
-            task, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), label_side,
-            [*dict.fromkeys(setting.of_towers for setting in settings)],
-            log_proposal=log_proposal_of(trained.model.proposal, features), unknown=trained.unknown(features),
+            task, model, [*dict.fromkeys(setting.of_towers for setting in settings)]
         )  # fmt: skip
         return lists
 
     of_bonus = bonus_settings(dial.default)
-    served, label_facts = [dial.default, *of_bonus], label_side.facts(config)
+    served, label_facts = [dial.default, *of_bonus], model.label_side.facts(config)
     ours_NK, *top_SNK = lists_of(task, served).at(served, trained.term(past))
     ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))
     few, two = example_task(task, seed), example_settings(dial.default)

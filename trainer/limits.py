@@ -135,8 +135,9 @@ def check_held_out(recipe: Recipe, dataset: Dataset) -> None:
     for split, held_out in held_out_of(recipe, dataset).items():
         if not held_out.measured:
             raise DataError(
-                f"evaluation: expected {split} pairs to find, found none of {held_out.distinct:,}: {held_out.seen:,} "
-                f"seen before, {held_out.short:,} with too few earlier pairs; use evaluation.exclude_seen = false "
+                f"evaluation: expected {split} pairs to find, found none of {held_out.distinct:,}: "
+                f"{held_out.repeated:,} seen before, {held_out.short:,} with too few earlier pairs; use "
+                "evaluation.exclude_seen = false "
                 "where a query may choose a label again, or a smaller evaluation.least_history"
             )
 

@@ -34,7 +34,7 @@ Metric = Callable[..., tuple[Float64, Float64]]
 """A function of `RankedLists` and keyword-only parameters to numerators and denominators, both float64 [N]."""
 
 METRICS: dict[str, Metric] = {}
-"""Custom metrics, by their names in a recipe's `[evaluation] metrics`; built-in metrics are in `metrics_of`."""
+"""Custom metrics, by their names in a recipe's `[evaluation] metrics`; built-in metrics are in `compute_metrics`."""
 
 RESERVED = frozenset((
     "recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg", "balanced_error", "exposure", "coverage",

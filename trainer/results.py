@@ -31,7 +31,7 @@ from longtail.trainer.evaluation.report import (
     in_words_of_buckets,
     terminal_columns,
 )
-from longtail.trainer.evaluation.target import FILE, FoundByLabel
+from longtail.trainer.evaluation.target import FILE, HitsByLabel
 from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.history import TrainingHistory
@@ -53,7 +53,7 @@ class Selection(NamedTuple):
     towers: Setting
     history: TrainingHistory
     figures: DefaultFigures | None
-    by_label: FoundByLabel
+    by_label: HitsByLabel
 
 
 def report_choice(trained: Trained, dial: Dial, towers: Setting, reporter: Reporter) -> None:
@@ -140,7 +140,7 @@ def finish(
             indent=1, by_alias=True, exclude={"data": {*SOURCE_KEYS, "memory"}, "tune": True}
         ).encode(),
     }
-    if by_label is not None and by_label.found:
+    if by_label is not None and by_label.hits:
         reports[FILE] = by_label.to_bytes()
         facts |= by_label.facts()
     if dial.curve:
@@ -196,7 +196,7 @@ def report_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
         fixed = len(grid) < 2
         if not fixed and not is_theory and value in {min(grid), max(grid)} - limits:
             reporter.say(f"{name} = {value:g}, the best on valid, is an end of evaluation.{key}: try a wider grid")
-    if config.popularity is not None and not noise.apart:
+    if config.popularity is not None and not noise.separate_prior:
         reporter.say(
             "evaluation.popularity is not measured: the noise ν of training equals π, so λ and μ have the same effect, "
             "and evaluation.bias_removal is the grid of both"

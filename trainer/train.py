@@ -157,7 +157,7 @@ def train(
         config, noise, by_label = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:
-            by_label, settings = found_by_label(trained), [*settings, *settings_beyond(settings, apart=noise.apart)]
+            by_label, settings = found_by_label(trained), [*settings, *settings_beyond(settings, separate_prior=noise.separate_prior)]
         with train_step.updates.averaged():
             curve = trained.curve(
                 held_out,
@@ -165,7 +165,7 @@ def train(
                 settings,
                 features=features,
                 max_queries=VALID_QUERIES,
-                watch=None if by_label is None else by_label.see,
+                watch=None if by_label is None else by_label.count_hits,
             )
         # A floor of torso, tail or new is reached by β after training: an epoch is not judged by it.
         floors = {name: least for name, least in floors_of(curve, config).items() if not name.endswith(BONUS_BUCKETS)}

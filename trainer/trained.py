@@ -24,7 +24,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import (
     Dial,
     Noise,
@@ -38,7 +38,7 @@ from longtail.trainer.evaluation.dial import (
 )
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import (
-    Unknown,
+    RankedModel,
     Watch,
     bias_removal_curve,
     buckets_for,
@@ -46,7 +46,7 @@ from longtail.trainer.evaluation.ranking import (
     tower_lists,
     unknown_to,
 )
-from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
+from longtail.trainer.evaluation.target import HitsByLabel, settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import log_frequencies_of
@@ -149,7 +149,7 @@ class Trained:
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
+            return Noise(named + loss.noise_suffix + shared, constant=False, separate_prior=True)
         log_nu = self.log_noise()
         has_own_noise = ahead or not np.array_equal(log_nu, log_pi)
         constant = has_own_noise and bool(np.ptp(log_nu) == 0)
@@ -158,7 +158,9 @@ class Trained:
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
-        return Noise(named if constant else named + shared, constant=constant, apart=has_own_noise, ahead=ahead)
+        return Noise(
+            named if constant else named + shared, constant=constant, separate_prior=has_own_noise, ahead=ahead
+        )
 
     @property
     def calibrated_at(self) -> float:
@@ -195,49 +197,51 @@ class Trained:
         Args:
             features: query features with the histories of the past; by default they are made.
         """
-        read = self.encoding.query.with_history(past) if features is None else features
+        model = self.ranked_model(past, features)
         return bias_removal_curve(
-            held_out,
-            past,
+            held_out, past, model, self.recipe.evaluation, seed=self.recipe.seed, max_queries=max_queries,
+            settings=settings, watch=watch,
+        )  # fmt: skip
+
+    def ranked_model(self, past: Past, features: QueryInputs | None = None) -> RankedModel:
+        """Return the model as evaluation ranks by it, with the histories of a past.
+
+        Args:
+            features: query features with these histories; by default they are made.
+        """
+        read = self.encoding.query.with_history(past) if features is None else features
+        # With a forecast no column of the labels is log π*, by which rows without known features are ranked.
+        ahead = self.recipe.prior.kind != "count" and self._log_offset is not None
+        return RankedModel(
             lambda rows_B: self.model.embed_queries(read.query_inputs(rows_B)),
             self.label_side(past.known_pairs),
-            self.recipe.evaluation,
-            seed=self.recipe.seed,
-            max_queries=max_queries,
-            settings=settings,
-            log_proposal=log_proposal_of(self.model.proposal, read),
+            log_proposal_of(self.model.proposal, read),
+            self.term(past),
+            None if ahead else unknown_to(self.encoding.query_features, read),
             calibrated_at=self.calibrated_at,
             described=self.recipe.describes_labels,
-            watch=watch,
-            term=self.term(past),
-            unknown=self.unknown(read),
         )
 
-    def unknown(self, features: QueryInputs) -> Unknown | None:
-        """Return what finds rows of which the towers know nothing; None where no column of the labels is log π*."""
-        ahead = self.recipe.prior.kind != "count" and self._log_offset is not None
-        return None if ahead else unknown_to(self.encoding.query_features, features)
-
-    def term(self, past: Past) -> TermOf | None:
+    def term(self, past: Past) -> HistoryTerm | None:
         """Return what computes c of the rows of a past; None without the term."""
         term = self.cooccurrence
-        return None if term is None else TermOf(term, HistoryEntries(past, self.recipe.history_events))
+        return None if term is None else HistoryTerm(term, HistoryEntries(past, self.recipe.history_events))
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Embed queries given by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.query_inputs(rows_B))
 
 
-def found_by_label(trained: Trained) -> FoundByLabel:
+def found_by_label(trained: Trained) -> HitsByLabel:
     """Create the counter of hits by label for `choose_dial`."""
     recipe, label_ids, theory = trained.recipe, trained.dataset.label_ids, dict[str, Setting]()
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
         theory["train"] = Setting(trained.theoretical_bias_removal())
         removed = theory["train"].bias_removal
-        has_own_noise = trained.noise().apart and not trained.noise().ahead
+        has_own_noise = trained.noise().separate_prior and not trained.noise().ahead
         theory["uniform"] = Setting(removed, -trained.slope) if has_own_noise else Setting(0.0)
     k = min(int(recipe.evaluation.k), len(label_ids))
-    return FoundByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
+    return HitsByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
 
 
 class Chosen(NamedTuple):
@@ -248,7 +252,7 @@ class Chosen(NamedTuple):
     towers: Setting
 
 
-def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = None) -> Chosen:
+def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = None) -> Chosen:
     """Choose λ, μ, ω and β on valid.
 
     With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
@@ -267,14 +271,14 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: FoundByLabel | None = 
         features = trained.encoding.query.with_history(past)
 
         def measure(settings: list[Setting]) -> list[CurvePoint]:
-            return trained.curve(held_out, past, settings, features=features, watch=hits.see)
+            return trained.curve(held_out, past, settings, features=features, watch=hits.count_hits)
 
         forecast = trained.forecast(dataset.train)
         seasonal = forecast is not None and forecast.settings.calendar is not None and any(prior_grid(config))
         best, curve = best_dial(measure, config, noise, seasonal=seasonal)
         of_curve = [Setting.of(point) for point in curve]
         hits.keep(of_curve)
-        beyond = settings_beyond(of_curve, apart=noise.apart)
+        beyond = settings_beyond(of_curve, separate_prior=noise.separate_prior)
         measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
             best, _ = hits.best(config.target_prior)
@@ -325,18 +329,14 @@ def _choose_term(
     recipe, label_side = trained.recipe, trained.label_side(past.known_pairs)
     config, labels, features = recipe.evaluation, len(dataset.label_ids), trained.encoding.query.with_history(past)
     task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
-    lists, _ = tower_lists(
-        task, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), label_side,
-        [Setting.of(point) for point in curve], log_proposal=log_proposal_of(trained.model.proposal, features),
-        unknown=trained.unknown(features),
-    )  # fmt: skip
-    facts = label_side.facts(config)
+    lists, _ = tower_lists(task, model, [Setting.of(point) for point in curve])
+    facts = model.label_side.facts(config)
     hits = None if config.target_prior is None else found_by_label(trained)
 
     def metric(task: Task, top_NK: Int32) -> float:
         if hits is not None and config.target_prior is not None:
-            of_lists = replace(hits, found={})  # threads share `found`
-            of_lists.see(Setting(0.0), top_NK, task.positives)
+            of_lists = replace(hits, hits={})  # threads share `hits`
+            of_lists.count_hits(Setting(0.0), top_NK, task.positives)
             return of_lists.best(config.target_prior)[1]
         value_N, weight_N = task.ratio(config.metric, top_NK, facts)
         return float(value_N.sum() / max(weight_N.sum(), 1e-300))

@@ -16,8 +16,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
-from longtail.trainer.evaluation.ranking import EmbedQueries, rank
+from longtail.trainer.evaluation.metrics import Bootstrap, Positives, compute_metrics
+from longtail.trainer.evaluation.ranking import EmbedQueries, Likelihood, RankedModel, rank
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def measure(
     positives, labels = held_out.positives, len(label_side.counts)
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
-        held_out.rows_N, embed_queries, label_side, held_out.seen, [Setting(at) for at in grid], k=max(ks),
-        log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
+        held_out.rows_N, RankedModel(embed_queries, label_side, log_proposal), held_out.seen,
+        [Setting(at) for at in grid], k=max(ks), likelihood=Likelihood(positives) if config.log_likelihood else None,
     )  # fmt: skip
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)
     measured = {}
     for bias_removal, top_NK, log_p_N in zip(grid, tops, likelihoods, strict=True):
-        metrics = metrics_of(top_NK, positives, label_side.facts(config), ks=ks, bootstrap=none)
+        metrics = compute_metrics(top_NK, positives, label_side.facts(config), ks=ks, bootstrap=none)
         shares = contributions(top_NK, positives, ks=ks, buckets_L=label_side.buckets)
         if log_p_N is not None:
             shares["log_likelihood"] = log_p_N * len(log_p_N) / positives.weight_per_query.sum()

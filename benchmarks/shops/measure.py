@@ -17,10 +17,10 @@ from longtail.trainer import Recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import top_labels
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import tower_lists
+from longtail.trainer.evaluation.ranking import RankedModel, tower_lists
 
 
 class Measurement:
@@ -47,12 +47,11 @@ class Measurement:
         dial = Dial.of_manifest(manifest).default
         lists, _ = tower_lists(
             self.task,
-            lambda rows_B: session.run(None, features.query_inputs(rows_B))[0],
-            self.label_side,
+            RankedModel(lambda rows_B: session.run(None, features.query_inputs(rows_B))[0], self.label_side),
             [dial.of_towers],
         )
         entries = HistoryEntries(self.task.past, self.recipe.history_events)
-        (top_NK,) = lists.at([dial], None if matrix is None else TermOf(matrix, entries))
+        (top_NK,) = lists.at([dial], None if matrix is None else HistoryTerm(matrix, entries))
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
     def baseline(self, name: str) -> Row | None:

@@ -25,7 +25,7 @@ from benchmarks.seeds.store import Record, Store, pack_values, protocol_of
 from benchmarks.seeds.studies import studies
 from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Method, Study
 from longtail.trainer import recipes
-from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, metrics_of
+from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, compute_metrics
 
 RECIPES = Path(recipes.__path__[0])
 OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").exists()]
@@ -163,7 +163,7 @@ def test_contributions_average_to_the_trainers_metrics() -> None:
     buckets_L = rng.integers(0, 3, 50).astype(np.int8)
 
     shares = contributions(top_NK, positives, ks=[1, 10], buckets_L=buckets_L)
-    metrics = metrics_of(
+    metrics = compute_metrics(
         top_NK, positives, LabelFacts(np.ones(50, np.int64), buckets_L), ks=[1, 10],
         bootstrap=Bootstrap(30, resamples=10, seed=0),
     )  # fmt: skip

@@ -38,8 +38,8 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
     settings = [Setting(0.0), Setting(0.5)]
     seen = Past.fixed(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
     top_GNK, (_, log_p_N) = ranking.rank(
-        rows_N, lambda rows_B: queries_ND[rows_B], side, seen, settings, k=4, log_proposal=log_proposal,
-        likely=likely, likely_at=settings[1:],
+        rows_N, ranking.RankedModel(lambda rows_B: queries_ND[rows_B], side, log_proposal), seen, settings, k=4,
+        likelihood=ranking.Likelihood(likely, settings[1:]),
     )  # fmt: skip
     assert log_p_N is not None
     return top_GNK, [log_p_N], asked

@@ -22,7 +22,7 @@ from rich.console import Console
 from longtail.bundle import BundleError
 from longtail.bundle.promise import QualityPromise
 from longtail.trainer.audit.cli import main
-from longtail.trainer.audit.measure import Audit, Audited, audit
+from longtail.trainer.audit.measure import Audit, AuditInputs, audit
 from longtail.trainer.audit.promise import judge, read_promise
 from longtail.trainer.audit.report import show
 from longtail.trainer.audit.report import write as write_report
@@ -67,7 +67,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audited(folder: Path, lists: str = "lists.parquet", **more: Any) -> Audit:
     given: dict[str, Any] = {"ks": (K,), "baselines": ()} | more
     place = lists if lists.startswith("SELECT") else folder / lists
-    return audit(Audited(place, [str(folder / "train.parquet")], [str(folder / "test.parquet")], **given))
+    return audit(AuditInputs(place, [str(folder / "train.parquet")], [str(folder / "test.parquet")], **given))
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -119,7 +119,7 @@ def test_figures_are_those_of_loops_over_lists(shop: Path) -> None:
     assert groups["country = DE"].value == pytest.approx(np.mean([recalls[f"u{user}"] for user in range(0, USERS, 2)]))
     for interval in groups.values():
         assert interval.low <= interval.value <= interval.high
-    found_by_name = {finding.name: (finding.count, finding.of) for finding in found.findings}
+    found_by_name = {finding.name: (finding.count, finding.total) for finding in found.findings}
     assert found_by_name["without_list"] == (1, USERS)
     assert "38 of 39 lists" not in " ".join(found.notes)
     assert f"39 of 39 lists are longer than {K} labels: the rest is left out" in found.notes
@@ -167,11 +167,8 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
     dataset, config = trained.dataset, trained.recipe.evaluation
     held_out, past = dataset.with_past(dataset.test, dataset.pairs_before("test"))
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=0)
-    features, side = trained.encoding.query.with_history(past), trained.label_side(past.known_pairs)
-    (top_NK,), _ = rank(
-        task.rows_N, lambda rows_B: trained.model.embed_queries(features.query_inputs(rows_B)), side, task.seen,
-        [Setting(figures["default"])], k=task.k,
-    )  # fmt: skip
+    model = trained.ranked_model(past)
+    (top_NK,), _ = rank(task.rows_N, model, task.excluded, [Setting(figures["default"])], k=task.k)
     query_ids, label_ids = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
 
     def ids(pairs: Any) -> dict[str, list[Any]]:
@@ -220,7 +217,7 @@ def test_leaks_and_gaps_are_counted(tmp_path: Path) -> None:
 
     found = audited(tmp_path, ks=(3,), timestamp="at")
 
-    assert {finding.name: (finding.count, finding.of) for finding in found.findings} == {
+    assert {finding.name: (finding.count, finding.total) for finding in found.findings} == {
         "seen_listed": (1, 6), "seen_test": (1, 5), "repeated": (1, 6), "unnamed": (1, 6), "without_list": (1, 4),
         "short": (2, 4), "before_train_ends": (2, 5), "before_own_train": (2, 5),
     }  # fmt: skip

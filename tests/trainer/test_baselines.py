@@ -15,19 +15,19 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
+    FULL_READING,
     READINGS,
-    WHOLE,
     Interactions,
     SameForAll,
     Scores,
-    _unseen,
+    _select_unseen,
     attribute_share,
     ease,
-    in_words,
+    format_settings,
     item_knn,
     recent_popularity,
     rp3beta,
-    skipped,
+    skip_reason,
     top_labels,
     turbo_cf,
 )
@@ -135,7 +135,7 @@ def test_attribute_share_is_taste_for_a_value_times_popularity_within(share: flo
     planted_columns = dataclasses.replace(data, columns={"noise": shapes, "taste": np.arange(L) // 8})
     chosen = tuned(BASELINES["attribute share"], TASK, planted_columns, f"recall@{K}", FACTS)
     assert chosen["column"] == "taste"
-    assert in_words(chosen).startswith("column taste, smoothing ")
+    assert format_settings(chosen).startswith("column taste, smoothing ")
 
 
 def weighted(rng: np.random.Generator) -> Interactions:
@@ -171,7 +171,7 @@ def test_item_knn_sums_the_nearest_of_each_candidate(most: int, shrink: float) -
             norms = np.linalg.norm(x_QL[:, one]) * np.linalg.norm(x_QL[:, other])
             similarity[one, other] = x_QL[:, one] @ x_QL[:, other] / (norms + shrink)
 
-    found = item_knn(data, {"neighbours": most, "shrink": shrink} | WHOLE)(np.arange(40, dtype=np.int32))
+    found = item_knn(data, {"neighbours": most, "shrink": shrink} | FULL_READING)(np.arange(40, dtype=np.int32))
     np.testing.assert_allclose(found, summed(data, similarity, most), rtol=1e-5, atol=1e-7)
 
 
@@ -189,7 +189,9 @@ def test_rp3beta_walks_three_steps_and_divides_by_degree(most: int, alpha: float
                 forth = x_QL[query, label] / of_query[query] if of_query[query] else 0
                 walk[label, known] += back**alpha * forth**alpha / of_label[label] ** beta
 
-    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta} | WHOLE)(np.arange(40, dtype=np.int32))
+    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta} | FULL_READING)(
+        np.arange(40, dtype=np.int32)
+    )
     np.testing.assert_allclose(found, summed(data, walk, most), rtol=1e-5, atol=1e-7)
 
 
@@ -202,7 +204,7 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
         x = x_QL[:, others]
         weights[others, label] = np.linalg.solve(x.T @ x + l2 * np.eye(14), x.T @ x_QL[:, label])
 
-    found = ease(data, {"l2": l2} | WHOLE)(np.arange(40, dtype=np.int32))
+    found = ease(data, {"l2": l2} | FULL_READING)(np.arange(40, dtype=np.int32))
     known = np.zeros((40, 15))
     known[data.past.known_pairs.queries, data.past.known_pairs.labels] = 1
     np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
@@ -215,13 +217,15 @@ def test_turbo_cf_is_a_power_of_the_normalised_item_graph(alpha: float, power: f
     degree_Q, degree_L = np.maximum(x_QL.sum(axis=1), 1e-12), np.maximum(x_QL.sum(axis=0), 1e-12)
     normalised = x_QL * degree_Q[:, None] ** -alpha * degree_L ** (alpha - 1)
 
-    scores = turbo_cf(data, {"neighbours": most, "alpha": alpha, "power": power} | WHOLE)(np.arange(40, dtype=np.int32))
+    scores = turbo_cf(data, {"neighbours": most, "alpha": alpha, "power": power} | FULL_READING)(
+        np.arange(40, dtype=np.int32)
+    )
     np.testing.assert_allclose(scores, summed(data, (normalised.T @ normalised) ** power, most), rtol=1e-4, atol=1e-7)
 
 
 def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data, rows = weighted(np.random.default_rng(7)), np.arange(40, dtype=np.int32)
-    by_knn, by_ease = {"neighbours": 3, "shrink": 0} | WHOLE, {"l2": 2} | WHOLE
+    by_knn, by_ease = {"neighbours": 3, "shrink": 0} | FULL_READING, {"l2": 2} | FULL_READING
     fits = [item_knn(data, by_knn)(rows), ease(data, by_ease)(rows)]
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._AT_A_TIME", 4)
     for whole, parts in zip(fits, (item_knn(data, by_knn), ease(data, by_ease)), strict=True):
@@ -267,7 +271,7 @@ def test_scores_of_the_last_two_pairs_of_which_the_older_counts_half(
     name: str, settings: dict[str, float], whole: list[float], newest: list[float]
 ) -> None:
     fit, row = BASELINES[name].fit, np.int32([2])
-    np.testing.assert_allclose(fit(CHAIN, settings | WHOLE)(row), [whole], rtol=1e-5)
+    np.testing.assert_allclose(fit(CHAIN, settings | FULL_READING)(row), [whole], rtol=1e-5)
     np.testing.assert_allclose(fit(CHAIN, settings | {"last": 2, "decay": 0.5})(row), [newest], rtol=1e-5)
 
 
@@ -365,9 +369,9 @@ def test_a_reading_is_chosen_in_every_comparison_of_ordered_pairs() -> None:
 
 
 def test_settings_in_words() -> None:
-    assert in_words({"l2": 200, "last": 0, "decay": 1}) == "l2 200, last all, decay 1"
-    assert in_words({"last": 10, "decay": 0.6}) == "last 10, decay 0.6"
-    assert in_words({}) == ""
+    assert format_settings({"l2": 200, "last": 0, "decay": 1}) == "l2 200, last all, decay 1"
+    assert format_settings({"last": 10, "decay": 0.6}) == "last 10, decay 0.6"
+    assert format_settings({}) == ""
 
 
 def test_ease_refuses_what_it_cannot_invert() -> None:
@@ -475,7 +479,7 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     untimed = dataclasses.replace(TRAIN, times=None)
     data = Interactions(untimed, PAST, queries=QUERIES, labels=L, seed=0, ordered=False)
 
-    reasons = {name: skipped(name, data) for name in BASELINES}
+    reasons = {name: skip_reason(name, data) for name in BASELINES}
 
     assert reasons["popularity"] is None
     assert reasons["recent popularity"] == "the pairs have no times"
@@ -516,7 +520,7 @@ def test_the_first_that_a_query_has_not_seen_are_found_however_far_down_they_are
         request_queries = rng.integers(0, 10, queries).astype(np.int32)
         known = Pairs((seen // labels).astype(np.int32), (seen % labels).astype(np.int32))
         past = Past.fixed(known, queries=10, requests=request_queries)
-        found = _unseen(dataclasses.replace(TASK, rows_N=np.arange(queries), past=past, k=k), order_L)
+        found = _select_unseen(dataclasses.replace(TASK, rows_N=np.arange(queries), past=past, k=k), order_L)
         for asker, top in zip(request_queries, found, strict=True):
             unseen = [label for label in order_L if asker * labels + label not in seen][:k]
             assert top.tolist() == unseen + [-1] * (k - len(unseen))

@@ -12,12 +12,12 @@ from rich.console import Console
 from longtail.bundle import Bonus, CurvePoint, Interval
 from longtail.trainer import evaluate, fit
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, best_with_bonus, lines
-from longtail.trainer.evaluation.frontier import with_places
+from longtail.trainer.evaluation.frontier import reserve_slots
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
-NOISE = Noise("π", constant=False, apart=False)
+NOISE = Noise("π", constant=False, separate_prior=False)
 
 
 def test_lists_with_places_are_the_best_with_so_many_of_the_tail() -> None:
@@ -33,12 +33,12 @@ def test_lists_with_places_are_the_best_with_so_many_of_the_tail() -> None:
     first, tail_first = lists(scores), lists(scores + 1e3 * (buckets == 2))
     assert (first == -1).any()
     for reserved in range(k + 1):
-        for row, found in enumerate(with_places(first, tail_first, buckets, reserved)):
+        for row, found in enumerate(reserve_slots(first, tail_first, buckets, reserved)):
             order = [label for label in np.argsort(-scores[row]).tolist() if scores[row, label] > -np.inf]
             tail = [label for label in order if buckets[label] == 2][:reserved]
             others = [label for label in order if label not in tail][: k - len(tail)]
             assert sorted(found[found >= 0].tolist()) == sorted(tail + others), (row, reserved)
-    assert with_places(first, tail_first, buckets, 0).tolist() == first.tolist()
+    assert reserve_slots(first, tail_first, buckets, 0).tolist() == first.tolist()
 
 
 def priced(settings: list[Setting]) -> list[CurvePoint]:

@@ -20,7 +20,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import bias_removal_curve
+from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve
 from tests.trainer import tiny
 
 HEAD = """
@@ -126,8 +126,8 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, Past.fixed(known, queries=2, requests=request_queries), lambda rows: scores[rows], labels, config,
-        seed=0, settings=[Setting(0.0)],
+        held_out, Past.fixed(known, queries=2, requests=request_queries),
+        RankedModel(lambda rows: scores[rows], labels), config, seed=0, settings=[Setting(0.0)],
     )  # fmt: skip
 
     # Label 0 is seen by query 0 and hidden in both of its contexts: first are 1, 2 and, of query 1, label 0.

@@ -22,10 +22,10 @@ from longtail.trainer.cooccurrence import choose_term
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import tower_lists
+from longtail.trainer.evaluation.ranking import RankedModel, tower_lists
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
@@ -84,8 +84,8 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, block: int, mon
     world = World(bias=bias)
     monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", block)
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
-    lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
-    term = TermOf(world.made, HistoryEntries(world.past))
+    lists, _ = tower_lists(world.task, RankedModel(lambda rows_B: world.vectors[rows_B], world.side), towers)
+    term = HistoryTerm(world.made, HistoryEntries(world.past))
     top_SNK = lists.at(GRID, term)
     changed = 0
     for setting, top_NK in zip(GRID, top_SNK, strict=True):
@@ -95,7 +95,7 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, block: int, mon
     assert lists.with_term(term, GRID, 2).tolist() == top_SNK[:, :, :2].tolist()
     hits_SNK = np.stack([world.task.positives.hits(top_NK) for top_NK in top_SNK])
     assert 0 < hits_SNK.sum() < hits_SNK.size
-    alone_SNK = lists.with_term(term, GRID, wanted=world.task.positives)
+    alone_SNK = lists.with_term(term, GRID, positives=world.task.positives)
     for setting, alone_NK, top_NK, hits_NK in zip(GRID, alone_SNK, top_SNK, hits_SNK, strict=True):
         expected = np.where(hits_NK, top_NK, -1) if setting.cooccurrence else top_NK
         assert alone_NK.tolist() == expected.tolist(), setting
@@ -105,11 +105,12 @@ def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_
     world, plain = World(bias=True), World(bias=True)
     unknown_N = world.task.rows_N % 3 == 0
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
-    lists, _ = tower_lists(
-        world.task, lambda rows_B: world.vectors[rows_B], world.side, towers, unknown=lambda rows_B: rows_B % 3 == 0
-    )
-    top_SNK = lists.at(GRID, TermOf(world.made, HistoryEntries(world.past)))
-    few_SNK = lists.among(unknown_N).at(GRID, TermOf(world.made, HistoryEntries(world.past)))
+    model = RankedModel(
+        lambda rows_B: world.vectors[rows_B], world.side, unknown=lambda rows_B: rows_B % 3 == 0
+    )  # fmt: skip
+    lists, _ = tower_lists(world.task, model, towers)
+    top_SNK = lists.at(GRID, HistoryTerm(world.made, HistoryEntries(world.past)))
+    few_SNK = lists.select_rows(unknown_N).at(GRID, HistoryTerm(world.made, HistoryEntries(world.past)))
     world.vectors[:], world.side.bias[:] = 0, 0
     for setting, top_NK, few_NK in zip(GRID, top_SNK, few_SNK, strict=True):
         weight = max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0
@@ -133,7 +134,7 @@ def test_entries_are_the_last_of_their_types() -> None:
 
 def test_c_of_rows_is_the_term_of_their_histories() -> None:
     world = World()
-    term, entries = TermOf(world.made, HistoryEntries(world.past)), HistoryEntries(world.past)
+    term, entries = HistoryTerm(world.made, HistoryEntries(world.past)), HistoryEntries(world.past)
     rows = np.int32([3, 0, 9])
     c_BL = term(rows).toarray()
     for place, history in enumerate(entries.padded(rows, 4)):
@@ -152,7 +153,7 @@ def test_a_growing_past_is_read_event_by_event() -> None:
 def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
     world, queries = World(), 30
     towers = [Setting(bias_removal) for bias_removal in (0.0, 0.5, 1.0)]
-    lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
+    lists, _ = tower_lists(world.task, RankedModel(lambda rows_B: world.vectors[rows_B], world.side), towers)
     unordered = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
     ordered = replace(unordered, ordered=True)
     recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "weights": [0, 5]})

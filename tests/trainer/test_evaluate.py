@@ -10,7 +10,7 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import bias_removal_curve, rank
+from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve, rank
 from longtail.trainer.limits import check_choice
 from tests.trainer import tiny
 
@@ -36,6 +36,10 @@ def label_side(*, bias: bool = True) -> LabelSide:
         ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, log_pn=LOG_PN.astype(np.float32),
         buckets=Buckets.by_quantile(COUNTS),
     )  # fmt: skip
+
+
+def model(*, bias: bool = True) -> RankedModel:
+    return RankedModel(embed, label_side(bias=bias))
 
 
 def config(**changes: object) -> EvaluationConfig:
@@ -69,7 +73,7 @@ def test_evaluation_is_a_sort_of_every_score(
 ) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
 
-    curve = bias_removal_curve(HELD_OUT, PAST, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), seed=0)
+    curve = bias_removal_curve(HELD_OUT, PAST, model(bias=bias), config(exclude_seen=exclude_seen), seed=0)
 
     assert [point.bias_removal for point in curve] == GRID
     for point in curve:
@@ -83,7 +87,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
     (point,) = bias_removal_curve(
-        HELD_OUT, PAST, embed, label_side(), config(propensity=[1, 1], bias_removal=[0.7]), seed=0,
+        HELD_OUT, PAST, model(), config(propensity=[1, 1], bias_removal=[0.7]), seed=0,
     )  # fmt: skip
 
     reached, best = 0.0, 0.0
@@ -97,7 +101,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
         best += np.sort(inverse[wanted])[::-1][:2].sum()
     assert point.metrics["psp@2"].value == pytest.approx(reached / best)
     assert not any(name.startswith("ps") for name in bias_removal_curve(
-        HELD_OUT, PAST, embed, label_side(), config(), seed=0
+        HELD_OUT, PAST, model(), config(), seed=0
     )[0].metrics)  # fmt: skip
 
 
@@ -105,7 +109,7 @@ def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> Non
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen = Past.fixed(known, queries=2)
 
-    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen, [Setting(0.0), Setting(1.0)], k=L)
+    top, likelihoods = rank(np.int32([0, 1]), model(), seen, [Setting(0.0), Setting(1.0)], k=L)
 
     assert likelihoods == [None, None]
 
@@ -125,8 +129,8 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("calibrated_at", GRID)
 def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked(calibrated_at: float) -> None:
     curve = bias_removal_curve(
-        HELD_OUT, PAST, embed, label_side(), config(log_likelihood=True), seed=0,
-        calibrated_at=calibrated_at,
+        HELD_OUT, PAST, RankedModel(embed, label_side(), calibrated_at=calibrated_at), config(log_likelihood=True),
+        seed=0,
     )  # fmt: skip
 
     for point in curve:
@@ -154,8 +158,8 @@ def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_prob
     def measured(pairs: Any, log_p_L: np.ndarray) -> dict[str, float]:
         side = dataclasses.replace(label_side(), embeddings=ITEMS * 0, bias=log_p_L.astype(np.float32))
         (point,) = bias_removal_curve(
-            pairs, PAST, embed, side, config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"),
-            seed=0, settings=[Setting(0.0)], calibrated_at=0.0,
+            pairs, PAST, RankedModel(embed, side, calibrated_at=0.0),
+            config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"), seed=0, settings=[Setting(0.0)],
         )  # fmt: skip
         return {name: interval.value for name, interval in point.metrics.items()}
 
@@ -174,8 +178,8 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
 
     def likelihood(side: LabelSide, pairs: Any, *, described: bool) -> float:
         (point,) = bias_removal_curve(
-            pairs, PAST, embed, side, config(log_likelihood=True), seed=0,
-            settings=[Setting(0.7)], calibrated_at=0.7, described=described,
+            pairs, PAST, RankedModel(embed, side, calibrated_at=0.7, described=described), config(log_likelihood=True),
+            seed=0, settings=[Setting(0.7)],
         )  # fmt: skip
         return point.metrics["log_likelihood"].value
 
@@ -189,8 +193,8 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
 def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, label_side(), None, [*map(Setting, GRID)], k=L,
-        log_proposal=lambda rows: log_p[rows],
+        np.arange(QUERIES, dtype=np.int32), RankedModel(embed, label_side(), lambda rows: log_p[rows]), None,
+        [*map(Setting, GRID)], k=L,
     )  # fmt: skip
 
     for at, bias_removal in enumerate(GRID):
@@ -211,10 +215,8 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
     )  # fmt: skip
     settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5, 0), Setting(0.0, 2.0)]
 
-    top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, side, None, settings, k=L,
-        log_proposal=(lambda rows: log_proposal[rows].astype(np.float32)) if tree else None,
-    )  # fmt: skip
+    log_p = (lambda rows: log_proposal[rows].astype(np.float32)) if tree else None
+    top, _ = rank(np.arange(QUERIES, dtype=np.int32), RankedModel(embed, side, log_p), None, settings, k=L)
 
     assert side.rows().shape == (L, D + (2 if tree else 3))
     for at, (bias_removal, popularity, *_) in enumerate(settings):
@@ -256,10 +258,9 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
     seen = few.random((QUERIES, labels)) < 0.1
     past = Past.fixed(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
 
-    top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, past, settings, k=k,
-        log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
-    )  # fmt: skip
+    log_p = (lambda rows: np.float32(of_queries[rows])) if tree else None
+    model = RankedModel(lambda rows: np.float32(users[rows]), side, log_p)
+    top, _ = rank(np.arange(QUERIES, dtype=np.int32), model, past, settings, k=k)
 
     for at, (bias_removal, popularity, _, torso, tail, new) in enumerate(settings):
         noise = of_queries if tree else log_nu
@@ -273,15 +274,15 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
 
 def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:
     grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
-    best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, apart=True))
+    best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, separate_prior=True))
     assert best == Setting(0.7, 0.3)
     assert [*map(Setting.of, curve)] == [*map(Setting, GRID), *(Setting(0.7, at) for at in (-0.5, 0.5, 0.3))]
-    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, apart=True), best)
+    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, separate_prior=True), best)
 
-    best, curve = best_dial(measure, config(), Noise("π", constant=False, apart=False))
+    best, curve = best_dial(measure, config(), Noise("π", constant=False, separate_prior=False))
     assert (best, [*map(Setting.of, curve)]) == (Setting(0.7), [*map(Setting, GRID)])
 
-    best, curve = best_dial(measure, config(), Noise("uniform", constant=True, apart=True))
+    best, curve = best_dial(measure, config(), Noise("uniform", constant=True, separate_prior=True))
     assert best == Setting(0), "¼ from the best, as no other μ of the grid is"
     assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
@@ -294,7 +295,7 @@ def test_a_prior_with_a_calendar_is_not_left_out() -> None:
             for at in settings
         ]
 
-    ahead, grid = Noise("π", constant=False, apart=True, ahead=True), config(popularity=[0.5, 1.0])
+    ahead, grid = Noise("π", constant=False, separate_prior=True, ahead=True), config(popularity=[0.5, 1.0])
     assert best_dial(measure, grid, ahead)[0] == Setting(0.7)
     best, curve = best_dial(measure, grid, ahead, seasonal=True)
     assert best == Setting(0.0, 0.5)
@@ -336,25 +337,25 @@ def priced(settings: list[Setting]) -> list[CurvePoint]:
 )
 def test_the_default_is_the_best_that_reaches_the_floors(metric: str, floor: dict[str, Any], expected: float) -> None:
     grid = config(metric=metric, bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor=floor)
-    assert best_dial(priced, grid, Noise("π", constant=False, apart=False))[0] == Setting(expected)
+    assert best_dial(priced, grid, Noise("π", constant=False, separate_prior=False))[0] == Setting(expected)
 
 
 def test_a_prior_may_bring_a_floor_nearer() -> None:
     for floor, expected in ((0.02, Setting(0.5)), (0.5, Setting(0, 0.5))):
         grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor={"tail": floor})
-        assert best_dial(priced, grid, Noise("π^0.5", constant=False, apart=True))[0] == expected
+        assert best_dial(priced, grid, Noise("π^0.5", constant=False, separate_prior=True))[0] == expected
 
 
 def test_nothing_to_find_is_an_error() -> None:
     with pytest.raises(DataError, match="expected held-out pairs to find, found none of 36: 36 seen before"):
-        bias_removal_curve(KNOWN, PAST, embed, label_side(), config(), seed=0)
+        bias_removal_curve(KNOWN, PAST, model(), config(), seed=0)
 
 
 def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
     long = config(ks=[2, 20], metric="recall@20")
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
-        bias_removal_curve(HELD_OUT, PAST, embed, label_side(), long, seed=0)
+        bias_removal_curve(HELD_OUT, PAST, model(), long, seed=0)
 
 
 def test_a_metric_of_a_bucket_without_valid_pairs_is_refused() -> None:

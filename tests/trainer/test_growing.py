@@ -28,7 +28,7 @@ from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.groups import figures_by_group
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts
-from longtail.trainer.evaluation.ranking import bias_removal_curve
+from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut, Task
 from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher
@@ -56,10 +56,8 @@ def metrics(held_out: Pairs = HELD_OUT, **changes: Any) -> dict[str, float]:
         np.eye(L, dtype=np.float32), None, COUNTS, training_queries=3, temperature=1.0,
         log_pn=np.zeros(L, np.float32), buckets=Buckets.by_count(),
     )  # fmt: skip
-    (point,) = bias_removal_curve(
-        held_out, PAST, lambda rows_B: np.tile(np.float32([6, 5, 4, 3, 2, 1]), (len(rows_B), 1)), side,
-        config(**changes), seed=0, settings=[Setting(0.0)],
-    )  # fmt: skip
+    model = RankedModel(lambda rows_B: np.tile(np.float32([6, 5, 4, 3, 2, 1]), (len(rows_B), 1)), side)
+    (point,) = bias_removal_curve(held_out, PAST, model, config(**changes), seed=0, settings=[Setting(0.0)])
     return {name: interval.value for name, interval in point.metrics.items()}
 
 
@@ -98,7 +96,7 @@ def test_nothing_to_find_after_enough_pairs_is_an_error() -> None:
 def test_events_are_counted_with_what_is_left_out() -> None:
     all_events = HeldOut.of(HELD_OUT, PAST, config(exclude_seen=False), labels=L)
     assert asdict(all_events) == {
-        "pairs": 6, "distinct": 6, "short": 0, "seen": 0, "measured": 6, "queries": 3, "requests": 6
+        "pairs": 6, "distinct": 6, "short": 0, "repeated": 0, "measured": 6, "queries": 3, "requests": 6
     }  # fmt: skip
     assert str(all_events) == "6 pairs → 6 to find of 3 queries in 6 requests"
     later = HeldOut.of(HELD_OUT, PAST, config(least_history=2), labels=L)
@@ -112,7 +110,7 @@ def test_least_history_counts_known_pairs_of_queries_with_a_fixed_history() -> N
     """Query 0 has two known pairs and query 2 one; distinct pairs are (0, 2), (0, 1), (1, 3), (1, 0) and (2, 5)."""
     held_out, past = DATA.with_past(TEST, TRAIN, "fixed")
     found = HeldOut.of(held_out, past, config(history="fixed", least_history=1), labels=L)
-    assert (found.distinct, found.short, found.seen, found.measured, found.queries) == (5, 2, 1, 2, 2)
+    assert (found.distinct, found.short, found.repeated, found.measured, found.queries) == (5, 2, 1, 2, 2)
 
 
 def test_intervals_resample_queries_with_all_their_events() -> None:
@@ -121,7 +119,7 @@ def test_intervals_resample_queries_with_all_their_events() -> None:
     found, of = np.array([1.0, 1, 0, 1]), np.ones(4)
     assert of_events.interval(found, of) == of_queries.interval(np.array([2.0, 1]), np.array([3.0, 1]))
     assert of_events.per_query(found).tolist() == [2, 1]
-    first_and_last = of_events.among(np.array([True, False, False, True]))
+    first_and_last = of_events.select_rows(np.array([True, False, False, True]))
     assert first_and_last.interval(found[[0, 3]], of[:2]) == of_queries.interval(np.ones(2), np.ones(2))
 
 
@@ -281,7 +279,15 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
     bundle = fit(recipe, tmp_path / "bundle")
 
     figures = json.loads((tmp_path / "bundle" / "metrics.json").read_text())
-    counts = {"pairs": 240, "distinct": 240, "short": 48, "seen": 0, "measured": 192, "queries": 48, "requests": 192}
+    counts = {
+        "pairs": 240,
+        "distinct": 240,
+        "short": 48,
+        "repeated": 0,
+        "measured": 192,
+        "queries": 48,
+        "requests": 192,
+    }
     assert figures["held_out"] == {"valid": counts, "test": counts}
     found = evaluate(bundle).value("recall@1")
     assert found > 0.95
@@ -324,6 +330,6 @@ def test_labels_outside_of_a_bundle_stay_in_the_order_of_events(tmp_path: Path) 
 def test_check_counts_events_that_are_left_out(tmp_path: Path) -> None:
     found = check(write_sessions(tmp_path), overrides=["evaluation.least_history=3"])
     assert {name: found.splits["test"][name] for name in ("pairs", "short", "seen", "to find")} == {
-        "pairs": 240, "short": 144, "seen": 0, "to find": 96
+        "pairs": 240, "short": 144, "repeated": 0, "to find": 96
     }  # fmt: skip
     assert "test: evaluation.least_history leaves out 144 of 240 distinct pairs" in found.warnings

@@ -7,10 +7,10 @@ from longtail.trainer.evaluation.metrics import (
     Bootstrap,
     LabelFacts,
     Positives,
+    compute_metrics,
     interval_of_difference,
     interval_of_share,
     inverse_propensity,
-    metrics_of,
 )
 
 HEAD, TORSO, TAIL = 0, 1, 2
@@ -62,7 +62,7 @@ BY_HAND = {
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, object]:
     queries, labels = np.array(WANTED).T
-    return metrics_of(
+    return compute_metrics(
         TOP, Positives.of(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
         bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip
@@ -118,7 +118,7 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
     assert (once.low, once.high) == pytest.approx((0.066740, 0.652453), abs=1e-5)
     assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
     top, wanted = np.array([[1], [1]], np.int32), Positives.of(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
-    missed = metrics_of(
+    missed = compute_metrics(
         top, wanted, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
         bootstrap=Bootstrap(2, resamples=50, seed=0),
     )["recall@1/tail"]  # fmt: skip
@@ -165,7 +165,7 @@ def test_the_interval_of_a_difference_by_hand() -> None:
 def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
     wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
-    found = metrics_of(
+    found = compute_metrics(
         np.array([[0], [0], [0], [2], [2]], np.int32), wanted,
         LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8)), ks=[1],
         bootstrap=Bootstrap(5, resamples=10, seed=0),
@@ -207,7 +207,7 @@ SCORED_BY_HAND = {
 
 def scored(top: list[list[int]]) -> dict[str, float]:
     queries, labels = np.array(WANTED).T
-    metrics = metrics_of(
+    metrics = compute_metrics(
         np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5),
         LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), ks=[1, 3], bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip

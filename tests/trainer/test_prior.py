@@ -242,7 +242,7 @@ def test_scores_that_hold_popularity_already_get_the_change_of_popularity(folder
 
 
 def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> None:
-    noise = Noise("π", constant=False, apart=True, ahead=True)
+    noise = Noise("π", constant=False, separate_prior=True, ahead=True)
 
     def said(best: float, **grid: list[float]) -> str:
         config = EvaluationConfig.model_validate({"ks": [10], "metric": "recall@10", **grid})

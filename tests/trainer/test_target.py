@@ -15,7 +15,7 @@ from longtail.trainer import cli, evaluate, fit
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Positives
-from longtail.trainer.evaluation.target import FILE, FoundByLabel
+from longtail.trainer.evaluation.target import FILE, HitsByLabel
 from tests.trainer import tiny
 
 IDS = pa.array(["a", "b", "c", "d"])
@@ -24,11 +24,11 @@ TOP = {Setting(0.0): np.int32([[0, 1], [2, 3], [1, -1]]), Setting(1.0): np.int32
 WANTED = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 0)]
 
 
-def found() -> FoundByLabel:
-    made = FoundByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+def found() -> HitsByLabel:
+    made = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     queries, labels = np.array(WANTED).T
     for setting, top_NK in TOP.items():
-        made.see(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
+        made.count_hits(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
     return made
 
 
@@ -53,11 +53,11 @@ def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
 
 
 def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
-    made = FoundByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+    made = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     few = Positives.of(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
-    made.see(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
+    made.count_hits(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
     (tmp_path / FILE).write_bytes(made.to_bytes())
-    again = FoundByLabel.read(tmp_path)
+    again = HitsByLabel.read(tmp_path)
 
     assert again.ids.to_pylist() == ["a", "c"]
     assert (again.k, again.theory) == (2, {"uniform": Setting(0.0)})
@@ -66,7 +66,7 @@ def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
     assert again.recall("uniform")[1] == 0.5
     assert again.recall("train")[1] == pytest.approx(0.625)
     with pytest.raises(DataError, match=f"expected {FILE}, which longtail-train fit writes where it validates"):
-        FoundByLabel.read(tmp_path / "elsewhere")
+        HitsByLabel.read(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
         return np.minimum(kinds_N, kinds - 1), chosen
 
     grid = np.arange(0, 1.25, 0.25)
-    counted = FoundByLabel(k, pa.array([str(label) for label in range(labels)]), pi_L, labels)
+    counted = HitsByLabel(k, pa.array([str(label) for label in range(labels)]), pi_L, labels)
     shifted = []
     valid, test = drawn(pi_L), drawn(np.full(labels, 1 / labels))
     for strength in grid:
         top_XK = np.argsort(-(scores_XL + strength * np.log(pi_L)), axis=1)[:, :k].astype(np.int32)
         wanted = Positives.of(np.arange(each), valid[1], queries=each, labels=labels)
-        counted.see(Setting(float(strength)), top_XK[valid[0]], wanted)
+        counted.count_hits(Setting(float(strength)), top_XK[valid[0]], wanted)
         shifted.append((top_XK[test[0]] == test[1][:, None]).any(axis=1).mean())
 
     recalls, covered = counted.recall("uniform")
@@ -138,7 +138,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     recipe = tiny.write_job(tmp_path)
     overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]
     bundle = fit(recipe, tmp_path / "out", overrides=overrides)
-    kept = FoundByLabel.read(tmp_path / "out")
+    kept = HitsByLabel.read(tmp_path / "out")
     asked = {Setting(float(at)) for at in (0, 0.5, 1)}
     if loss:
         asked = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
@@ -146,7 +146,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     history = json.loads((tmp_path / "out" / "history.json").read_text())
     assert max(history["metrics"].values()) == pytest.approx(kept.best("uniform")[1]), "epochs are chosen by it too"
     assert bundle.manifest.bias_removal.noise == noise
-    assert set(kept.found) == asked
+    assert set(kept.hits) == asked
     assert kept.theory["uniform"] == theory
     assert kept.best("uniform")[0] == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     assert bundle.manifest.bias_removal.chosen_by == "target prior uniform and valid recall@5"

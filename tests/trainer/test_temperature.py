@@ -11,7 +11,7 @@ from longtail.trainer import DataError, RecipeError, fit, load_recipe
 from longtail.trainer import temperature as search
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DivergedError, TrainerError
-from longtail.trainer.evaluation.target import FoundByLabel
+from longtail.trainer.evaluation.target import HitsByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.study import SearchSpace
@@ -54,7 +54,7 @@ def test_auto_compares_temperatures_under_the_target_prior(tmp_path: Path) -> No
     tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
     temperature, found = min(tried.items(), key=lambda each: each[1])  # a short run of one epoch is the whole run
     fit(recipe, tmp_path / "worst", overrides=[*overrides, f"model.temperature={temperature}"])
-    assert FoundByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(found)
+    assert HitsByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(found)
 
 
 def test_auto_skips_temperatures_that_diverge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,24 +78,24 @@ def run(
     """
     from longtail.bundle.store import refuse_existing
     from longtail.tables import as_source, is_query
-    from longtail.trainer.audit.measure import Audited, audit
+    from longtail.trainer.audit.measure import AuditInputs, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
 
     refuse_existing(out)
     promised = None if promise is None else read_promise(promise)
     baselines = ["popularity", "item-kNN"] if baseline is None else [name for name in baseline if name != "none"]
-    found = audit(
-        Audited(
+    figures = audit(
+        AuditInputs(
             lists if is_query(lists) else as_source(lists), train, test, query_id=query_id, label_id=label_id,
             timestamp=timestamp, rank=rank, score=score, ks=tuple(k or [20]), queries=queries, labels=labels,
             groups=tuple(group or ()), valid=valid, baselines=tuple(baselines), buckets=buckets,
             include_seen=include_seen,
         )
     )  # fmt: skip
-    verdicts = [] if promised is None else judge(promised, found)
-    show(found, verdicts, Console())
-    write(found, verdicts, out)
+    verdicts = [] if promised is None else judge(promised, figures)
+    show(figures, verdicts, Console())
+    write(figures, verdicts, out)
     raise typer.Exit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 

@@ -16,7 +16,7 @@ from longtail.bundle.arrays import Bools, Int32, Int64
 from longtail.bundle.one_line import one_line
 from longtail.bundle.sets import distinct, is_in
 from longtail.tables.times import format_time
-from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
+from longtail.trainer.audit.lists import ListColumns, ListEntries, match_ids, read_lists
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import format_errors
 from longtail.trainer.config.rows import name_sources
@@ -36,18 +36,18 @@ BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN = "before_train_ends", "before_own_train"
 
 
 @dataclass(frozen=True)
-class Audited:
-    """Say what is audited, and how.
+class AuditInputs:
+    """Name the tables and options of an audit.
 
     Args:
-        lists: place of a table of lists.
+        lists: source of a table of lists.
         rank, score: column that orders the rows of a query; by default `rank`, `score` or the order of the rows.
-        train: places of interactions, as a recipe has them; buckets and baselines come from these.
-        valid: places of interactions that queries are known by too.
-        test: places of interactions to find.
+        train: sources of interactions, like in a recipe; buckets and baselines come from these.
+        valid: sources of more interactions of the queries' histories.
+        test: sources of interactions to find.
         ks: list lengths; the first is that of the tables.
         queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
-        include_seen: whether labels that a query is known by may be listed and found.
+        include_seen: whether labels of a query's history may be listed and found.
     """
 
     lists: Path | str
@@ -70,7 +70,7 @@ class Audited:
     __repr__ = one_line
 
     def configs(self) -> tuple[DataConfig, EvaluationConfig]:
-        """Return the same as sections of a recipe; raises RecipeError."""
+        """Return sections of a recipe; raises RecipeError."""
         try:
             data = DataConfig.model_validate({
                 "train": self.train, "valid": self.valid, "test": self.test, "query_id": self.query_id,
@@ -94,22 +94,22 @@ class Audited:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """Count entries, pairs or queries that lists or splits should not have."""
 
     name: str
     count: int
-    of: int
-    what: str
+    total: int
+    explanation: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.in_words}"
+        return f"{self.name}: {self.description}"
 
     @property
-    def in_words(self) -> str:
-        """Return the count with what it counts."""
-        share = f" ({self.count / self.of:.1%})" if self.of else ""
-        return f"{self.count:,} of {self.of:,}{share} {self.what}"
+    def description(self) -> str:
+        """Return the count with its explanation."""
+        share = f" ({self.count / self.total:.1%})" if self.total else ""
+        return f"{self.count:,} of {self.total:,}{share} {self.explanation}"
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class Audit:
 
     Attributes:
         metric: recall at the first k.
-        listed: labels of each bucket among the first k of every query's list, by the bucket's name, int64 [N].
-        notes: what was left out or read in another way, and which order was taken; of baselines, where none ran.
+        listed: number of labels in the first k of every query's list, by bucket, int64 [N].
+        notes: lines about what was left out, the order of lists, and baselines if none ran.
     """
 
     name: str
@@ -142,41 +142,41 @@ class Audit:
     listed: dict[str, Int64]
     groups: list[Group]
     compared: Comparison | None
-    findings: list[Finding]
+    findings: list[AuditFinding]
     notes: list[str]
 
     __repr__ = one_line
 
 
-def audit(audited: Audited) -> Audit:
+def audit(inputs: AuditInputs) -> Audit:
     """Measure lists against interactions.
 
     Raises:
-        RecipeError: arguments that do not go together.
-        DataError: a table that cannot be read, or whose ids are not those of the others.
+        RecipeError: arguments do not go together.
+        DataError: a table cannot be read, or its ids are not those of the others.
     """
-    data, config = audited.configs()
+    data, config = inputs.configs()
     k = max(config.ks)
-    lists = read_lists(audited.lists, Columns(audited.query_id, audited.label_id, audited.rank, audited.score), k)
-    dataset = load_dataset(data, seed=_SEED, columns={"query": audited.groups, "label": ()})
-    where = name_sources(audited.lists)
-    query_rows = rows_of(lists.queries, dataset.query_ids, "queries", where)
-    label_rows = rows_of(lists.labels, dataset.label_ids, "labels", where)
+    lists = read_lists(inputs.lists, ListColumns(inputs.query_id, inputs.label_id, inputs.rank, inputs.score), k)
+    dataset = load_dataset(data, seed=_SEED, columns={"query": inputs.groups, "label": ()})
+    source = name_sources(inputs.lists)
+    query_rows = match_ids(lists.queries, dataset.query_ids, "queries", source)
+    label_rows = match_ids(lists.labels, dataset.label_ids, "labels", source)
     named = len(dataset.label_ids)
     label_rows[label_rows < 0] = np.arange(named, named + int((label_rows < 0).sum()))
     labels = max(named, int(label_rows.max()) + 1)
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
-    known, queries = dataset.pairs_before("test"), len(dataset.query_ids)
-    past = Past.fixed(known, queries=queries)
+    queries = len(dataset.query_ids)
+    past = Past.fixed(dataset.pairs_before("test"), queries=queries)
     to_find = HeldOut.of(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
-    if to_find.seen and not to_find.measured and not audited.include_seen:
+    if to_find.repeated and not to_find.measured and not inputs.include_seen:
         raise DataError(
-            f"--test: expected pairs that are not in train or valid too, found {to_find.seen:,} that all are; use "
+            f"--test: expected pairs that are not in train or valid too, found {to_find.repeated:,} that all are; use "
             "--include-seen where a query may find a label again"
         )
     task = Task.of(dataset.test, past, config, labels=labels, seed=_SEED)
-    placed = _Placed.of(lists, query_rows, label_rows, task)
+    aligned = _AlignedLists.of(lists, query_rows, label_rows, task)
     counts = np.bincount(dataset.train.labels, minlength=labels)
     bucket_L = buckets_for(config, counts).assign(counts)
     facts = LabelFacts(counts, bucket_L)
@@ -188,27 +188,27 @@ def audit(audited: Audited) -> Audit:
             dataset.valid, past_of_valid, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES
         )  # fmt: skip
         tuning = valid, replace(learnt, past=past_of_valid)
-    compared, left_out = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
+    compared, left_out = compare(task, aligned.top_NK, facts, learnt, config, tuning=tuning)
     compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
     sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
-    top_NK = placed.top_NK[:, : audited.ks[0]]
+    top_NK = aligned.top_NK[:, : inputs.ks[0]]
     bucket_NK = np.where(top_NK < 0, -1, bucket_L[top_NK])
     return Audit(
-        where, config.metric, len(task.rows_N), len(task.positives.keys), labels,
-        task.metrics(placed.top_NK, facts),
-        [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
+        source, config.metric, len(task.rows_N), len(task.positives.keys), labels,
+        task.metrics(aligned.top_NK, facts),
+        [Bucket(name, *map(int, counts)) for name, *counts in zip(BUCKET_NAMES, *sums, strict=True)],
         {name: (bucket_NK == bucket).sum(axis=1) for bucket, name in enumerate(BUCKET_NAMES)},
-        figures_by_group(config.groups, dataset, task, placed.top_NK, facts),
+        figures_by_group(config.groups, dataset, task, aligned.top_NK, facts),
         compared,
-        _findings(placed, dataset, task, to_find, audited, named),
-        [*left_out, f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines("--")],
+        _findings(aligned, dataset, task, to_find, inputs, named),
+        [*left_out, f"Lists are ordered by {lists.order}", *_notes(aligned, lists, k), *dataset.report.lines("--")],
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """Place lists as a task ranks its queries.
+class _AlignedLists:
+    """Lists by row of a task.
 
     Attributes:
         top_NK: label rows, int32; −1 where a list ends, and where it repeats a label.
@@ -223,44 +223,44 @@ class _Placed:
     left_out: int
 
     @classmethod
-    def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
-        listed = query_rows[lists.query_E]
-        kept_E: Bools = is_in(listed, task.rows_N)
-        row_E = np.searchsorted(task.rows_N, listed[kept_E])
-        label_E, place_E = label_rows[lists.label_E[kept_E]], lists.place_E[kept_E]
+    def of(cls, lists: ListEntries, query_rows: Int32, label_rows: Int32, task: Task) -> _AlignedLists:
+        query_row_E = query_rows[lists.query_E]
+        in_task_E: Bools = is_in(query_row_E, task.rows_N)
+        row_E = np.searchsorted(task.rows_N, query_row_E[in_task_E])
+        label_E, rank_E = label_rows[lists.label_E[in_task_E]], lists.rank_E[in_task_E]
         length_N = np.bincount(row_E, minlength=len(task.rows_N))
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
         top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
-        top_NK[row_E[first], place_E[first]] = label_E[first]
+        top_NK[row_E[first], rank_E[first]] = label_E[first]
         left_out = int((~is_in(query_rows, task.rows_N)).sum())
         return cls(top_NK, length_N, len(row_E) - len(first), left_out)
 
 
 def _findings(
-    placed: _Placed, dataset: Dataset, task: Task, to_find: HeldOut, audited: Audited, named: int
-) -> list[Finding]:  # fmt: skip
+    aligned: _AlignedLists, dataset: Dataset, task: Task, to_find: HeldOut, inputs: AuditInputs, named: int
+) -> list[AuditFinding]:  # fmt: skip
     train, test, labels = dataset.pairs_before("test"), dataset.test, task.positives.labels
-    entries, queries = int(placed.length_N.sum()), len(task.rows_N)
+    entries, queries = int(aligned.length_N.sum()), len(task.rows_N)
     row_n, label_n = task.past.seen_labels(task.rows_N).T
-    keys_NK = np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK
-    known_NK = is_in(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
-    allowed = " (allowed by --include-seen)" if audited.include_seen else ""
-    found = [
-        Finding(
-            "seen_listed", int(known_NK.sum()), entries,
+    keys_NK = np.arange(queries)[:, None] * np.int64(labels) + aligned.top_NK
+    seen_NK = is_in(keys_NK, distinct(row_n * labels + label_n)) & (aligned.top_NK >= 0)
+    allowed = " (allowed by --include-seen)" if inputs.include_seen else ""
+    findings = [
+        AuditFinding(
+            "seen_listed", int(seen_NK.sum()), entries,
             f"entries are labels that the query is known by already{allowed}",
         ),
-        Finding("seen_test", to_find.seen, to_find.distinct, f"test pairs are in train or valid too{allowed}"),
-        Finding("repeated", placed.repeats, entries, "entries repeat a label of their list, and find nothing"),
-        Finding(
-            "unnamed", int((placed.top_NK >= named).sum()), entries,
-            f"entries are labels that no interaction{', nor --labels,' if audited.labels else ''} names",
+        AuditFinding("seen_test", to_find.repeated, to_find.distinct, f"test pairs are in train or valid too{allowed}"),
+        AuditFinding("repeated", aligned.repeats, entries, "entries repeat a label of their list, and find nothing"),
+        AuditFinding(
+            "unnamed", int((aligned.top_NK >= named).sum()), entries,
+            f"entries are labels that no interaction{', nor --labels,' if inputs.labels else ''} names",
         ),
-        Finding(
-            "without_list", int((placed.length_N == 0).sum()), queries, "test queries have no list: they find nothing"
+        AuditFinding(
+            "without_list", int((aligned.length_N == 0).sum()), queries, "test queries have no list: they find nothing"
         ),
-        Finding(
-            "short", int(((placed.length_N > 0) & (placed.length_N < task.k)).sum()), queries,
+        AuditFinding(
+            "short", int(((aligned.length_N > 0) & (aligned.length_N < task.k)).sum()), queries,
             f"test queries have a list of fewer than {task.k} labels",
         ),
     ]  # fmt: skip
@@ -268,29 +268,29 @@ def _findings(
         newest, unit = float(train.times.max()), dataset.report.unit
         last_Q = np.full(len(dataset.query_ids), -np.inf)
         np.maximum.at(last_Q, train.queries, train.times)
-        found += [
-            Finding(
+        findings += [
+            AuditFinding(
                 BEFORE_TRAIN_ENDS, int((test.times < newest).sum()), len(test),
                 f"test pairs are older than the newest pair of train and valid, {format_time(newest, unit)}: "
                 "popularity and other queries tell of what is to come",
             ),
-            Finding(
+            AuditFinding(
                 BEFORE_OWN_TRAIN, int((test.times < last_Q[test.queries]).sum()), len(test),
                 "test pairs are older than a pair of train or valid of their own query",
             ),
         ]  # fmt: skip
-    return found
+    return findings
 
 
-def _notes(placed: _Placed, lists: Lists, k: int) -> list[str]:
+def _notes(aligned: _AlignedLists, lists: ListEntries, k: int) -> list[str]:
     notes = [] if lists.empty_files is None else [f"Lists: {lists.empty_files}"]
     if lists.longer:
         notes.append(
             f"{lists.longer:,} of {len(lists.queries):,} lists are longer than {k} labels: the rest is left out"
         )
-    if placed.left_out:
+    if aligned.left_out:
         notes.append(
-            f"{placed.left_out:,} of {len(lists.queries):,} lists are of queries without a test pair to find: they are "
-            "left out of all figures"
+            f"{aligned.left_out:,} of {len(lists.queries):,} lists are of queries without a test pair to find: they "
+            "are left out of all figures"
         )
     return notes

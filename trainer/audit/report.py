@@ -33,7 +33,7 @@ _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1
 
 
 def show(audit: Audit, verdicts: Sequence[PromiseVerdict], console: Console) -> None:
-    """Print what an audit found."""
+    """Print the figures of an audit."""
     metrics, k = audit.metrics, k_of(audit.metric)
     overall = ", ".join(f"{name} {_bounds(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
     console.print(
@@ -47,14 +47,14 @@ def show(audit: Audit, verdicts: Sequence[PromiseVerdict], console: Console) -> 
     if audit.compared is not None:
         console.print(baseline_table(audit.compared, columns).rich())
         console.print(audit.compared.sentence, highlight=False, markup=False, soft_wrap=True)
-    found = [str(each) for each in audit.findings if each.count]
-    nothing = ", ".join(each.name for each in audit.findings if not each.count)
-    lines = [*(audit.compared.notes if audit.compared else []), *audit.notes, *found]
-    for line in [*lines, *([f"none: {nothing}"] if nothing else [])]:
+    leaks = [str(finding) for finding in audit.findings if finding.count]
+    absent = ", ".join(finding.name for finding in audit.findings if not finding.count)
+    lines = [*(audit.compared.notes if audit.compared else []), *audit.notes, *leaks]
+    for line in [*lines, *([f"none: {absent}"] if absent else [])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for each in verdicts:
-        style = "bold green" if each.kept else "bold red"
-        console.print(f"[{style}]{escape(str(each))}[/]", highlight=False, soft_wrap=True)
+    for verdict in verdicts:
+        style = "bold green" if verdict.kept else "bold red"
+        console.print(f"[{style}]{escape(str(verdict))}[/]", highlight=False, soft_wrap=True)
 
 
 def write(audit: Audit, verdicts: Sequence[PromiseVerdict], out: Path) -> None:
@@ -63,8 +63,8 @@ def write(audit: Audit, verdicts: Sequence[PromiseVerdict], out: Path) -> None:
         "lists": audit.name, "metric": audit.metric, "queries": audit.queries, "pairs": audit.pairs,
         "labels": audit.labels, "metrics": {name: figure.model_dump() for name, figure in audit.metrics.items()},
         "buckets": {bucket.name: asdict(bucket) for bucket in audit.buckets}, "groups": record_of(audit.groups),
-        "findings": {each.name: asdict(each) | {"in_words": str(each)} for each in audit.findings},
-        "notes": audit.notes, "promise": [each.record() for each in verdicts],
+        "findings": {it.name: asdict(it) | {"in_words": str(it)} for it in audit.findings},
+        "notes": audit.notes, "promise": [verdict.record() for verdict in verdicts],
     }  # fmt: skip
     record |= {} if audit.compared is None else audit.compared.record()
     with atomic_directory(out) as folder:
@@ -98,17 +98,17 @@ def _html(audit: Audit, verdicts: Sequence[PromiseVerdict]) -> bytes:
         **{name: _bounds(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
     }  # fmt: skip
     if verdicts:
-        cards["Promise"] = f"{sum(each.kept for each in verdicts)} of {len(verdicts)} kept"
+        cards["Promise"] = f"{sum(verdict.kept for verdict in verdicts)} of {len(verdicts)} kept"
     plots = [
         plot(lambda axes: _bars(axes, models, "recall", k), f"Recall@{k} by bucket of labels"),
         plot(lambda axes: _bars(axes, models, "exposure", k), f"Share of the top {k} given to each bucket of labels"),
     ]
-    found = [f"{each.in_words} ({each.name})" for each in audit.findings if each.count]
-    none = ", ".join(each.name for each in audit.findings if not each.count)
-    folded = f"<details><summary>Looked for and not found</summary><p>{none}</p></details>" if none else ""
+    leaks = [f"{finding.description} ({finding.name})" for finding in audit.findings if finding.count]
+    absent = ", ".join(finding.name for finding in audit.findings if not finding.count)
+    folded = f"<details><summary>Looked for and not found</summary><p>{absent}</p></details>" if absent else ""
     body = (
-        f"{_lines('Promise', [str(each) for each in verdicts])}"
-        f"{_lines('Leaks and gaps', [*found, *audit.notes])}{folded}"
+        f"{_lines('Promise', [*map(str, verdicts)])}"
+        f"{_lines('Leaks and gaps', [*leaks, *audit.notes])}{folded}"
         f"<h2>By bucket of labels</h2>{_bucket_table(audit).html()}"
         f"{groups_html(audit.groups, audit.metric)}{baselines_html(audit.compared)}"
     )
@@ -127,10 +127,10 @@ def _lines(title: str, lines: Sequence[str]) -> str:
 
 def _bars(axes: Axes, models: Mapping[str, Mapping[str, Interval]], metric: str, k: str) -> None:
     width = 0.8 / len(models)
-    for at, (name, metrics) in enumerate(models.items()):
-        places = [bucket + (at - (len(models) - 1) / 2) * width for bucket in range(len(BUCKET_NAMES))]
+    for i, (name, metrics) in enumerate(models.items()):
+        x = [bucket + (i - (len(models) - 1) / 2) * width for bucket in range(len(BUCKET_NAMES))]
         values = [metrics[f"{metric}@{k}/{bucket}"].value for bucket in BUCKET_NAMES]
-        axes.bar(places, values, width, label=name, color=_COLOURS[at % len(_COLOURS)])
+        axes.bar(x, values, width, label=name, color=_COLOURS[i % len(_COLOURS)])
     axes.set(title=f"{metric.capitalize()}@{k}", ylim=(0, None))
     axes.set_xticks(range(len(BUCKET_NAMES)), BUCKET_NAMES)
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.08), columnspacing=1, handlelength=1.2)

@@ -78,7 +78,7 @@ class Interactions:
     @cached_property
     def popularity(self) -> Float64:
         """Sum the weights of every label's training pairs, float64 [L]."""
-        return _counts(self.train.labels, self.train.weights, self.labels)
+        return _count_pairs(self.train.labels, self.train.weights, self.labels)
 
     @cached_property
     def pairs_of_training(self) -> csr_matrix:
@@ -158,12 +158,12 @@ def recent_popularity(data: Interactions, settings: Settings) -> SameForAll:
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
     latest = max(1, round(settings["share"] * len(times)))
-    since = np.partition(times, len(times) - latest)[len(times) - latest]
-    taken_N = times > since
-    # Many pairs may have the time `since`: the first of them fill the share exactly.
-    taken_N[np.flatnonzero(times == since)[: latest - int(taken_N.sum())]] = True
+    oldest = np.partition(times, len(times) - latest)[len(times) - latest]
+    latest_N = times > oldest
+    # Many pairs may have the time `oldest`: the first ones fill the share exactly.
+    latest_N[np.flatnonzero(times == oldest)[: latest - int(latest_N.sum())]] = True
     weights = data.train.weights
-    counts = _counts(data.train.labels[taken_N], None if weights is None else weights[taken_N], data.labels)
+    counts = _count_pairs(data.train.labels[latest_N], None if weights is None else weights[latest_N], data.labels)
     return SameForAll(counts.astype(np.float32))
 
 
@@ -218,15 +218,15 @@ def item_knn(data: Interactions, settings: Settings) -> FromHistory:
     Similarity is x·y / (|x| |y| + `shrink`), a cosine if `shrink` is 0, after queries are scaled to unit length
     [Deshpande and Karypis 2004, §4; Ferrari Dacrema et al. 2019, §3.1].
     """
-    length_Q = _lengths(data.pairs_of_training, axis=1)
+    length_Q = _norms(data.pairs_of_training, axis=1)
     scaled_QL = (diags(1 / np.maximum(length_Q, 1e-12)) @ data.pairs_of_training).tocsr()
-    norm_L = _lengths(scaled_QL, axis=0)
+    norm_L = _norms(scaled_QL, axis=0)
     return _by_nearest(
         data, scaled_QL, settings, lambda label_n, near_n: norm_L[label_n] * norm_L[near_n] + settings["shrink"]
     )
 
 
-def _lengths(matrix: csr_matrix, axis: int) -> Float64:
+def _norms(matrix: csr_matrix, axis: int) -> Float64:
     lengths: Float64 = np.sqrt(np.asarray(matrix.power(2).sum(axis=axis), np.float64).ravel())
     return lengths
 
@@ -300,7 +300,7 @@ def ease(data: Interactions, settings: Settings) -> FromHistory:
         inverse_LL[:, part] = (pairs_QL.T @ pairs_QL[:, part]).toarray()
     inverse_LL[np.diag_indices(labels)] += settings["l2"]
     # Both work in place, on the lower triangle. OpenBLAS' threads end the process from some 33,000 rows on.
-    with _alone() if labels > _ONE_THREAD else nullcontext():
+    with _single_thread() if labels > _ONE_THREAD else nullcontext():
         inverse_LL, failed = lapack.spotrf(inverse_LL, lower=1, clean=0, overwrite_a=1)
         if failed:
             raise ValueError(f"EASE: l2 = {settings['l2']:g} is too small for float32; use a larger one")
@@ -323,7 +323,7 @@ def ials(data: Interactions, settings: Settings) -> Scores:
     """
     from implicit.als import AlternatingLeastSquares
 
-    with _alone():
+    with _single_thread():
         model = AlternatingLeastSquares(
             factors=_FACTORS, iterations=_ITERATIONS, alpha=settings["confidence"],
             regularization=settings["regularization"], random_state=data.seed, use_gpu=False,
@@ -331,7 +331,7 @@ def ials(data: Interactions, settings: Settings) -> Scores:
         model.fit(data.pairs_of_training, show_progress=False)
 
     def scores(rows_B: Int32) -> Float32:
-        with _alone():
+        with _single_thread():
             factors_BF = model.recalculate_user(rows_B, data.histories(rows_B))
         scores_BL: Float32 = factors_BF @ model.item_factors.T
         return scores_BL
@@ -347,13 +347,13 @@ READINGS: tuple[Settings, ...] = tuple(
     for decay in decays
 )  # fmt: skip
 """Readings of histories to choose from; none reads further than to weights of some .02."""
-WHOLE = READINGS[0]
+FULL_READING = READINGS[0]
 """Reading that counts all pairs of a history alike."""
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """A baseline: its fit, settings, and grid for validation pairs.
+class BaselineMethod:
+    """Describe a baseline: its fit, settings, and grid for validation pairs.
 
     Attributes:
         grid_of: makes a grid that depends on the data, in place of `grid`.
@@ -375,33 +375,33 @@ class Baseline:
         return data.ordered and "last" in self.settings
 
 
-BASELINES: dict[str, Baseline] = {
-    "popularity": Baseline(popularity, {}),
-    "recent popularity": Baseline(
+BASELINES: dict[str, BaselineMethod] = {
+    "popularity": BaselineMethod(popularity, {}),
+    "recent popularity": BaselineMethod(
         recent_popularity, {"share": 0.1}, tuple({"share": 0.5**halvings} for halvings in range(1, 9)), True
     ),
-    "attribute share": Baseline(
+    "attribute share": BaselineMethod(
         attribute_share, {"column": None, "smoothing": 5, "share": 1}, tuned=True, grid_of=_attribute_grid
     ),
-    "item-kNN": Baseline(
+    "item-kNN": BaselineMethod(
         item_knn,
-        {"neighbours": 200, "shrink": 1} | WHOLE,
+        {"neighbours": 200, "shrink": 1} | FULL_READING,
         tuple({"neighbours": n, "shrink": shrink} for n in (50, 200, 500) for shrink in (0, 0.3, 1, 3, 10)),
     ),
-    "RP3beta": Baseline(
+    "RP3beta": BaselineMethod(
         rp3beta,
-        {"neighbours": 200, "alpha": 0.7, "beta": 0.35} | WHOLE,
+        {"neighbours": 200, "alpha": 0.7, "beta": 0.35} | FULL_READING,
         tuple(
             {"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.05, 0.2, 0.35, 0.5, 0.65)
         ),
     ),
-    "EASE": Baseline(ease, {"l2": 200} | WHOLE, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
-    "Turbo-CF": Baseline(
+    "EASE": BaselineMethod(ease, {"l2": 200} | FULL_READING, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
+    "Turbo-CF": BaselineMethod(
         turbo_cf,
-        {"neighbours": 2000, "alpha": 0.6, "power": 0.7} | WHOLE,
+        {"neighbours": 2000, "alpha": 0.6, "power": 0.7} | FULL_READING,
         tuple({"alpha": alpha, "power": power} for alpha in (0.4, 0.5, 0.6, 0.7) for power in (0.5, 0.7, 1, 1.4)),
     ),
-    "iALS": Baseline(
+    "iALS": BaselineMethod(
         ials,
         {"confidence": 5, "regularization": 1},
         tuple({"confidence": c, "regularization": c * ratio} for c in (1, 5, 20, 60) for ratio in (0.2, 1, 5)),
@@ -410,7 +410,7 @@ BASELINES: dict[str, Baseline] = {
 """Baselines by the names of `evaluation.baselines`."""
 
 
-def in_words(settings: Settings) -> str:
+def format_settings(settings: Settings) -> str:
     """Write settings for a table, such as `l2 200, last all, decay 1`."""
     words = {("last", 0): "all", ("share", 0): "of the prior", ("column", None): "the first"}
     return ", ".join(
@@ -419,8 +419,8 @@ def in_words(settings: Settings) -> str:
     )
 
 
-def skipped(name: str, data: Interactions) -> str | None:
-    """Return why a baseline is not run on these data; None if it is."""
+def skip_reason(name: str, data: Interactions) -> str | None:
+    """Return why a baseline is not run on these data; None if it runs."""
     if name == "recent popularity" and data.train.times is None:
         return "the pairs have no times"
     if name == "attribute share" and not data.columns:
@@ -444,7 +444,7 @@ def skipped(name: str, data: Interactions) -> str | None:
 
 
 def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
-    """Make a baseline's lists like `rank`, int32 [N, K]; −1 if no unseen label is left.
+    """Compute a baseline's lists, int32 [N, K]; −1 if no unseen label is left.
 
     A row without history gets the most popular labels.
     """
@@ -452,12 +452,12 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     newcomer_N = task.past.lengths(task.rows_N) == 0
     if isinstance(scores, SameForAll):
         ranked_L = popular_L[np.argsort(-scores.scores_L[popular_L], kind="stable")]
-        top_NK = _unseen(task, ranked_L)
+        top_NK = _select_unseen(task, ranked_L)
         if newcomer_N.any():
-            top_NK[newcomer_N] = _unseen(task, popular_L)[newcomer_N]
+            top_NK[newcomer_N] = _select_unseen(task, popular_L)[newcomer_N]
         return top_NK
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
-    places_L, negative_L = np.argsort(popular_L), -np.arange(1, data.labels + 1, dtype=np.float32)
+    rank_L, negative_L = np.argsort(popular_L), -np.arange(1, data.labels + 1, dtype=np.float32)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.rows_N[start : start + block]
         scores_BL = np.take(scores(rows_B), popular_L, axis=1)
@@ -465,16 +465,16 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
         if scores_BL.min() >= 0:
             # Most labels may score 0, and `best` takes ten times as long with so many ties.
             np.copyto(scores_BL, negative_L, where=scores_BL == 0)
-        if task.seen is not None:
-            row_n, label_n = task.seen.seen_labels(rows_B).T
-            scores_BL[row_n, places_L[label_n]] = -np.inf
-        places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
-        places_BK = best(scores_BL, places_BL, task.k)
-        top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
+        if task.excluded is not None:
+            row_n, label_n = task.excluded.seen_labels(rows_B).T
+            scores_BL[row_n, rank_L[label_n]] = -np.inf
+        rank_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
+        rank_BK = best(scores_BL, rank_BL, task.k)
+        top_NK[start : start + block] = np.where(rank_BK < 0, -1, popular_L[rank_BK])
     return top_NK
 
 
-def _unseen(task: Task, order_L: Int64) -> Int32:
+def _select_unseen(task: Task, order_L: Int64) -> Int32:
     """Select each row's first K unseen labels in a common order, int32 [N, K]; −1 if none is left."""
     column_L = np.empty(len(order_L), np.int64)
     column_L[order_L] = np.arange(len(order_L))
@@ -486,26 +486,26 @@ def _unseen(task: Task, order_L: Int64) -> Int32:
         for start in range(0, len(rows_M), block):
             rows_B = rows_M[start : start + block]
             unseen_BC = np.ones((len(rows_B), len(candidates_C)), np.bool_)
-            if task.seen is not None:
-                row_n, label_n = task.seen.seen_labels(task.rows_N[rows_B]).T
+            if task.excluded is not None:
+                row_n, label_n = task.excluded.seen_labels(task.rows_N[rows_B]).T
                 near_n = column_L[label_n] < len(candidates_C)
                 unseen_BC[row_n[near_n], column_L[label_n[near_n]]] = False
-            place_BC = np.cumsum(unseen_BC, axis=1) - 1
-            row, column = np.nonzero(unseen_BC & (place_BC < task.k))
-            top_NK[rows_B[row], place_BC[row, column]] = candidates_C[column]
-            short.append(rows_B[place_BC[:, -1] < task.k - 1])
+            rank_BC = np.cumsum(unseen_BC, axis=1) - 1
+            row, column = np.nonzero(unseen_BC & (rank_BC < task.k))
+            top_NK[rows_B[row], rank_BC[row, column]] = candidates_C[column]
+            short.append(rows_B[rank_BC[:, -1] < task.k - 1])
         rows_M, width = np.concatenate(short) if width < len(order_L) else rows_M[:0], _FURTHER * width
     return top_NK
 
 
-def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
+def _count_pairs(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
     if weights_N is None:
         return occurrences(labels_N, labels).astype(np.float64)
     return np.bincount(labels_N, weights_N, minlength=labels).astype(np.float64)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     """Use one BLAS thread, and hide the advice of `implicit`, which has its own threads."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")

@@ -37,10 +37,10 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of, unknown_to
+from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve, log_proposal_of, unknown_to
 from longtail.trainer.prior import type_weights
 
 
@@ -149,7 +149,7 @@ def evaluate(
         raise RecipeError(
             "split and overrides: expected a recipe with them (--recipe), received none: a bundle holds one table"
         )
-    where = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
+    source = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
     if not isinstance(bundle, Bundle):
         bundle = Bundle.load(Path(bundle))
     name, stored = bundle.manifest.name, bundle.manifest.bias_removal
@@ -160,10 +160,10 @@ def evaluate(
         recipe = load_recipe(recipe, overrides)
     if bundle.proposal is not None and min(recipe.evaluation.bias_removal) < 0:
         raise RecipeError(
-            f"{data}: evaluation.bias_removal: expected λ >= 0 for {where}, which has a tree, "
+            f"{data}: evaluation.bias_removal: expected λ >= 0 for {source}, which has a tree, "
             f"received {min(recipe.evaluation.bias_removal):g}"
         )
-    nothing = f"{data}: expected {split} pairs of labels in {where}, found none"
+    nothing = f"{data}: expected {split} pairs of labels in {source}, found none"
     curve, left_out = _measure(bundle, recipe, split, nothing=nothing)
     measured = stored.model_copy(update={"curve": curve, "curve_split": split})
     dials = Dial.of_manifest(bundle.manifest)[1:]
@@ -202,8 +202,8 @@ def evaluate_rolling(
     if bundle.forecast is None:
         raise RecipeError("rolling: expected a bundle with a forecast, [prior] in its recipe, received one without")
     measured = _OnData.of(bundle, recipe)
-    known, test, unit = measured.dataset.pairs_before("test"), measured.dataset.test, measured.dataset.report.unit
-    if test.times is None or unit is None or known.times is None:
+    training, test, unit = measured.dataset.pairs_before("test"), measured.dataset.test, measured.dataset.report.unit
+    if test.times is None or unit is None or training.times is None:
         raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
     count = log_frequencies(bundle.labels.counts)
     default = Dial.of_manifest(bundle.manifest).default
@@ -211,13 +211,13 @@ def evaluate_rolling(
     ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
     for begin, end in pairwise(ends):
         held_out = test.take((test.times > begin) & (test.times <= end))
-        earlier = known.merge_later(test.take(test.times <= begin))
-        seen = _by_bundle_rows(earlier, measured.rows_L)
-        assert seen.times is not None
+        earlier = training.merge_later(test.take(test.times <= begin))
+        pairs = _by_bundle_rows(earlier, measured.rows_L)
+        assert pairs.times is not None
         until = max(begin / UNITS[unit], forecast.settings.until)
-        weights_N = type_weights(recipe, seen)
-        seconds_N, ahead = seen.times / UNITS[unit], float(end - begin) / UNITS[unit]
-        forecast = forecast.refreshed(seen.queries, seen.labels, seconds_N, until, weights_N, ahead)
+        weights_N = type_weights(recipe, pairs)
+        seconds_N, ahead = pairs.times / UNITS[unit], float(end - begin) / UNITS[unit]
+        forecast = forecast.refreshed(pairs.queries, pairs.labels, seconds_N, until, weights_N, ahead)
         priors = {
             "counts": forecast.with_offset(count),
             "forecast": bundle.forecast.log_popularity(include_future=True),
@@ -253,11 +253,11 @@ class _OnData:
         return Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
 
     def curve(
-        self, held_out: Pairs, known: Pairs, labels: Labels, settings: Sequence[Setting], *, nothing: str
+        self, held_out: Pairs, earlier: Pairs, labels: Labels, settings: Sequence[Setting], *, nothing: str
     ) -> list[CurvePoint]:
         """Measure some settings; raises DataError with the text `nothing` if no pair is left to find."""
         bundle, recipe, dataset = self.bundle, self.recipe, self.dataset
-        held_out, past = dataset.with_past(held_out, known, recipe.evaluation.history)
+        held_out, past = dataset.with_past(held_out, earlier, recipe.evaluation.history)
         features = self._encoding.query.with_history(past)
         session, centre = onnx_session(bundle.query_model, "query_tower.onnx"), bundle.manifest.centre
         centre_D = np.array(0 if centre is None else centre, np.float32)
@@ -265,22 +265,19 @@ class _OnData:
         held_out = _by_bundle_rows(held_out, self.rows_L)
         if not len(held_out):
             raise DataError(nothing)
-        return bias_removal_curve(
-            held_out,
-            past.with_labels(self.rows_L),
+        past, term = past.with_labels(self.rows_L), None
+        if bundle.cooccurrence is not None:
+            term = HistoryTerm(bundle.cooccurrence, HistoryEntries(past, recipe.history_events))
+        model = RankedModel(
             lambda rows_B: session.run(None, features.query_inputs(rows_B))[0] - centre_D,
             LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
-            _config(bundle, recipe),
-            seed=recipe.seed,
-            settings=settings,
-            log_proposal=log_proposal_of(bundle.proposal, features),
+            log_proposal_of(bundle.proposal, features),
+            term,
+            unknown_to(bundle.manifest.query_features, features) if bundle.ranks_by_popularity else None,
             calibrated_at=0.0 if Noise.of_bundle(bundle).constant else recipe.loss.calibrated_at,
             described=recipe.describes_labels,
-            term=None
-            if bundle.cooccurrence is None
-            else TermOf(bundle.cooccurrence, HistoryEntries(past.with_labels(self.rows_L), recipe.history_events)),
-            unknown=unknown_to(bundle.manifest.query_features, features) if bundle.ranks_by_popularity else None,
         )
+        return bias_removal_curve(held_out, past, model, _config(bundle, recipe), seed=recipe.seed, settings=settings)
 
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tuple[list[CurvePoint], str | None]:
@@ -297,7 +294,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
     settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default)
     if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
         stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
-        settings += [each for each in stored if each.cooccurrence != default.cooccurrence and each not in settings]
+        settings += [it for it in stored if it.cooccurrence != default.cooccurrence and it not in settings]
     curve = measured.curve(held_out, measured.dataset.pairs_before(split), labels, settings, nothing=nothing)
     return curve, _lacking(held_out, measured.rows_L, split)
 
@@ -331,17 +328,17 @@ def _refuse_known(forecast: Forecast, held_out: Pairs, unit: str | None, split: 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
     """Return the evaluation settings, without likelihood (with a warning) if bundle and recipe differ in loss."""
-    config, found, own = recipe.evaluation, bundle.manifest.loss, None
+    config, loss, stored = recipe.evaluation, bundle.manifest.loss, None
     if not config.log_likelihood:
         return config
     if bundle.path is not None and (bundle.path / "recipe.json").is_file():
-        own = json.loads((bundle.path / "recipe.json").read_bytes())["loss"]
-    if own == recipe.loss.model_dump(mode="json"):
+        stored = json.loads((bundle.path / "recipe.json").read_bytes())["loss"]
+    if stored == recipe.loss.model_dump(mode="json"):
         return config
     warnings.warn(
         "log_likelihood: left out, for the bundle's scores are log-probabilities at a λ that only its own loss says: "
-        f"expected a bundle of the recipe's loss {recipe.loss}, received one of {found.family} · {found.sampler} · "
-        f"{found.weight} whose ν is {bundle.manifest.bias_removal.noise}",
+        f"expected a bundle of the recipe's loss {recipe.loss}, received one of {loss.family} · {loss.sampler} · "
+        f"{loss.weight} whose ν is {bundle.manifest.bias_removal.noise}",
         stacklevel=4,
     )
     return config.model_copy(update={"log_likelihood": False})
@@ -357,5 +354,5 @@ def _metric_of(dial: BiasRemoval) -> str:
 def _by_bundle_rows(pairs: Pairs, rows_L: Int32) -> Pairs:
     """Return the pairs whose label is in the bundle, with the bundle's label rows."""
     rows = rows_L[pairs.labels]
-    kept = pairs.take(rows >= 0)
-    return replace(kept, labels=rows[rows >= 0].astype(np.int32))
+    selected = pairs.take(rows >= 0)
+    return replace(selected, labels=rows[rows >= 0].astype(np.int32))

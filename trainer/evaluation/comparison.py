@@ -18,14 +18,14 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
     READINGS,
-    Baseline,
+    BaselineMethod,
     FromHistory,
     Interactions,
     Scores,
     Settings,
     popularity,
     recent_popularity,
-    skipped,
+    skip_reason,
     top_labels,
 )
 from longtail.trainer.evaluation.metrics import LabelFacts, interval_of_difference
@@ -126,7 +126,7 @@ def compare(
     seconds: dict[str, float] = {}
     lists: dict[str, Int32] = {}
     for name in baselines_for(config, data):
-        if reason := skipped(name, data):
+        if reason := skip_reason(name, data):
             notes.append(f"{name} was left out: {reason}.")
             continue
         baseline = BASELINES[name]
@@ -147,14 +147,15 @@ def compare(
     by_history = [name for name in metrics if BASELINES[name].fit not in (popularity, recent_popularity)]
     if (newcomers := int((task.past.lengths(task.rows_N) == 0).sum())) and by_history:
         notes.append(
-            f"{newcomers:,} of the {task.in_words} have no history: {', '.join(by_history)} answer them by popularity."
+            f"{newcomers:,} of the {task.description} have no history: {', '.join(by_history)} answer them by "
+            "popularity."
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
     k = k_of(config.metric)
     ours = task.ratios(k, ours_NK, facts)
     differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
-    return Comparison(config.metric, task.in_words, model, metrics, used, seconds, best, differences, notes), []
+    return Comparison(config.metric, task.description, model, metrics, used, seconds, best, differences, notes), []
 
 
 def baselines_for(config: EvaluationConfig, data: Interactions) -> list[str]:
@@ -180,7 +181,7 @@ def _differences(
 
 
 def tuned(
-    baseline: Baseline, task: Task, data: Interactions, metric: str, facts: LabelFacts, *, grid: bool = True
+    baseline: BaselineMethod, task: Task, data: Interactions, metric: str, facts: LabelFacts, *, grid: bool = True
 ) -> Settings:
     """Choose the settings of the highest metric on validation; of equals, the first.
 
@@ -189,7 +190,7 @@ def tuned(
     many labels.
     """
     queries = int(max(_READING_QUERIES, _READING_SCORES // data.labels))
-    some = task.among(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
+    sample = task.select_rows(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
 
     def value(task: Task, scores: Scores) -> float:
         numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, scores), facts)
@@ -199,12 +200,12 @@ def tuned(
         scores = baseline.fit(data, settings) if baseline.reads(data) else None
         if not isinstance(scores, FromHistory):
             return settings
-        values = in_threads(lambda reading: value(some, scores.read(reading)), READINGS)
+        values = in_threads(lambda reading: value(sample, scores.read(reading)), READINGS)
         return settings | READINGS[int(np.argmax(values))]
 
     settings, to_try = best_reading(baseline.settings), baseline.settings_to_try(data)
     if not grid or not to_try:
         return settings
-    judged_by = task if baseline.grid_of is None else some
-    found = max(to_try, key=lambda others: value(judged_by, baseline.fit(data, settings | others)))
-    return best_reading(settings | found)
+    judged_by = task if baseline.grid_of is None else sample
+    best = max(to_try, key=lambda others: value(judged_by, baseline.fit(data, settings | others)))
+    return best_reading(settings | best)

@@ -1,7 +1,6 @@
-"""Rank with the term of co-occurrence, exactly, for any λ, μ, ω and β [METHODS §11].
+"""Rank exactly with the term of co-occurrence for any λ, μ, ω and β [METHODS §11].
 
-As W ≥ 0, the best labels with the term are among the best without it and the labels with c > 0. So the lists of the
-towers and the labels of c are scored together.
+W ≥ 0, so the best labels with the term are either the best without it or labels with c > 0. Only these are scored.
 
 Legend: `N` rows of a task, `B` a block of them, `L` labels, `D` dimensions, `K` list length, `G` settings without ω,
 `S` settings, `n` candidates of a block, `C` most candidates of a row, `w` labels to find.
@@ -48,18 +47,18 @@ class HistoryEntries:
         counted = pairs.labels >= 0
         if events is not None and pairs.events is not None:
             counted &= np.isin(pairs.events, list(events))
-        self._labels, self._before = pairs.labels[counted], np.append(0, np.cumsum(counted))
+        self._labels, self._counted = pairs.labels[counted], np.append(0, np.cumsum(counted))
 
     def last(self, rows_B: Rows, most: int) -> tuple[Int32, Int64]:
         """Return the last entries of every row, oldest first, int32 [n], and where each row begins, int64 [B + 1]."""
-        starts_B, ends_B = (self._before[ends_B] for ends_B in self._past.slices(rows_B))
+        starts_B, ends_B = (self._counted[ends_B] for ends_B in self._past.slices(rows_B))
         starts_B = np.maximum(starts_B, ends_B - most)
         begins = np.append(0, np.cumsum(ends_B - starts_B))
-        at_n = np.arange(begins[-1]) + np.repeat(starts_B - begins[:-1], ends_B - starts_B)
-        return self._labels[at_n], begins
+        i_n = np.arange(begins[-1]) + np.repeat(starts_B - begins[:-1], ends_B - starts_B)
+        return self._labels[i_n], begins
 
     def padded(self, rows_B: Rows, most: int) -> Int32:
-        """Return the same as int32 [B, most], at the end of each row; −1 before."""
+        """Return the same entries as int32 [B, most], padded with −1 at the beginning."""
         labels_n, begins = self.last(rows_B, most)
         counts_B = np.diff(begins)
         rows_BR = np.full((len(rows_B), most), -1, np.int32)
@@ -67,7 +66,7 @@ class HistoryEntries:
         return rows_BR
 
 
-class TermOf:
+class HistoryTerm:
     """Compute c of evaluated rows from W and their histories."""
 
     def __init__(self, cooccurrence: Cooccurrence, entries: HistoryEntries) -> None:
@@ -85,8 +84,8 @@ class TermOf:
         return (read_BL @ self._weights_LL).tocsr()
 
 
-class Candidates(NamedTuple):
-    """Labels of a block of rows with the parts of their scores, each [n]; row-major, rows and labels ascending."""
+class ScoredLabels(NamedTuple):
+    """Labels of a block of rows with the terms of their scores, each [n]; rows and labels ascend."""
 
     row_n: Int64
     label_n: Int64
@@ -106,17 +105,17 @@ class Candidates(NamedTuple):
             scores_n += np.array([setting.bonus.get(it, 0.0) for it in BUCKET_NAMES], np.float32)[self.bucket_n]
         return scores_n
 
-    def by_row(self, rows: int) -> Candidates:
+    def by_row(self, rows: int) -> ScoredLabels:
         """Return the same columns by row, [B, C] each; padding scores −inf."""
         fills = {"taste_n": -np.inf}
         columns = self._asdict().items()
-        return Candidates(**{name: padded(self.row_n, column, rows, fills.get(name, 0)) for name, column in columns})
+        return ScoredLabels(**{name: padded(self.row_n, column, rows, fills.get(name, 0)) for name, column in columns})
 
-    def among(self, wanted: Positives) -> tuple[Int64, Int64]:
-        """Return the places of some labels in the candidates by row, int64 [w] each."""
-        keys_n = self.row_n * wanted.labels + self.label_n
-        at_w = np.flatnonzero(is_in(keys_n, wanted.keys))
-        return self.row_n[at_w], at_w - np.searchsorted(self.row_n, self.row_n[at_w])
+    def find_positives(self, positives: Positives) -> tuple[Int64, Int64]:
+        """Find row and column of positives in the candidates by row, int64 [w] each."""
+        keys_n = self.row_n * positives.labels + self.label_n
+        i_w = np.flatnonzero(is_in(keys_n, positives.keys))
+        return self.row_n[i_w], i_w - np.searchsorted(self.row_n, self.row_n[i_w])
 
 
 @dataclass(frozen=True)
@@ -125,81 +124,88 @@ class TowerLists:
 
     Attributes:
         vectors_ND: u of every row, float32.
-        seen: histories whose labels are left out; None leaves out nothing.
+        excluded: histories whose labels are not ranked; None excludes nothing.
         settings: of the lists, at ω = 0.
         top_GNK: label rows, best first, int32; −1 where a list ends early.
-        unknown_N: rows of which the towers know nothing, whose score is log π + ω·c; None: no row is one.
+        unknown_N: rows without known features, whose score is log π + ω·c; None for no rows.
     """
 
     rows_N: Rows
     vectors_ND: Float32
     label_side: LabelSide
-    seen: Past | None
+    excluded: Past | None
     settings: Sequence[Setting]
     top_GNK: Int32
     log_proposal: LogProposal | None = None
     unknown_N: Bools | None = None
 
-    def among(self, kept_N: Bools) -> TowerLists:
+    def select_rows(self, mask_N: Bools) -> TowerLists:
         """Return the lists of some rows, bool [N]."""
         return replace(
-            self, rows_N=self.rows_N[kept_N], vectors_ND=self.vectors_ND[kept_N], top_GNK=self.top_GNK[:, kept_N],
-            unknown_N=None if self.unknown_N is None else self.unknown_N[kept_N],
+            self, rows_N=self.rows_N[mask_N], vectors_ND=self.vectors_ND[mask_N], top_GNK=self.top_GNK[:, mask_N],
+            unknown_N=None if self.unknown_N is None else self.unknown_N[mask_N],
         )  # fmt: skip
 
-    def at(self, settings: Sequence[Setting], term: TermOf | None) -> Int32:
+    def at(self, settings: Sequence[Setting], term: HistoryTerm | None) -> Int32:
         """Return the exact lists at any λ, μ and β of `settings` and any ω, int32 [S, N, K]."""
         if term is not None and any(setting.cooccurrence for setting in settings):
             return self.with_term(term, settings)
         return self.top_GNK[[self.settings.index(setting.of_towers) for setting in settings]]
 
     def with_term(
-        self, term: TermOf, settings: Sequence[Setting], k: int | None = None, *, wanted: Positives | None = None
+        self,
+        term: HistoryTerm,
+        settings: Sequence[Setting],
+        k: int | None = None,
+        *,
+        positives: Positives | None = None,
     ) -> Int32:
         """Compute the exact lists of any λ, μ and β of `settings`, and any ω ≥ 0, int32 [S, N, k].
 
         Args:
-            wanted: positives of the rows; lists with ω > 0 then hold these alone at their ranks, and −1 elsewhere.
+            positives: of the rows; lists with ω > 0 then hold only these at their ranks, and −1 elsewhere.
         """
         length = self.top_GNK.shape[2] if k is None else k
         top_SNK = np.empty((len(settings), len(self.rows_N), length), np.int32)
-        places: dict[Setting, list[int]] = {}
-        for at, setting in enumerate(settings):
-            places.setdefault(setting.of_towers, []).append(at)
-        tops = {towers: self.top_GNK[self.settings.index(towers), :, :length] for towers in places}
+        indices: dict[Setting, list[int]] = {}
+        for i, setting in enumerate(settings):
+            indices.setdefault(setting.of_towers, []).append(i)
+        tops = {towers: self.top_GNK[self.settings.index(towers), :, :length] for towers in indices}
         largest = max(setting.cooccurrence for setting in settings)
         for block in self._blocks():
             top_of = {towers: top_NK[block] for towers, top_NK in tops.items()}
             candidates, c_n = self._candidates_with(block, term, top_of, largest)
             by_row, c_BC = candidates.by_row(rows := len(self.rows_N[block])), padded(candidates.row_n, c_n, rows, 0)
-            sought = None if wanted is None else candidates.among(wanted.between(block.start, block.stop))
-            for towers, same in places.items():
+            sought = None
+            if positives is not None:
+                sought = candidates.find_positives(positives.between(block.start, block.stop))
+            for towers, same in indices.items():
                 score_BC = by_row.scores(towers)
-                for at in same:
-                    weight = settings[at].cooccurrence
+                for i in same:
+                    weight = settings[i].cooccurrence
                     if not weight:
-                        top_SNK[at, block] = top_of[towers]
+                        top_SNK[i, block] = top_of[towers]
                         continue
                     scores_BC = score_BC + self._weights(block, term, weight)[:, None] * c_BC
                     if sought is None:
-                        top_SNK[at, block] = best(scores_BC, by_row.label_n, length)
+                        top_SNK[i, block] = best(scores_BC, by_row.label_n, length)
                     else:
-                        top_SNK[at, block] = _ranked(scores_BC, by_row.label_n, *sought, length)
+                        top_SNK[i, block] = _ranked(scores_BC, by_row.label_n, *sought, length)
         return top_SNK
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, len(self.rows_N), _QUERIES):
             yield slice(start, min(start + _QUERIES, len(self.rows_N)))
 
-    def _weights(self, block: slice, term: TermOf, weight: float) -> Float32:
+    def _weights(self, block: slice, term: HistoryTerm, weight: float) -> Float32:
         """Return ω of every row of a block, float32 [B]."""
         unknown_B = np.False_ if self.unknown_N is None else self.unknown_N[block]
         weights_B = np.where(unknown_B, term.settings.without_towers(weight), weight)
         return np.broadcast_to(weights_B.astype(np.float32), len(self.rows_N[block]))
 
     def _candidates_with(
-        self, block: slice, term: TermOf, tops: Mapping[Setting, Int32], largest: float
-    ) -> tuple[Candidates, Float32]:
+        self, block: slice, term: HistoryTerm, tops: Mapping[Setting, Int32], largest: float
+    ) -> tuple[ScoredLabels, Float32]:
         """Return all labels that may be in a list at one of the settings and an ω up to `largest`, and c, float32 [n].
 
         Every label scores at least its score without the term, so the last score of the towers' list is a lower bound.
@@ -207,16 +213,16 @@ class TowerLists:
         c_BL, rows_B = term(self.rows_N[block]), self.rows_N[block]
         labels, rows = c_BL.shape[1], np.arange(len(rows_B))
         row_m, label_m, ranked_m = np.repeat(rows, np.diff(c_BL.indptr)), c_BL.indices, c_BL.data > 0
-        if self.seen is not None:
-            seen_n2 = self.seen.seen_labels(rows_B)
+        if self.excluded is not None:
+            seen_n2 = self.excluded.seen_labels(rows_B)
             ranked_m &= ~is_in(row_m * labels + label_m, np.sort(seen_n2[:, 0] * labels + seen_n2[:, 1]))
         row_m, label_m, c_m = row_m[ranked_m], label_m[ranked_m], c_BL.data[ranked_m]
         # Sorted row by row, because many short sorts of int32 take a sixth of the time of one long sort of int64.
         label_BM = np.concatenate([*tops.values(), padded(row_m, label_m, len(rows), -1)], axis=1)
         label_BM.sort(axis=1)
-        there_BM = label_BM >= 0
-        there_BM[:, 1:] &= label_BM[:, 1:] != label_BM[:, :-1]
-        row_n, label_n = np.repeat(rows, there_BM.sum(axis=1)), label_BM[there_BM].astype(np.int64)
+        first_BM = label_BM >= 0
+        first_BM[:, 1:] &= label_BM[:, 1:] != label_BM[:, :-1]
+        row_n, label_n = np.repeat(rows, first_BM.sum(axis=1)), label_BM[first_BM].astype(np.int64)
         key_n, c_n = row_n * labels + label_n, np.zeros(len(row_n), np.float32)
         c_n[np.searchsorted(key_n, row_m * labels + label_m)] = c_m
         candidates = self._candidates(block, row_n, label_n)
@@ -231,9 +237,9 @@ class TowerLists:
             least_B[full_b] = least_b - _SLACK * (1 + np.abs(least_b))
             possible_n |= scores_n + added_n >= np.repeat(least_B, counts_B)
         possible = {name: column[possible_n] for name, column in candidates._asdict().items()}
-        return Candidates(**possible), c_n[possible_n]
+        return ScoredLabels(**possible), c_n[possible_n]
 
-    def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> Candidates:
+    def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> ScoredLabels:
         side, vectors_BD = self.label_side, self.vectors_ND[block]
         starts = np.searchsorted(row_n, np.arange(len(vectors_BD) + 1))
         parts = zip(vectors_BD, pairwise(starts.tolist()), strict=True)
@@ -249,14 +255,14 @@ class TowerLists:
             unknown_n = self.unknown_N[block][row_n]
             taste_n = np.where(unknown_n, prior_n, taste_n)
             noise_n, prior_n = (np.where(unknown_n, np.float32(0), part_n) for part_n in (noise_n, prior_n))
-        return Candidates(row_n, label_n, taste_n, noise_n, prior_n, side.buckets[label_n])
+        return ScoredLabels(row_n, label_n, taste_n, noise_n, prior_n, side.buckets[label_n])
 
 
 def _ranked(scores_BC: Float32, label_BC: Int64, row_w: Int64, column_w: Int64, k: int) -> Int32:
-    """Return lists of some candidates alone at their ranks among all, equal ones by row, int32 [B, k]; −1 elsewhere."""
+    """Return lists that hold only some candidates, at their ranks, int32 [B, k]; −1 elsewhere."""
     scores_wC, score_w1 = scores_BC[row_w], scores_BC[row_w, column_w][:, None]
-    before_wC = np.arange(scores_BC.shape[1]) < column_w[:, None]
-    rank_w = np.count_nonzero((scores_wC > score_w1) | ((scores_wC == score_w1) & before_wC), axis=1)
+    earlier_wC = np.arange(scores_BC.shape[1]) < column_w[:, None]
+    rank_w = np.count_nonzero((scores_wC > score_w1) | ((scores_wC == score_w1) & earlier_wC), axis=1)
     listed_w = rank_w < k
     top_Bk = np.full((len(scores_BC), k), -1, np.int32)
     top_Bk[row_w[listed_w], rank_w[listed_w]] = label_BC[row_w, column_w][listed_w]

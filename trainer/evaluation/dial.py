@@ -119,29 +119,30 @@ class Dial(NamedTuple):
 
 
 def removes_nothing(noise: str) -> bool:
-    """Tell from a manifest's name of ν whether λ leaves the order as it is."""
+    """Return whether λ leaves the order as it is, by a manifest's name of ν."""
     return noise.startswith(("uniform", "exp(")) and " · " not in noise  # exp(f): the order is that of p
 
 
 class Noise(NamedTuple):
     """Properties of the noise ν that λ removes, as far as a curve depends on them.
 
-    If ν is `constant`, the same for every label, λ changes nothing. If ν is `apart` from the label frequency, μ is a
-    separate dial. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory λ = 0.
+    If ν is `constant`, the same for every label, λ changes nothing. With a `separate_prior`, ν is not the label
+    frequency, and μ is another dial than λ. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory
+    λ = 0.
     """
 
     name: str
     constant: bool
-    apart: bool
+    separate_prior: bool
     ahead: bool = False
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
         """Return the noise that λ removes from a bundle's scores."""
-        apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
-        constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
+        separate, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
+        constant = separate and bool(np.ptp(bundle.labels.log_pn) == 0)
         ahead = bundle.forecast is not None
-        return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree, ahead=ahead)
+        return cls(bundle.manifest.bias_removal.noise, constant=constant, separate_prior=separate or tree, ahead=ahead)
 
     def first_line(self, grid: Sequence[float]) -> list[Setting]:
         """List settings with λ over the grid at μ = 0; only λ = 0 if ν is the same for every label."""
@@ -149,7 +150,7 @@ class Noise(NamedTuple):
 
     def second_line(self, grid: Sequence[float], bias_removal: float) -> list[Setting]:
         """List settings with μ over the grid, without 0, at one λ; none if log ν equals log π."""
-        return [Setting(bias_removal, popularity) for popularity in grid if popularity] if self.apart else []
+        return [Setting(bias_removal, popularity) for popularity in grid if popularity] if self.separate_prior else []
 
     def quick(self) -> list[Setting]:
         """Return the settings for validation of epochs: 0, ½ and 1 of the dial with an effect."""
@@ -201,7 +202,7 @@ def best_dial(
     if no point does, only the points nearest to it.
 
     Args:
-        seasonal: π has a calendar. Then μ is not 0, as over the whole of valid seasons even out.
+        seasonal: π has a calendar; then μ is not 0, because seasons even out over all of valid.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
@@ -225,17 +226,17 @@ def best_with_bonus(
 ) -> Setting:
     """Choose the best setting under the floors, among a curve and β, each with its own λ or μ [METHODS §12].
 
-    Of torso and tail β is measured only if torso, tail or new has a floor: for other floors it is not the right dial.
-    New labels share the tail's if new has a floor, else they would take the tail's places. Without any floor, new
-    labels that held-out pairs want get the β of the best metric: towers never saw them, and score them too low.
+    β of torso and tail is measured only if torso, tail or new has a floor. New labels share the tail's β if new has a
+    floor, because they would otherwise replace the tail. Without floors, new labels with held-out pairs get the β of
+    the best metric, because towers score labels without training pairs too low.
 
     Args:
         best: the choice without β.
     """
     floors, points = floors_of(curve, config), [*curve]
     if not floors:
-        wanted = f"recall@{config.k}/new" in curve[0].metrics
-        line = measure([best._replace(new=value) for value in _OF_NEW]) if wanted else []
+        measured = f"recall@{config.k}/new" in curve[0].metrics
+        line = measure([best._replace(new=value) for value in _OF_NEW]) if measured else []
         return Setting.of(best_of(line, config.metric)) if line else best
     if any(name.endswith(BONUS_BUCKETS) for name in floors):
         alike = [point for point in curve if point.cooccurrence == best.cooccurrence]
@@ -262,8 +263,8 @@ def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str
     def least(metric: str, floor: float | RelativeFloor) -> float:
         if not isinstance(floor, RelativeFloor):
             return floor
-        there = [point for point in line if point.bias_removal == floor.bias_removal] or line
-        return floor.times * max(point.metrics[metric].value for point in there)
+        points = [point for point in line if point.bias_removal == floor.bias_removal] or line
+        return floor.times * max(point.metrics[metric].value for point in points)
 
     return {metric: least(metric, floor) for metric, floor in config.floors.items()}
 

@@ -1,4 +1,4 @@
-"""Answer a few held-out queries at two λ, to show a reader what the dial does.
+"""Answer a few held-out queries at two λ, as examples of the dial.
 
 Legend: `S` settings, `N` queries, `K` list length.
 """
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.evaluation.cooccurrence import TermOf, TowerLists
+from longtail.trainer.evaluation.cooccurrence import HistoryTerm, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task
 
@@ -42,7 +42,7 @@ def example_task(task: Task, seed: int) -> Task:
     size = len(task.rows_N)
     drawn_N = np.zeros(size, np.bool_)
     drawn_N[np.random.default_rng(seed).choice(size, min(_QUERIES, size), replace=False)] = True
-    return task.among(drawn_N)
+    return task.select_rows(drawn_N)
 
 
 def example_settings(default: Setting) -> list[Setting]:
@@ -51,28 +51,28 @@ def example_settings(default: Setting) -> list[Setting]:
 
 
 def examples(
-    task: Task, lists: TowerLists, term: TermOf | None, settings: Sequence[Setting], dataset: Dataset,
+    task: Task, lists: TowerLists, term: HistoryTerm | None, settings: Sequence[Setting], dataset: Dataset,
     display: Sequence[str],
 ) -> list[Example]:  # fmt: skip
     """Describe the queries of a small task with their lists at some settings."""
     top_SNK, title_of = lists.at(settings, term), _titles(dataset, display)
-    buckets_L, shown = lists.label_side.buckets, []
+    buckets_L, result = lists.label_side.buckets, []
     query_N, positives = task.past.queries(task.rows_N), task.positives
     for i, row in enumerate(task.rows_N):
-        seen = task.past.seen_labels(np.array([row]))[:, 1]
+        history_labels = task.past.seen_labels(np.array([row]))[:, 1]
         chosen = positives.label_rows[positives.keys // positives.labels == i]
         answers = {
             setting.bias_removal: [(title_of(label), BUCKET_NAMES[buckets_L[label]]) for label in top_K if label >= 0]
             for setting, top_K in zip(settings, top_SNK[:, i, :_ANSWERS], strict=True)
         }
-        history = [title_of(label) for label in seen[::-1][:_ENTRIES]]
+        history = [title_of(label) for label in history_labels[::-1][:_ENTRIES]]
         query_id = str(dataset.query_ids[int(query_N[i])])
-        shown.append(Example(query_id, history, [title_of(label) for label in chosen[:_ENTRIES]], answers))
-    return shown
+        result.append(Example(query_id, history, [title_of(label) for label in chosen[:_ENTRIES]], answers))
+    return result
 
 
 def _titles(dataset: Dataset, display: Sequence[str]) -> Callable[[int], str]:
-    """Return what maps a label's row to its title: a column of that name, else the first text, else the id."""
+    """Create a function from a label's row to its title: a column of that name, else a text, else the id."""
     table = dataset.label_table
     texts = [
         name for name in display if table is not None and pa.types.is_string(table.schema.field(name).type)

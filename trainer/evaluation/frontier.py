@@ -1,4 +1,4 @@
-"""Compare three ways to show more of the tail by recall and recall of the tail: λ, a bonus, reserved places.
+"""Compare λ, a bonus and reserved slots by recall and recall of the tail.
 
 Legend: `N` rows of a task, `K` list length, `L` labels.
 """
@@ -19,7 +19,7 @@ from longtail.trainer.evaluation.task import Task
 _FIRST = 1e3
 """β that puts every label of the tail before all others."""
 _STEPS = 8
-"""Numbers of reserved places that are measured, at most."""
+"""Most numbers of reserved slots that are measured."""
 _TAIL = BUCKET_NAMES.index("tail")
 
 
@@ -46,23 +46,23 @@ def bonus_settings(default: Setting) -> list[Setting]:
     return [*line, line[0]._replace(tail=_FIRST)]
 
 
-def with_places(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved: int) -> Int32:
-    """Return the best lists with a number of labels of the tail, or with as many as there are, int32 [N, K].
+def reserve_slots(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved: int) -> Int32:
+    """Return lists with at least `reserved` labels of the tail, if there are so many, int32 [N, K].
 
-    A list with fewer gives up its last other labels for the best of the tail, which end it.
+    The best labels of the tail replace the last other labels of a list.
 
     Args:
         tail_first_NK: the same rows' lists with all labels of the tail first; −1 where a list ends early.
     """
-    of_tail_NK, there_NK = ((buckets_L[top] == _TAIL) & (top >= 0) for top in (top_NK, tail_first_NK))
-    have_N = of_tail_NK.sum(axis=1)
-    short_N = np.maximum(np.minimum(reserved, there_NK.sum(axis=1)) - have_N, 0)
-    after_NK = np.cumsum(~of_tail_NK[:, ::-1], axis=1)[:, ::-1]  # other labels from here to the end
-    dropped_NK = ~of_tail_NK & (after_NK <= short_N[:, None])
-    kept_first_NK = np.argsort(dropped_NK, axis=1, kind="stable")
-    lists_NK = np.take_along_axis(top_NK, kept_first_NK, axis=1)
+    in_tail_NK, tail_first_tail_NK = ((buckets_L[top] == _TAIL) & (top >= 0) for top in (top_NK, tail_first_NK))
+    tail_N = in_tail_NK.sum(axis=1)
+    short_N = np.maximum(np.minimum(reserved, tail_first_tail_NK.sum(axis=1)) - tail_N, 0)
+    others_NK = np.cumsum(~in_tail_NK[:, ::-1], axis=1)[:, ::-1]  # other labels from here to the end
+    dropped_NK = ~in_tail_NK & (others_NK <= short_N[:, None])
+    order_NK = np.argsort(dropped_NK, axis=1, kind="stable")
+    lists_NK = np.take_along_axis(top_NK, order_NK, axis=1)
     added_NK = np.arange(top_NK.shape[1]) - (top_NK.shape[1] - short_N)[:, None]
-    next_NK = np.take_along_axis(tail_first_NK, np.maximum(added_NK + have_N[:, None], 0), axis=1)
+    next_NK = np.take_along_axis(tail_first_NK, np.maximum(added_NK + tail_N[:, None], 0), axis=1)
     return np.where(added_NK >= 0, next_NK, lists_NK)
 
 
@@ -87,11 +87,12 @@ def frontier(dial: Dial, task: Task, top_of: Mapping[Setting, Int32], facts: Lab
         sums = ((float(part_N.sum()) for part_N in ratios[name]) for name in names)
         return FrontierPoint(words, *(value / max(total, 1e-300) for value, total in sums))
 
-    places = [
+    slots = [
         point(
-            f"{reserved} of {k} places", with_places(of_bonus[without], of_bonus[tail_first], facts.buckets_L, reserved)
+            f"{reserved} of {k} places",
+            reserve_slots(of_bonus[without], of_bonus[tail_first], facts.buckets_L, reserved),
         )
         for reserved in np.unique(np.linspace(0, k // 2, _STEPS + 1).astype(int)).tolist()
     ]
     bonus = [point(str(at), of_bonus[at]) for at in line_of_bonus]
-    return ({f"dial {symbol}": line} if len(line) > 1 else {}) | {"bonus": bonus, "places": places}
+    return ({f"dial {symbol}": line} if len(line) > 1 else {}) | {"bonus": bonus, "places": slots}

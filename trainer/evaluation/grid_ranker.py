@@ -185,11 +185,11 @@ def best(score_BC: Float32, label_BC: Int64, k: int) -> Int32:
     if not k:
         return top_BK
     kth_B = np.maximum(np.partition(score_BC, -k, axis=1)[:, -k], _LOWEST)
-    kept = np.divmod(np.flatnonzero(score_BC >= kth_B[:, None]), score_BC.shape[1])
-    bits = (score_BC[kept] + np.float32(0)).view(np.uint32)  # −0 is 0
+    listed = np.divmod(np.flatnonzero(score_BC >= kth_B[:, None]), score_BC.shape[1])
+    bits = (score_BC[listed] + np.float32(0)).view(np.uint32)  # −0 is 0
     falling = np.where(bits >> 31, bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
-    keys = falling << np.uint64(32) | label_BC[kept].astype(np.uint64)
-    keys_BC = padded(kept[0], keys, len(top_BK), np.iinfo(np.uint64).max)
+    keys = falling << np.uint64(32) | label_BC[listed].astype(np.uint64)
+    keys_BC = padded(listed[0], keys, len(top_BK), np.iinfo(np.uint64).max)
     keys_BC.sort(axis=1)
     sorted_BC = keys_BC[:, :k].astype(np.uint32).view(np.int32)  # of the padding, −1
     top_BK[:, : sorted_BC.shape[1]] = sorted_BC

@@ -70,15 +70,15 @@ def figures_by_group(
     history_N = np.where(lengths_N == 0, 0, np.where(lengths_N <= middle, 1, 2))
     groupings = [(HISTORY, about, history_N)]
     groupings += [(name, *_values(name, dataset, task)) for name in columns]
-    found = []
-    for name, values, place_N in groupings:
-        for place, (value, words) in enumerate(values.items()):
-            kept_N = place_N == place
-            if kept_N.any():
-                part = task.among(kept_N)
-                metrics, queries = part.metrics(top_NK[kept_N], facts), len(distinct(part.past.queries(part.rows_N)))
-                found.append(Group(name, value, words, queries, len(part.positives.keys), metrics))
-    return found
+    groups = []
+    for name, values, code_N in groupings:
+        for code, (value, words) in enumerate(values.items()):
+            mask_N = code_N == code
+            if mask_N.any():
+                part = task.select_rows(mask_N)
+                metrics, queries = part.metrics(top_NK[mask_N], facts), len(distinct(part.past.queries(part.rows_N)))
+                groups.append(Group(name, value, words, queries, len(part.positives.keys), metrics))
+    return groups
 
 
 def record_of(groups: Sequence[Group]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _texts(name: str, column: pa.Array) -> pa.Array:
 
 
 def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], Int32]:
-    """Return a column's values, the most frequent first, and each query's place among them.
+    """Return a column's values, the most frequent first, and each query's value by number.
 
     A value that is `other` itself joins the group of all remaining values, if there is one.
 
@@ -118,12 +118,12 @@ def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], In
     if len(values) > _MOST and _OTHER in values:
         counts[values.index(_OTHER)] = 0
     order = np.argsort(-counts, kind="stable")
-    place = np.empty(len(values), np.int32)
-    place[order] = np.arange(len(values))
-    listed = {values[at]: "" for at in order[:_MOST]}
+    rank = np.empty(len(values), np.int32)
+    rank[order] = np.arange(len(values))
+    listed = {values[code]: "" for code in order[:_MOST]}
     if len(values) > _MOST:
         listed[_OTHER] = f"{len(values) - _MOST:,} values of {name}"
-    return listed, np.minimum(place, _MOST)[code_N]
+    return listed, np.minimum(rank, _MOST)[code_N]
 
 
 def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
@@ -147,5 +147,5 @@ def _source(name: str, dataset: Dataset) -> pa.Table:
     for source in (table, contexts):
         if source is not None and name in source.column_names:
             return source
-    found = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
-    raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(found) or 'none'}")
+    names = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
+    raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(names) or 'none'}")

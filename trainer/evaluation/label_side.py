@@ -62,8 +62,8 @@ class LabelSide:
         """Return the label table of a bundle."""
         return Labels(ids, self.counts, self.log_pn, self.buckets, self.bias, display, self.log_popularity)
 
-    def among(self, rows: Int32) -> LabelSide:
-        """Return some of the labels, by their rows, int32 [n], with the same constants."""
+    def select_labels(self, rows: Int32) -> LabelSide:
+        """Return some labels by their rows, int32 [n], with the same constants."""
         bias = None if self.bias is None else self.bias[rows]
         popularity = None if self.log_popularity is None else self.log_popularity[rows]
         return replace(

@@ -79,29 +79,29 @@ class Positives:
             self.keys[first:last] - start * self.labels, self.weights[first:last], end - start, self.labels
         )
 
-    def among(self, kept_L: Bools) -> Positives:
+    def select_labels(self, mask_L: Bools) -> Positives:
         """Return the positives of some labels, bool [L]."""
-        kept = kept_L[self.label_rows]
-        return Positives(self.keys[kept], self.weights[kept], self.queries, self.labels)
+        selected = mask_L[self.label_rows]
+        return Positives(self.keys[selected], self.weights[selected], self.queries, self.labels)
 
-    def of_queries(self, kept_N: Bools) -> Positives:
+    def select_queries(self, mask_N: Bools) -> Positives:
         """Return the positives of some queries, bool [N], numbered from 0."""
-        kept, place_N = kept_N[self.query_rows], np.cumsum(kept_N) - 1
-        keys = place_N[self.query_rows[kept]] * self.labels + self.label_rows[kept]
-        return Positives(keys, self.weights[kept], int(kept_N.sum()), self.labels)
+        selected, new_row_N = mask_N[self.query_rows], np.cumsum(mask_N) - 1
+        keys = new_row_N[self.query_rows[selected]] * self.labels + self.label_rows[selected]
+        return Positives(keys, self.weights[selected], int(mask_N.sum()), self.labels)
 
     def hits(self, top_NK: Int32) -> Bools:
         """Return which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         if len(self.keys) > _FEW * self.queries:
             keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
             at_NK = np.minimum(np.searchsorted(self.keys, keys_NK), len(self.keys) - 1)
-            among_NK: Bools = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
-            return among_NK
+            hits_NK: Bools = (self.keys[at_NK] == keys_NK) & (top_NK >= 0)
+            return hits_NK
         query_n, label_n = self.query_rows, self.label_rows.astype(np.int32)
-        n, place_n = np.nonzero(top_NK[query_n] == label_n[:, None])
-        found_NK = np.zeros(top_NK.shape, np.bool_)
-        found_NK[query_n[n], place_n] = True
-        return found_NK
+        n, rank_n = np.nonzero(top_NK[query_n] == label_n[:, None])
+        hits_NK = np.zeros(top_NK.shape, np.bool_)
+        hits_NK[query_n[n], rank_n] = True
+        return hits_NK
 
 
 class Bootstrap:
@@ -117,11 +117,11 @@ class Bootstrap:
         queries_Q, self._query_N = np.unique(np.arange(rows) if queries_N is None else queries_N, return_inverse=True)
         self._counts_GQ = np.random.default_rng(seed).poisson(1.0, (resamples, len(queries_Q))).astype(np.float32)
 
-    def among(self, kept_N: Bools) -> Bootstrap:
+    def select_rows(self, mask_N: Bools) -> Bootstrap:
         """Return the resamples of some rows, bool [N]."""
-        some = copy(self)
-        some._query_N = self._query_N[kept_N]
-        return some
+        selected = copy(self)
+        selected._query_N = self._query_N[mask_N]
+        return selected
 
     def per_query(self, values_N: Float64) -> Float64:
         """Sum values of rows by query, float64 [Q]."""
@@ -147,33 +147,33 @@ class Bootstrap:
         return intervals
 
 
-def interval_of_share(found_Q: Float64, pairs_Q: Float64) -> Interval:
+def interval_of_share(hits_Q: Float64, pairs_Q: Float64) -> Interval:
     """Compute the share of found pairs, with its binomial 95 % interval.
 
     The interval is exact if pairs are independent. Otherwise the number of pairs is reduced by the share's variance
     over queries [Korn and Graubard 1998], or to one per query if no pair or every pair is found.
 
     Args:
-        found_Q, pairs_Q: found pairs and all pairs of every query, float64 [Q].
+        hits_Q, pairs_Q: found pairs and all pairs of every query, float64 [Q].
     """
-    share, low, high = _ends_of_share(found_Q, pairs_Q)
+    share, low, high = _share_bounds(hits_Q, pairs_Q)
     return Interval(value=share, low=low, high=high)
 
 
-def _ends_of_share(found_Q: Float64, pairs_Q: Float64) -> tuple[float, float, float]:
-    """Compute value and ends of `interval_of_share`."""
+def _share_bounds(hits_Q: Float64, pairs_Q: Float64) -> tuple[float, float, float]:
+    """Compute value and bounds of `interval_of_share`."""
     from scipy.special import betaincinv  # type: ignore[import-untyped]  # a recipe is checked without it
 
     total = float(pairs_Q.sum())
     if total == 0:
         return 0.0, 0.0, 0.0
-    share, queries = float(found_Q.sum()) / total, int(np.count_nonzero(pairs_Q))
-    variance = float(((found_Q - share * pairs_Q) ** 2).sum()) / total**2
+    share, queries = float(hits_Q.sum()) / total, int(np.count_nonzero(pairs_Q))
+    variance = float(((hits_Q - share * pairs_Q) ** 2).sum()) / total**2
     binomial = share * (1 - share) / total
     effective = total / max(variance / binomial, 1) if 0 < share < 1 and queries > 1 else queries
-    found = share * effective
-    low = betaincinv(found, effective - found + 1, _INTERVAL[0] / 100) if share > 0 else 0.0
-    high = betaincinv(found + 1, effective - found, _INTERVAL[1] / 100) if share < 1 else 1.0
+    hits = share * effective
+    low = betaincinv(hits, effective - hits + 1, _INTERVAL[0] / 100) if share > 0 else 0.0
+    high = betaincinv(hits + 1, effective - hits, _INTERVAL[1] / 100) if share < 1 else 1.0
     return share, float(low), float(high)
 
 
@@ -185,7 +185,7 @@ def interval_of_difference(ours_Q: Float64, theirs_Q: Float64, pairs_Q: Float64)
     Args:
         ours_Q, theirs_Q, pairs_Q: pairs found by either model, and all pairs, of every query, float64 [Q].
     """
-    (ours, *ours_ends), (theirs, *theirs_ends) = (_ends_of_share(hits_Q, pairs_Q) for hits_Q in (ours_Q, theirs_Q))
+    (ours, *ours_ends), (theirs, *theirs_ends) = (_share_bounds(hits_Q, pairs_Q) for hits_Q in (ours_Q, theirs_Q))
     ours_Q, theirs_Q = ours_Q - ours * pairs_Q, theirs_Q - theirs * pairs_Q
     spread = float(np.sqrt((ours_Q @ ours_Q) * (theirs_Q @ theirs_Q)))
     correlation = float(np.clip(ours_Q @ theirs_Q / spread, -1, 1)) if spread else 0.0
@@ -199,18 +199,18 @@ def interval_of_difference(ours_Q: Float64, theirs_Q: Float64, pairs_Q: Float64)
 
 
 class LabelFacts(NamedTuple):
-    """Facts about labels for metrics: training pairs, places in `BUCKET_NAMES`, 1 / p_y for `psp` and `psndcg`."""
+    """Facts about labels for metrics: training pairs, buckets, 1 / p_y for `psp` and `psndcg`."""
 
     counts_L: Int64
     buckets_L: Int8
     inverse_propensity_L: Float64 | None = None
 
 
-def metrics_of(
+def compute_metrics(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int], bootstrap: Bootstrap,
-    own: Mapping[str, Metric] = MappingProxyType({}),
+    custom: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, Interval]:  # fmt: skip
-    """Compute every metric at every k: metrics of `ratios_of` with intervals, and metrics of labels without.
+    """Compute every metric at every k, those of `compute_ratios` with intervals.
 
     `balanced_error@K`: mean over tested labels of the share of their pairs missed [R21 §5.1];
     `balanced_error@K/BUCKET`: mean over tested labels in the bucket, 0 if none is. `coverage@K[/BUCKET]`: share of
@@ -218,14 +218,14 @@ def metrics_of(
 
     Args:
         top_NK: label rows, best first; −1 after the end of a shorter list.
-        own: registered metrics by name `NAME@K`, with bound parameters.
+        custom: registered metrics by name, with bound parameters.
     """
-    ratios = ratios_of(top_NK, positives, facts, ks=ks, own=own)
-    # A bucket may have few pairs, or none that is found.
-    of_buckets = {name for name in ratios if name.startswith("recall@") and "/" in name}
-    intervals = bootstrap.intervals({name: ratio for name, ratio in ratios.items() if name not in of_buckets})
+    ratios = compute_ratios(top_NK, positives, facts, ks=ks, custom=custom)
+    # A bucket may have few pairs, or no hit, for which resampling has no spread.
+    bucket_recalls = {name for name in ratios if name.startswith("recall@") and "/" in name}
+    intervals = bootstrap.intervals({name: ratio for name, ratio in ratios.items() if name not in bucket_recalls})
     metrics = {
-        name: interval_of_share(*map(bootstrap.per_query, ratio)) if name in of_buckets else intervals[name]
+        name: interval_of_share(*map(bootstrap.per_query, ratio)) if name in bucket_recalls else intervals[name]
         for name, ratio in ratios.items()
     }
     buckets_L = facts.buckets_L
@@ -233,24 +233,24 @@ def metrics_of(
     tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
     tested = tests_L > 0
     for k in ks:
-        shown_L = np.bincount(top_NK[:, :k][listed_NK[:, :k]], minlength=positives.labels)
-        found_L = np.bincount(top_NK[:, :k][hits_NK[:, :k]], minlength=positives.labels)
-        share_found = found_L[tested] / tests_L[tested]
-        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(share_found)))
-        metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
-        metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
-        coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
+        listed_L = np.bincount(top_NK[:, :k][listed_NK[:, :k]], minlength=positives.labels)
+        hits_L = np.bincount(top_NK[:, :k][hits_NK[:, :k]], minlength=positives.labels)
+        recall_l = hits_L[tested] / tests_L[tested]
+        metrics[f"balanced_error@{k}"] = Interval(value=float(1 - np.mean(recall_l)))
+        metrics[f"gini@{k}"] = Interval(value=gini(listed_L) or 0.0)
+        metrics[f"coverage@{k}"] = Interval(value=coverage(listed_L))
+        coverages = coverage_by_bucket(listed_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
         for bucket, (name, share) in enumerate(zip(BUCKET_NAMES, coverages, strict=True)):
             metrics[f"coverage@{k}/{name}"] = Interval(value=share)
-            of_bucket = share_found[buckets_L[tested] == bucket]
-            error = float(1 - np.mean(of_bucket)) if len(of_bucket) else 0.0
+            bucket_recall_l = recall_l[buckets_L[tested] == bucket]
+            error = float(1 - np.mean(bucket_recall_l)) if len(bucket_recall_l) else 0.0
             metrics[f"balanced_error@{k}/{name}"] = Interval(value=error)
     return metrics
 
 
-def ratios_of(
+def compute_ratios(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int],
-    own: Mapping[str, Metric] = MappingProxyType({}),
+    custom: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, tuple[Float64, Float64]]:  # fmt: skip
     """Compute numerators and denominators, float64 [N] each, of metrics that are ratios of sums.
 
@@ -261,42 +261,42 @@ def ratios_of(
     counts_L, buckets_L, inverse_propensity_L = facts
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
-    wanted_N = positives.per_query
+    positives_N = positives.per_query
     gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
     ideal_K = np.concatenate([[0], np.cumsum(gains_K)])
     first_N = np.where(hits_NK.any(axis=1), hits_NK.argmax(axis=1), top_NK.shape[1])
     top_bucket_NK = np.where(listed_NK, buckets_L[top_NK], -1)
-    wanted_bucket = buckets_L[positives.label_rows]
-    one_N = (wanted_N > 0).astype(np.float64)
+    positive_bucket = buckets_L[positives.label_rows]
+    has_positives_N = (positives_N > 0).astype(np.float64)
     ratios: dict[str, tuple[Float64, Float64]] = {}
     if inverse_propensity_L is not None:
         ratios |= _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
     for k in ks:
         hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
-        found_N, entries_N = (of.sum(axis=1).astype(np.float64) for of in (hit_Nk, listed_Nk))
+        hits_N, entries_N = (of.sum(axis=1).astype(np.float64) for of in (hit_Nk, listed_Nk))
         ratios |= {
-            f"recall@{k}": (found_N / np.maximum(wanted_N, 1), one_N),
-            f"precision@{k}": (found_N / k, one_N),
+            f"recall@{k}": (hits_N / np.maximum(positives_N, 1), has_positives_N),
+            f"precision@{k}": (hits_N / k, has_positives_N),
             f"ndcg@{k}": (
-                hit_Nk @ gains_K[:k] / np.maximum(ideal_K[np.minimum(wanted_N.astype(int), k)], 1e-12),
-                one_N,
+                hit_Nk @ gains_K[:k] / np.maximum(ideal_K[np.minimum(positives_N.astype(int), k)], 1e-12),
+                has_positives_N,
             ),
-            f"mrr@{k}": (np.where(first_N < k, 1 / (first_N + 1.0), 0.0), one_N),
-            f"hit_rate@{k}": ((found_N > 0).astype(np.float64), one_N),
+            f"mrr@{k}": (np.where(first_N < k, 1 / (first_N + 1.0), 0.0), has_positives_N),
+            f"hit_rate@{k}": ((hits_N > 0).astype(np.float64), has_positives_N),
             f"popularity@{k}": (
                 np.where(listed_Nk, counts_L[top_NK[:, :k]], 0).sum(axis=1).astype(np.float64),
                 entries_N,
             ),
         }
         for bucket, name in enumerate(BUCKET_NAMES):
-            here_Nk, wanted_here = bucket_Nk == bucket, positives.query_rows[wanted_bucket == bucket]
+            in_bucket_Nk, bucket_rows = bucket_Nk == bucket, positives.query_rows[positive_bucket == bucket]
             ratios[f"recall@{k}/{name}"] = (
-                (hit_Nk & here_Nk).sum(axis=1).astype(np.float64),
-                np.bincount(wanted_here, minlength=positives.queries).astype(np.float64),
+                (hit_Nk & in_bucket_Nk).sum(axis=1).astype(np.float64),
+                np.bincount(bucket_rows, minlength=positives.queries).astype(np.float64),
             )
-            ratios[f"exposure@{k}/{name}"] = (here_Nk.sum(axis=1).astype(np.float64), entries_N)
-        lists = RankedLists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
-        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in own.items()}
+            ratios[f"exposure@{k}/{name}"] = (in_bucket_Nk.sum(axis=1).astype(np.float64), entries_N)
+        lists = RankedLists(top_NK[:, :k], hit_Nk, positives_N, counts_L, buckets_L)
+        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in custom.items()}
     return ratios
 
 

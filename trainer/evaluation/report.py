@@ -23,14 +23,14 @@ from longtail.bundle.frequency import Buckets
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, style
 from longtail.bundle.report_table import Cell, ReportTable, metric_cells
 from longtail.trainer.config import Recipe
-from longtail.trainer.evaluation.baselines import in_words
+from longtail.trainer.evaluation.baselines import format_settings
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
 from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
-from longtail.trainer.evaluation.target import FoundByLabel
+from longtail.trainer.evaluation.target import HitsByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
 
@@ -102,7 +102,7 @@ def _curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
     return ReportTable([*dials, *columns], rows, name_columns=len(dials), marked=defaults)
 
 
-def target_table(measured: FoundByLabel, prior: str) -> ReportTable:
+def target_table(measured: HitsByLabel, prior: str) -> ReportTable:
     """Create a table of recall under another prior of labels at every λ and μ; the best is marked."""
     recalls, covered = measured.recall(prior)
     recalls = sorted(recalls)
@@ -146,7 +146,7 @@ def baseline_table(compared: Comparison, columns: Mapping[str, str]) -> ReportTa
     """Create a table of the model at its default and every baseline."""
     models = {compared.subject: compared.model, **compared.baselines}
     rows = [
-        [Cell(name, in_words(compared.settings.get(name, {}))), *metric_cells(metrics, columns.values())]
+        [Cell(name, format_settings(compared.settings.get(name, {}))), *metric_cells(metrics, columns.values())]
         for name, metrics in models.items()
     ]
     took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
@@ -358,18 +358,18 @@ def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
     grid, default = [point.bias_removal for point in points], dial.default.bias_removal
     with style():
         figure = Figure(figsize=(11, 3.8), dpi=90, layout="constrained")
-        recall, exposure, shown = figure.subplots(1, 3)
+        recall, exposure, coverage_axes = figure.subplots(1, 3)
         _recall(recall, grid, points, default, "λ", str(k))
         _exposure(exposure, grid, points, default, "λ", str(k))
-        shown.plot(grid, [point.metrics[coverage].value for point in points], color=INK, linewidth=2.5)
-        shown.axvline(default, color=SOFT, linestyle="--", linewidth=1)
-        shown.set(title="Coverage of the catalogue", xlabel="λ", ylim=(0, 1))
+        coverage_axes.plot(grid, [point.metrics[coverage].value for point in points], color=INK, linewidth=2.5)
+        coverage_axes.axvline(default, color=SOFT, linestyle="--", linewidth=1)
+        coverage_axes.set(title="Coverage of the catalogue", xlabel="λ", ylim=(0, 1))
         # One legend for all: those of the panels are wider than a panel here.
         figure.legend(*recall.get_legend_handles_labels(), ncols=5, loc="outside lower center")
-        for axes in (recall, exposure, shown):
+        for axes in (recall, exposure, coverage_axes):
             axes.margins(x=0)
-            if (own := axes.get_legend()) is not None:
-                own.remove()
+            if (legend := axes.get_legend()) is not None:
+                legend.remove()
     return figure
 
 

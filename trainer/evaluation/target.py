@@ -1,9 +1,8 @@
-"""Recall where labels have another prior than the data's, from what valid's lists found of every label [METHODS §9].
+"""Compute recall under another prior of labels from the hits of valid's lists by label [METHODS §9].
 
-A service may be judged by pairs whose labels are drawn otherwise than in training: every label alike, or as in another
-market. If p(x|y) stays, recall there is that of the held-out pairs, each weighted by π*_y / π_y (label shift), so that
-λ and μ can be chosen for it from validation data of the usual kind. What is kept for that is small: how many held-out
-pairs a label has, and how many of them the lists found at every setting, counted on the model that was validated.
+A service may be judged by pairs whose labels are drawn otherwise than in training: uniformly, or as in another market.
+If p(x|y) stays, recall there is that of the held-out pairs, each weighted by π*_y / π_y (label shift). So λ and μ can
+be chosen from usual validation data: the number of held-out pairs of a label, and of hits at every setting.
 
 Legend: `L` labels, `N` queries, `K` length of the lists, `G` settings.
 """
@@ -52,14 +51,15 @@ class TargetRecall(NamedTuple):
 
 
 @dataclass
-class FoundByLabel:
-    """What lists found of every label's held-out pairs.
+class HitsByLabel:
+    """Count hits by label at every setting.
 
     Attributes:
-        ids: label ids, strings [L]; of a bundle, of labels with held-out pairs alone.
+        ids: label ids, strings [L]; in a bundle, only labels with held-out pairs.
         frequency_L: π, float64, smoothed; sums to 1 over all labels.
-        theory: the settings that are best for a named prior in theory; none for a model with a tree.
-        pairs_L, found: held-out pairs, int64, and those in the lists, int64 [L], by setting.
+        theory: the best setting in theory by named prior; empty for a model with a tree.
+        pairs_L: held-out pairs, int64 [L].
+        hits: held-out pairs in the lists, int64 [L] by setting.
     """
 
     k: int
@@ -68,44 +68,44 @@ class FoundByLabel:
     labels: int
     theory: dict[str, Setting] = field(default_factory=dict)
     pairs_L: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    found: dict[Setting, Int64] = field(default_factory=dict)
+    hits: dict[Setting, Int64] = field(default_factory=dict)
 
-    def see(self, setting: Setting, top_NK: Int32, positives: Positives) -> None:
-        """Count what the lists of one setting found: label rows, best first, int32 [N, ≥ K], −1 after the last."""
+    def count_hits(self, setting: Setting, top_NK: Int32, positives: Positives) -> None:
+        """Count the hits of one setting's lists: label rows, best first, int32 [N, ≥ K], −1 after the last."""
         top_NK = top_NK[:, : self.k]
         self.pairs_L = np.bincount(positives.label_rows, minlength=positives.labels)
-        self.found[setting] = np.bincount(top_NK[positives.hits(top_NK)], minlength=positives.labels)
+        self.hits[setting] = np.bincount(top_NK[positives.hits(top_NK)], minlength=positives.labels)
 
     def keep(self, settings: Sequence[Setting]) -> None:
-        """Forget what was found at other settings."""
-        self.found = {setting: found_L for setting, found_L in self.found.items() if setting in settings}
+        """Drop the hits of other settings."""
+        self.hits = {setting: hits_L for setting, hits_L in self.hits.items() if setting in settings}
 
     def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
         """Compute recall under a prior at every setting, and the share of the prior on labels with held-out pairs.
 
         Args:
-            prior: `train`, `uniform`, or a table with the columns `label` and `share`: any numbers ≥ 0, of any scale;
-                labels that are not in it have none.
+            prior: `train`, `uniform`, or a table with the columns `label` and `share`, numbers ≥ 0 of any scale; labels
+                outside the table have share 0.
         """
         weight_L, covered = self._weights(prior)
         held_out = self.pairs_L > 0
         bootstrap = Bootstrap(int(held_out.sum()), resamples=_RESAMPLES, seed=_SEED)
-        wanted = (weight_L * self.pairs_L)[held_out]
+        pairs_l = (weight_L * self.pairs_L)[held_out]
         recalls = [
-            TargetRecall(setting, bootstrap.interval((weight_L * found_L)[held_out], wanted))
-            for setting, found_L in self.found.items()
+            TargetRecall(setting, bootstrap.interval((weight_L * hits_L)[held_out], pairs_l))
+            for setting, hits_L in self.hits.items()
         ]
         return recalls, covered
 
     def best(self, prior: str | Path) -> tuple[Setting, float]:
         """Return the setting of highest recall under a prior, and that recall."""
         weight_L, _ = self._weights(prior)
-        wanted = weight_L @ self.pairs_L
-        recalls = {setting: float(weight_L @ found_L / wanted) for setting, found_L in self.found.items()}
+        pairs = weight_L @ self.pairs_L
+        recalls = {setting: float(weight_L @ hits_L / pairs) for setting, hits_L in self.hits.items()}
         return max(recalls.items(), key=lambda item: item[1])
 
     def facts(self) -> dict[str, str]:
-        """For a report: the best setting under the named priors, and the theory's."""
+        """Describe the best setting under each named prior, and the theory's, for a report."""
         facts = {}
         for prior, words in NAMED.items():
             setting, recall = self.best(prior)
@@ -114,7 +114,7 @@ class FoundByLabel:
         return facts
 
     def _weights(self, prior: str | Path) -> tuple[Float64, float]:
-        """π* / π of the labels that are kept, float64 [L], and the share of π* on those with held-out pairs."""
+        """Return π* / π of the labels, float64 [L], and the share of π* on labels with held-out pairs."""
         prior_L, total = self._prior(prior)
         covered = float(prior_L[self.pairs_L > 0].sum()) / max(total, 1e-300)
         if not covered:
@@ -122,7 +122,7 @@ class FoundByLabel:
         return prior_L / self.frequency_L, covered
 
     def _prior(self, prior: str | Path) -> tuple[Float64, float]:
-        """π* of the labels that are kept, float64 [L], and its sum over all there are, both of one scale."""
+        """Return π* of the labels, float64 [L], and its sum over the catalogue, of one scale."""
         if prior == "train":
             return self.frequency_L, 1.0
         if prior == "uniform":
@@ -140,16 +140,16 @@ class FoundByLabel:
             "frequency": self.frequency_L[held_out],
             "pairs": self.pairs_L[held_out].astype(np.int32),
         }
-        columns |= {f"found_{at}": found[held_out].astype(np.int32) for at, found in enumerate(self.found.values())}
-        about = {"k": self.k, "labels": self.labels, "settings": list(self.found), "theory": self.theory}
+        columns |= {f"found_{i}": hits_L[held_out].astype(np.int32) for i, hits_L in enumerate(self.hits.values())}
+        about = {"k": self.k, "labels": self.labels, "settings": list(self.hits), "theory": self.theory}
         sink = pa.BufferOutputStream()
         table = pa.table(columns).replace_schema_metadata({"longtail": json.dumps(about)})
         pq.write_table(table, sink, compression="zstd")
         return bytes(sink.getvalue())
 
     @classmethod
-    def read(cls, bundle: Path) -> FoundByLabel:
-        """From a bundle's directory; labels without held-out pairs are left out."""
+    def read(cls, bundle: Path) -> HitsByLabel:
+        """Read from a bundle's directory; labels without held-out pairs are left out."""
         path = bundle / FILE
         if not path.is_file():
             raise DataError(
@@ -157,35 +157,36 @@ class FoundByLabel:
             )
         table = pq.read_table(path)
         about = json.loads(table.schema.metadata[b"longtail"])
-        found = {
-            Setting(*setting): table[f"found_{at}"].to_numpy().astype(np.int64)
-            for at, setting in enumerate(about["settings"])
+        hits = {
+            Setting(*setting): table[f"found_{i}"].to_numpy().astype(np.int64)
+            for i, setting in enumerate(about["settings"])
         }
         theory = {name: Setting(*setting) for name, setting in about["theory"].items()}
         frequency_L, pairs_L = table["frequency"].to_numpy(), table["pairs"].to_numpy().astype(np.int64)
-        return cls(about["k"], table["id"].combine_chunks(), frequency_L, about["labels"], theory, pairs_L, found)
+        return cls(about["k"], table["id"].combine_chunks(), frequency_L, about["labels"], theory, pairs_L, hits)
 
 
-def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting]:
-    """Get settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured."""
-    if not apart:
+def settings_beyond(measured: Sequence[Setting], *, separate_prior: bool) -> list[Setting]:
+    """List settings with μ < 0 for priors with more of the tail, at the λ where μ was measured."""
+    if not separate_prior:
         return []
-    at = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)
-    return [setting for popularity in _BELOW if (setting := Setting(at, popularity)) not in measured]
+    bias_removal = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)
+    return [setting for popularity in _BELOW if (setting := Setting(bias_removal, popularity)) not in measured]
 
 
 def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     """Return label ids, strings [n], and their shares of a prior, float64 [n], from a table of `label` and `share`."""
     if not path.is_file():
-        known = ", ".join(NAMED)
-        raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")
+        raise DataError(
+            f"target prior: expected {', '.join(NAMED)}, or a file with columns label and share, received {path}"
+        )
     with open_database() as reader:
         table = read_table(reader, find_files(path), _shares_in, str(path))
-        found = table.arrow(["label", "share"])
-    shares: Float64 = found["share"].combine_chunks().to_numpy(zero_copy_only=False)
+        columns = table.arrow(["label", "share"])
+    shares: Float64 = columns["share"].combine_chunks().to_numpy(zero_copy_only=False)
     if not (np.isfinite(shares).all() and (shares >= 0).all()):
         raise DataError(f"{path}: column 'share': expected finite numbers >= 0, found others")
-    return found["label"].combine_chunks(), shares
+    return columns["label"].combine_chunks(), shares
 
 
 def _shares_in(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:

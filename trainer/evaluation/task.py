@@ -1,4 +1,4 @@
-"""Define an evaluation's task: requests, their labels to find and their histories; compute figures of lists.
+"""Define the requests of an evaluation, with their histories and the labels to find.
 
 Legend: `N` rows of a task, `n` held-out pairs, `K` list length, `L` labels.
 """
@@ -18,7 +18,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, metrics_of, ratios_of
+from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, compute_metrics, compute_ratios
 from longtail.trainer.metric_registry import METRICS, Metric, k_of
 
 VALID_QUERIES = 10_000
@@ -30,9 +30,9 @@ class HeldOut:
     """Numbers of a split's pairs, of measured pairs, and of pairs left out.
 
     Attributes:
-        distinct: pairs without repeats; every pair if each is found separately (`evaluation.history = "growing"`).
+        distinct: pairs without repeats; all pairs with `evaluation.history = "growing"`.
         short: distinct pairs with fewer earlier pairs than `evaluation.least_history`.
-        seen: other distinct pairs whose label is in the history, left out by `evaluation.exclude_seen`; 0 if it is off.
+        repeated: other distinct pairs whose label is in the history, which `evaluation.exclude_seen` leaves out.
         queries: queries with a measured pair.
         requests: rows of the task: a query once per distinct request, or once per measured pair.
     """
@@ -40,7 +40,7 @@ class HeldOut:
     pairs: int
     distinct: int
     short: int
-    seen: int
+    repeated: int
     measured: int
     queries: int
     requests: int
@@ -48,13 +48,13 @@ class HeldOut:
     @classmethod
     def of(cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int) -> HeldOut:
         """Count the pairs of a split, whose `request_rows` are rows of the past."""
-        short_n, seen_n = left_out(held_out, past, config)
+        short_n, repeated_n = find_excluded(held_out, past, config)
         keys_n = held_out.request_rows.astype(np.int64) * labels + held_out.labels
-        to_find_P = distinct(keys_n[~(short_n | seen_n)])
-        short, seen = (len(distinct(keys_n[of_these_n])) for of_these_n in (short_n, seen_n))
-        requests = distinct(to_find_P // labels)
-        queries, measured = len(distinct(past.queries(requests))), len(to_find_P)
-        return cls(len(held_out), measured + short + seen, short, seen, measured, queries, len(requests))
+        measured_P = distinct(keys_n[~(short_n | repeated_n)])
+        short, repeated = (len(distinct(keys_n[mask_n])) for mask_n in (short_n, repeated_n))
+        requests, measured = distinct(measured_P // labels), len(measured_P)
+        queries = len(distinct(past.queries(requests)))
+        return cls(len(held_out), measured + short + repeated, short, repeated, measured, queries, len(requests))
 
     def __str__(self) -> str:
         if self.measured == self.pairs == self.queries == self.requests:
@@ -62,13 +62,13 @@ class HeldOut:
         requests = f" in {self.requests:,} requests" if self.requests > self.queries else ""
         repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
         short = f", {self.short:,} with too few earlier pairs (evaluation.least_history)" if self.short else ""
-        seen = f", {self.seen:,} seen before (evaluation.exclude_seen)" if self.seen else ""
-        found = f"{self.measured:,} to find of {self.queries:,} queries{requests}"
-        return f"{self.pairs:,} pairs → {found}{repeats}{short}{seen}"
+        repeated = f", {self.repeated:,} seen before (evaluation.exclude_seen)" if self.repeated else ""
+        measured = f"{self.measured:,} to find of {self.queries:,} queries{requests}"
+        return f"{self.pairs:,} pairs → {measured}{repeats}{short}{repeated}"
 
 
-def left_out(held_out: Pairs, past: Past, config: EvaluationConfig) -> tuple[Bools, Bools]:
-    """Return the pairs with too short a history, and the others with a label of their history, bool [n] each."""
+def find_excluded(held_out: Pairs, past: Past, config: EvaluationConfig) -> tuple[Bools, Bools]:
+    """Find pairs with a short history, and other pairs with a label of their history, bool [n] each."""
     rows_n = held_out.request_rows
     short_n: Bools = past.lengths(rows_n) < config.least_history
     if not config.exclude_seen:
@@ -83,15 +83,13 @@ def pair_keys(pairs: Pairs, labels: int) -> Int64:
 
 @dataclass(frozen=True)
 class Task:
-    """The requests of an evaluation: every model and every baseline answers the same ones.
+    """Hold the requests that every model and baseline answers.
 
     Attributes:
-        rows_N: rows of the past, int32 [N], ascending: requests, or held-out pairs, each of which is then to be found
-            from the pairs before it.
-        past: history of every row.
-        exclude_seen: whether the labels of a row's history are left out of its list.
+        rows_N: ascending rows of the past, int32 [N]: requests, or held-out pairs with a growing history.
+        exclude_seen: whether the labels of a row's history are excluded from its list.
         ks: list lengths that the catalogue has labels for.
-        own: registered metrics that the recipe names, their parameters bound.
+        custom: registered metrics of the recipe, with bound parameters.
     """
 
     rows_N: Int32
@@ -101,26 +99,25 @@ class Task:
     ks: list[int]
     k: int
     bootstrap: Bootstrap
-    own: Mapping[str, Metric]
+    custom: Mapping[str, Metric]
 
     @classmethod
     def of(
         cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int, seed: int,
         max_queries: int | None = None,
     ) -> Task:  # fmt: skip
-        """Create the task of held-out pairs, whose `request_rows` are rows of the past.
+        """Create the task of held-out pairs, with at most `max_queries` rows, drawn by seed.
 
-        Args:
-            max_queries: most rows of the task, drawn by seed.
+        The pairs' `request_rows` are rows of the past.
         """
         check_metric(config, labels=labels)
-        short_n, seen_n = left_out(held_out, past, config)
-        pairs = held_out.take(~(short_n | seen_n))
+        short_n, repeated_n = find_excluded(held_out, past, config)
+        pairs = held_out.take(~(short_n | repeated_n))
         rows_N = distinct(pairs.request_rows)
         if len(rows_N) == 0:
             raise DataError(
-                f"evaluation: expected held-out pairs to find, found none of {len(held_out):,}: {seen_n.sum():,} seen "
-                f"before (exclude_seen), {short_n.sum():,} with too few earlier pairs (least_history)"
+                f"evaluation: expected held-out pairs to find, found none of {len(held_out):,}: {repeated_n.sum():,} "
+                f"seen before (exclude_seen), {short_n.sum():,} with too few earlier pairs (least_history)"
             )
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
@@ -131,30 +128,30 @@ class Task:
         )  # fmt: skip
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed, queries_N=past.queries(rows_N))
         ks = [k for k in config.ks if k <= labels]
-        own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
-        return cls(rows_N, past, config.exclude_seen, positives, ks, min(max(config.ks), labels), bootstrap, own)
+        custom = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
+        return cls(rows_N, past, config.exclude_seen, positives, ks, min(max(config.ks), labels), bootstrap, custom)
 
     @property
-    def seen(self) -> Past | None:
-        """Return the histories whose labels are left out of the lists; None leaves out nothing."""
+    def excluded(self) -> Past | None:
+        """Return the histories whose labels lists exclude; None excludes nothing."""
         return self.past if self.exclude_seen else None
 
     @property
-    def in_words(self) -> str:
+    def description(self) -> str:
         """Return the number of queries, and of requests if there are more."""
         requests, queries = len(self.rows_N), len(distinct(self.past.queries(self.rows_N)))
         return f"{requests:,} requests of {queries:,} queries" if requests > queries else f"{queries:,} queries"
 
-    def among(self, kept_N: Bools) -> Task:
+    def select_rows(self, mask_N: Bools) -> Task:
         """Return the task of some of its rows, bool [N], with their resamples."""
         return replace(
-            self, rows_N=self.rows_N[kept_N], positives=self.positives.of_queries(kept_N),
-            bootstrap=self.bootstrap.among(kept_N),
+            self, rows_N=self.rows_N[mask_N], positives=self.positives.select_queries(mask_N),
+            bootstrap=self.bootstrap.select_rows(mask_N),
         )  # fmt: skip
 
     def metrics(self, top_NK: Int32, facts: LabelFacts) -> dict[str, Interval]:
-        """Compute every metric of lists of labels, best first, −1 where one ends early, as `metrics_of`."""
-        return metrics_of(top_NK, self.positives, facts, ks=self.ks, bootstrap=self.bootstrap, own=self.own)
+        """Compute every metric of lists of labels, like `compute_metrics`."""
+        return compute_metrics(top_NK, self.positives, facts, ks=self.ks, bootstrap=self.bootstrap, custom=self.custom)
 
     def ratio(self, metric: str, top_NK: Int32, facts: LabelFacts) -> tuple[Float64, Float64]:
         """Compute numerator and denominator of one metric for every query, float64 [N] each."""
@@ -171,11 +168,11 @@ class Task:
 
     def ratios(self, k: str, top_NK: Int32, facts: LabelFacts) -> dict[str, tuple[Float64, Float64]]:
         """Compute numerators and denominators of the metrics at one k for every query, float64 [N] each."""
-        return ratios_of(top_NK, self.positives, facts, ks=[int(k)], own=self.own)
+        return compute_ratios(top_NK, self.positives, facts, ks=[int(k)], custom=self.custom)
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:
     """Refuse a metric, or the floor of one, over lists longer than the catalogue."""
-    for where, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
+    for key, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
         if int(k_of(metric)) > labels:
-            raise DataError(f"evaluation.{where}: expected a k of at most {labels}, all labels, received {metric}")
+            raise DataError(f"evaluation.{key}: expected a k of at most {labels}, all labels, received {metric}")

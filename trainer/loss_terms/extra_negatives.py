@@ -27,7 +27,7 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import EmbedQueries, rank
+from longtail.trainer.evaluation.ranking import EmbedQueries, RankedModel, rank
 from longtail.trainer.losses import MASKED, FamilyInputs, LossTerm, StepInputs
 from longtail.trainer.losses.hits import mask_hits
 
@@ -147,8 +147,7 @@ class Retrieved(ColumnNegatives):
         past = Past.fixed(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
         ranked, _ = rank(
             self._rows_A,
-            embed_queries,
-            label_side.among(negative_rows),
+            RankedModel(embed_queries, label_side.select_labels(negative_rows)),
             past.with_labels(position_L),
             [Setting(self._config.bias_removal)],
             k=min(self._config.depth, len(negative_rows)),

@@ -120,7 +120,7 @@ def export_tfrs(
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
     has_own_noise = not np.array_equal(log_nu_L, log_pi_L)
-    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), apart=has_own_noise)
+    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), separate_prior=has_own_noise)
     config = EvaluationConfig.model_validate(options.evaluation)
     buckets = buckets_for(config, counts_L)
     side = LabelSide.of(

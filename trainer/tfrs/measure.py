@@ -23,7 +23,7 @@ from longtail.trainer.data.past import Past
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, chosen_by, lines
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import bias_removal_curve
+from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.tfrs.columns import Ids, strings
 from longtail.trainer.tfrs.tower import ExportedTower
@@ -84,11 +84,10 @@ def measured(
     past = Past.fixed(earlier_pairs, queries=len(first_Q))
     config = config.model_copy(update={"exclude_seen": validation.seen is not None})
 
+    model = RankedModel(embeddings_QD.__getitem__, label_side, unknown=unknown_Q.__getitem__)
+
     def measure(settings: list[Setting]) -> list[CurvePoint]:
-        return bias_removal_curve(
-            held_out, past, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings,
-            unknown=unknown_Q.__getitem__,
-        )  # fmt: skip
+        return bias_removal_curve(held_out, past, model, config, seed=0, settings=settings)
 
     if bias_removal is None:
         why = chosen_by(config)

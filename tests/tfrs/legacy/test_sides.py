@@ -161,7 +161,7 @@ def test_curve_and_default_come_from_held_out_pairs(tmp_path: Path) -> None:
     assert (dial.default, dial.chosen_by, dial.curve_split) == (1.0, "valid recall@1", "valid")  # of equals the largest
     figures = json.loads((tmp_path / "films" / "metrics.json").read_text())
     assert figures["held_out"]["valid"] == {
-        "pairs": 3, "distinct": 3, "short": 0, "seen": 0, "measured": 3, "queries": 2, "requests": 2
+        "pairs": 3, "distinct": 3, "short": 0, "repeated": 0, "measured": 3, "queries": 2, "requests": 2
     }  # fmt: skip
 
     observed = [["Alien", "nowhere"], ["Alien"], [], []]
