@@ -175,8 +175,8 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
     Raises:
         StateError: events that cannot be read.
     """
-    kept, (since, until) = kept_since(folder), window
-    cut, since = kept > since, max(kept, since)
+    oldest, (since, until) = kept_since(folder), window
+    cut, since = oldest > since, max(oldest, since)
     with open_events(folder, since, until) as connection:
         units = connection.sql(_UNITS, params={"run": experiment.run, "since": since}).to_arrow_table()
     units = units.rename_columns(["arm", "unit", *_COUNTS])
@@ -184,13 +184,13 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
     counted = np.stack([units[name].to_numpy() for name in _COUNTS]).astype(np.float64)
     counts = {name: counted[:, np.flatnonzero(arm_of_unit == name)] for name in experiment.arms}
     rates = {name: Rate(of_arm[_HITS].sum(axis=0), of_arm[0]) for name, of_arm in counts.items()}
-    seen = {name: int((of_arm[0] > 0).sum()) for name, of_arm in counts.items()}
+    unit_counts = {name: int((of_arm[0] > 0).sum()) for name, of_arm in counts.items()}
     control, *others = experiment.arms
-    evidence = sample_ratio_evidence([*seen.values()], [arm.share for arm in experiment.arms.values()])
+    evidence = sample_ratio_evidence([*unit_counts.values()], [arm.share for arm in experiment.arms.values()])
     return {
         "run": experiment.run,
-        "since": _iso(since) if since else None,
-        "until": _iso(until),
+        "since": format_seconds(since) if since else None,
+        "until": format_seconds(until),
         "cut": cut,
         "confidence": 1 - ALPHA,
         "arms": [
@@ -199,7 +199,7 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
                 "share": arm.share,
                 "release": arm.release,
                 "settings": arm.json_settings,
-                "units": seen[name],
+                "units": unit_counts[name],
                 **_figures(counts[name]),
                 "hits_per_answer": rate_interval(rates[name]),
                 "difference": None
@@ -214,23 +214,24 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
 
 def _figures(counts: Float64) -> dict[str, Any]:
     sums = counts.sum(axis=1).astype(int)
-    shown = sums[_SHOWN].tolist()
-    recall = {name: Rate(counts[9 + place], counts[5 + place]) for place, name in enumerate(BUCKET_NAMES)}
+    exposures = sums[_SHOWN].tolist()
+    recall = {name: Rate(counts[9 + bucket], counts[5 + bucket]) for bucket, name in enumerate(BUCKET_NAMES)}
     recall["all"] = Rate(counts[_HITS].sum(axis=0), counts[_CHOSEN].sum(axis=0))
     return {
         "answers": int(sums[0]),
         "chosen": int(sums[_CHOSEN].sum()),
         "hits": int(sums[_HITS].sum()),
         "exposures": {
-            name: {"count": count, "share": count / sum(shown) if any(shown) else None}
-            for name, count in zip(BUCKET_NAMES, shown, strict=True)
+            name: {"count": count, "share": count / sum(exposures) if any(exposures) else None}
+            for name, count in zip(BUCKET_NAMES, exposures, strict=True)
         },
         "recall": {name: rate_interval(rate, highest=1.0) for name, rate in recall.items()},
     }
 
 
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+def format_seconds(seconds: float) -> str:
+    """Format seconds since 1970 as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 _COLUMNS = ("arm", "share", "units", "answers", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")
@@ -259,15 +260,16 @@ def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
         f"{arm['share']:g}",
         str(arm["units"]),
         str(arm["answers"]),
-        *("–" if (share := shown["share"]) is None else f"{share:.1%}" for shown in arm["exposures"].values()),
-        _bounds(arm["hits_per_answer"]),
-        _bounds(arm["recall"]["all"]),
-        "" if difference is None else _bounds(difference, "+"),
+        *("–" if (share := it["share"]) is None else f"{share:.1%}" for it in arm["exposures"].values()),
+        format_bounds(arm["hits_per_answer"]),
+        format_bounds(arm["recall"]["all"]),
+        "" if difference is None else format_bounds(difference, "+"),
         "" if difference is None else "real" if difference["real"] else "not yet",
     )
 
 
-def _bounds(figure: Mapping[str, Any] | None, sign: str = "") -> str:
+def format_bounds(figure: Mapping[str, Any] | None, sign: str = "") -> str:
+    """Format a figure with its bounds; – for None."""
     if figure is None:
         return "–"
     value, low, high = (format(figure[name], f"{sign}.4f") for name in ("value", "low", "high"))

@@ -38,7 +38,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,7 +50,7 @@ from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.label_changes import LabelRecord, Patch
 from longtail.bundle.report_table import ReportTable
 from longtail.index import Releases
-from longtail.serving.compare import ALPHA, Rate, boundary
+from longtail.serving.compare import ALPHA, Rate, boundary, format_bounds, format_seconds
 from longtail.serving.core.feedback import CANDIDATES
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import BucketName, Query
@@ -91,11 +91,11 @@ class OffPolicyError(ServingError):
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class ExplorationLog:
     """Labels that answers showed, and the answers to the same queries at other λ."""
 
-    at_G: tuple[float | None, ...]
-    """λ of each setting; None: the own λ of each answer."""
+    lambda_G: tuple[float | None, ...]
+    """λ of each setting; None: the λ that each answer was served with."""
     propensities_S: Float64
     chosen_S: Float64
     """1 if a label was chosen, else 0."""
@@ -166,19 +166,19 @@ def read_log(
     retriever: Retriever,
     folder: Path,
     window: tuple[float, float],
-    at: Sequence[float],
+    lambdas: Sequence[float],
     *,
     event: str | None = None,
     unit: str | None = None,
     changes: Sequence[LabelRecord] = (),
-) -> Log:
+) -> ExplorationLog:
     """Read answers that explored, and answer their queries at every λ.
 
     Args:
         retriever: the release with its label changes.
         folder: folder of events.
         window: start and end of the answers' times, in seconds since 1970.
-        at: other λ.
+        lambdas: other λ.
         event: name of the choices to count, such as `purchase`; None: all.
         unit: feature whose value is the unit. For answers without it, and by default, the unit is the experiment's, or
             all features together.
@@ -196,23 +196,24 @@ def read_log(
     units: dict[Any, int] = {}
     parts: dict[str, list[Any]] = {name: [] for name in ("propensities", "chosen", "buckets", "unit", "held")}
     unit_N: list[int] = []
-    exposures_GB = np.zeros((len(at) + 1, len(BUCKET_NAMES)), np.int64)
-    open_G, gained_G, lost_G, changed_G = np.zeros((4, len(at) + 1), np.int64)
+    exposures_GB = np.zeros((len(lambdas) + 1, len(BUCKET_NAMES)), np.int64)
+    open_G, gained_G, lost_G, changed_G = np.zeros((4, len(lambdas) + 1), np.int64)
     with open_events(folder, *window) as connection:
         params = {"since": window[0], "event": event}
         for batch in connection.sql(_ANSWERS, params=params).to_arrow_reader(_AT_ONCE):
-            kept = []
+            usable = []
             for row in batch.to_pylist():
-                query = _query(row, retriever, at, left_out)
+                query = _rebuild_query(row, retriever, lambdas, left_out)
                 if query is None:
                     continue
                 if row["time"] <= (newest_of_columns if retriever.reads_columns(query) else newest):
                     left_out[_OLDER] += 1
                 else:
-                    kept.append((row, query))
-            answers_G = [_answers(retriever, [query for _, query in kept], each) for each in (None, *at)]
-            could_show = _could_show(retriever, kept, answers_G[0])
-            for (row, _), (always, covered), *answer_G in zip(kept, could_show, *answers_G, strict=True):
+                    usable.append((row, query))
+            queries = [query for _, query in usable]
+            answers_G = [_answer(retriever, queries, bias_removal) for bias_removal in (None, *lambdas)]
+            possible = _find_possible(retriever, usable, answers_G[0])
+            for (row, _), (always, covered), *answer_G in zip(usable, possible, *answers_G, strict=True):
                 if not always <= {*row["labels"]} <= covered:
                     left_out[_CHANGED] += 1
                     continue
@@ -227,11 +228,11 @@ def read_log(
                 held_GK = [[label in answer for label in row["labels"]] for answer in answer_G]
                 parts["held"].append(np.array(held_GK, np.bool_))
                 unit_N.append(units[key])
-                own = answer_G[0].keys()
+                served = answer_G[0].keys()
                 open_G += [len(answer.keys() - covered) for answer in answer_G]
-                gained_G += [len(answer.keys() - covered - own) for answer in answer_G]
-                lost_G += [len(own - covered - answer.keys()) for answer in answer_G]
-                changed_G += [answer.keys() != own for answer in answer_G]
+                gained_G += [len(answer.keys() - covered - served) for answer in answer_G]
+                lost_G += [len(served - covered - answer.keys()) for answer in answer_G]
+                changed_G += [answer.keys() != served for answer in answer_G]
                 for counts_B, answer in zip(exposures_GB, answer_G, strict=True):
                     counts_B += np.bincount([*answer.values()], minlength=len(BUCKET_NAMES))
     if not units:
@@ -244,8 +245,8 @@ def read_log(
         names = [feature.name for feature in retriever.manifest.query_features]
         if unit not in names:
             raise OffPolicyError(f"--unit: expected a feature of queries, such as {names}, received {unit!r}")
-    return Log(
-        at_G=(None, *at),
+    return ExplorationLog(
+        lambda_G=(None, *lambdas),
         propensities_S=np.array(parts["propensities"], np.float64),
         chosen_S=np.array(parts["chosen"], np.float64),
         buckets_S=np.array(parts["buckets"], np.int8),
@@ -262,7 +263,9 @@ def read_log(
     )
 
 
-def _query(row: dict[str, Any], retriever: Retriever, at: Sequence[float], left_out: Counter[str]) -> Query | None:
+def _rebuild_query(
+    row: dict[str, Any], retriever: Retriever, lambdas: Sequence[float], left_out: Counter[str]
+) -> Query | None:
     """Rebuild the query of an answer; for a useless answer count the reason, and return None."""
     if row["release"] != retriever.name:
         left_out[_OTHER_RELEASE] += 1
@@ -278,7 +281,7 @@ def _query(row: dict[str, Any], retriever: Retriever, at: Sequence[float], left_
         row[CANDIDATES] = candidates
         try:
             query = Query.model_validate({**options, "features": json.loads(row["features"]), "display": False})
-            for end in (min(at), max(at)):
+            for end in (min(lambdas), max(lambdas)):
                 retriever.check_options(query.model_copy(update={"bias_removal": end}))
             return query
         except (ValidationError, InvalidRequestError):
@@ -286,55 +289,50 @@ def _query(row: dict[str, Any], retriever: Retriever, at: Sequence[float], left_
     return None
 
 
-def _answers(retriever: Retriever, queries: Sequence[Query], at: float | None) -> list[dict[str, int]]:
-    """Answer queries without exploring, at their own λ or another: buckets by label."""
+def _answer(retriever: Retriever, queries: Sequence[Query], bias_removal: float | None) -> list[dict[str, int]]:
+    """Answer queries without exploring, at one λ or, if None, at the queries' λ: buckets by label."""
     if not queries:
         return []
-    other = {} if at is None else {"bias_removal": at}
-    found = retriever.retrieve([query.model_copy(update={"explore": {}, **other}) for query in queries])
-    ids, buckets = retriever.catalogue.ids_of(found.rows_N).to_pylist(), found.buckets_N.tolist()
-    starts = [0, *found.ends_B[:-1]]
-    return [
-        dict(zip(ids[start:end], buckets[start:end], strict=True))
-        for start, end in zip(starts, found.ends_B, strict=True)
-    ]
+    changes: dict[str, Any] = {"explore": {}} | ({} if bias_removal is None else {"bias_removal": bias_removal})
+    results = retriever.retrieve([query.model_copy(update=changes) for query in queries])
+    ids, buckets = retriever.catalogue.ids_of(results.rows_N).to_pylist(), results.buckets_N.tolist()
+    bounds = pairwise([0, *results.ends_B])
+    return [dict(zip(ids[start:end], buckets[start:end], strict=True)) for start, end in bounds]
 
 
-def _could_show(
-    retriever: Retriever, kept: Sequence[tuple[Mapping[str, Any], Query]], own: Sequence[Mapping[str, int]]
+def _find_possible(
+    retriever: Retriever, usable: Sequence[tuple[Mapping[str, Any], Query]], served: Sequence[Mapping[str, int]]
 ) -> list[tuple[set[str], set[str]]]:
     """Return the labels that each answer always shows, and the labels that it could show.
 
     Args:
-        own: the answers without exploration.
+        served: the answers without exploration.
     """
-    found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in kept]
+    possible: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in usable]
     for bucket, name in enumerate(BUCKET_NAMES):
         drawing, queries = [], []
-        for place, (row, query) in enumerate(kept):
+        for i, (row, query) in enumerate(usable):
             count = row["buckets"].count(bucket)
             if drawn := query.explore.get(cast(BucketName, name), 0):
                 candidates = max(row[CANDIDATES], drawn)
                 queries.append(query.model_copy(update={"buckets": [name], "k": query.k + candidates}))
-                drawing.append((place, max(count - drawn, 0), candidates))
+                drawing.append((i, max(count - drawn, 0), candidates))
             else:
-                first = [label for label, of in own[place].items() if of == bucket][:count]
-                for labels in found[place]:
-                    labels.update(first)
-        for (place, certain, candidates), best in zip(
-            drawing, map(list, _answers(retriever, queries, None)), strict=True
-        ):
-            always, covered = found[place]
+                certain_labels = [label for label, label_bucket in served[i].items() if label_bucket == bucket][:count]
+                for labels in possible[i]:
+                    labels.update(certain_labels)
+        for (i, certain, candidates), best in zip(drawing, map(list, _answer(retriever, queries, None)), strict=True):
+            always, covered = possible[i]
             always.update(best[:certain])
             covered.update(best[: certain + candidates])
-    return found
+    return possible
 
 
 def off_policy(
     releases: str | Path,
     folder: Path,
     window: tuple[float, float],
-    at: Sequence[float] = (),
+    lambdas: Sequence[float] = (),
     *,
     release: str | None = None,
     state: StateLocation | None = None,
@@ -346,7 +344,7 @@ def off_policy(
     Args:
         folder: folder of events.
         window: start and end of the answers' times, in seconds since 1970.
-        at: other λ; by default those of the release's offline curve, or 0 to 1 in tenths.
+        lambdas: other λ; by default those of the release's offline curve, or 0 to 1 in tenths.
         release: name of the release; None: CURRENT.
         state: state of the service, whose added and hidden labels apply as they are now.
         event, unit: see `read_log`.
@@ -360,28 +358,28 @@ def off_policy(
         StoreError: the label changes cannot be read.
         LongtailIndexError, BundleError, UnservableReleaseError: the release cannot be used.
     """
-    found = Releases(releases)
-    name = found.current() if release is None else release
+    directory = Releases(releases)
+    name = directory.current() if release is None else release
     if name is None:
         raise OffPolicyError(f"{releases}: expected a published release, found none: name one with --release")
-    store = LabelStore(state or found.root / ".state")
+    store = LabelStore(state or directory.root / ".state")
     try:
         changes = store.read_from().records
     finally:
         store.close()
-    retriever = load_release(found, name).with_changes(changes)
+    retriever = load_release(directory, name).with_changes(changes)
     dial = retriever.manifest.bias_removal
-    grid = sorted({*at} or {point.bias_removal for point in dial.curve} or {tenth / 10 for tenth in range(11)})
-    if at and not dial.minimum <= grid[0] <= grid[-1] <= dial.maximum:
-        raise OffPolicyError(f"--at: expected {dial.minimum} <= λ <= {dial.maximum}, received {[*at]}")
-    grid = [each for each in grid if dial.minimum <= each <= dial.maximum]
-    kept, (since, until) = kept_since(folder), window
-    cut, since = kept > since, max(kept, since)
+    grid = sorted({*lambdas} or {point.bias_removal for point in dial.curve} or {tenth / 10 for tenth in range(11)})
+    if lambdas and not dial.minimum <= grid[0] <= grid[-1] <= dial.maximum:
+        raise OffPolicyError(f"--at: expected {dial.minimum} <= λ <= {dial.maximum}, received {[*lambdas]}")
+    grid = [bias_removal for bias_removal in grid if dial.minimum <= bias_removal <= dial.maximum]
+    oldest, (since, until) = kept_since(folder), window
+    cut, since = oldest > since, max(oldest, since)
     log = read_log(retriever, folder, (since, until), grid, event=event, unit=unit, changes=changes)
     return {
         "release": name,
-        "since": _iso(since) if since else None,
-        "until": _iso(until),
+        "since": format_seconds(since) if since else None,
+        "until": format_seconds(until),
         "cut": cut,
         "answers": int(log.answers_U.sum()),
         "units": len(log.answers_U),
@@ -389,13 +387,13 @@ def off_policy(
         "without_unit": log.without_unit,
         "left_out": dict(log.left_out),
         "confidence": 1 - ALPHA,
-        "settings": settings_of(log),
+        "settings": estimate_settings(log),
     }
 
 
-def settings_of(log: Log) -> list[dict[str, Any]]:
+def estimate_settings(log: ExplorationLog) -> list[dict[str, Any]]:
     """Estimate the figures of every setting; a figure's bounds hold jointly for all λ and looks."""
-    alpha = ALPHA / (2 * len(log.at_G))
+    alpha = ALPHA / (2 * len(log.lambda_G))
     weights_S, answers_U = 1 / log.propensities_S, log.answers_U
     answers = answers_U.sum()
 
@@ -403,32 +401,32 @@ def settings_of(log: Log) -> list[dict[str, Any]]:
         demand_S = weights_S * among_S
         demand_U = _by_unit(log.unit_S, demand_S * log.chosen_S, len(answers_U))
         held_S = demand_S * held_S
-        found = estimate(held_S, log.chosen_S, log.unit_S, demand_U, expected_S=demand_S, alpha=alpha)
-        return found and _within(found, 0.0, 1.0)
+        figure = estimate(held_S, log.chosen_S, log.unit_S, demand_U, expected_S=demand_S, alpha=alpha)
+        return figure and _clip(figure, 0.0, 1.0)
 
     settings: list[dict[str, Any]] = []
-    for place, (at, held_S, counts_B) in enumerate(zip(log.at_G, log.held_GS, log.exposures_GB, strict=True)):
+    for g, (bias_removal, held_S, counts_B) in enumerate(zip(log.lambda_G, log.held_GS, log.exposures_GB, strict=True)):
         slots = counts_B.sum()
         most = float(slots / answers)
-        chosen = _found(estimate(weights_S * held_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
-        chosen["high"] += float(log.open_G[place] / answers)
+        chosen = _require(estimate(weights_S * held_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
+        chosen["high"] += float(log.open_G[g] / answers)
         setting: dict[str, Any] = {
-            "bias_removal": at,
-            "changed": int(log.changed_G[place]),
+            "bias_removal": bias_removal,
+            "changed": int(log.changed_G[g]),
             "exposures": dict(zip(BUCKET_NAMES, (counts_B / max(slots, 1)).tolist(), strict=True)),
-            "covered": 1 - float(log.open_G[place] / max(slots, 1)),
-            "chosen_per_answer": _within(chosen, 0.0, most),
+            "covered": 1 - float(log.open_G[g] / max(slots, 1)),
+            "chosen_per_answer": _clip(chosen, 0.0, most),
             "recall": {"all": recall(held_S, np.ones_like(held_S))}
             | {name: recall(held_S, log.buckets_S == bucket) for bucket, name in enumerate(BUCKET_NAMES)},
         }
-        if settings and not log.changed_G[place]:
+        if settings and not log.changed_G[g]:
             setting |= {"difference": {"value": 0.0, "low": 0.0, "high": 0.0}, "says": "the same"}
         elif settings:
             change_S = weights_S * (held_S.astype(np.float64) - log.held_GS[0])
-            change = _found(estimate(change_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
-            change["low"] -= float(log.lost_G[place] / answers)
-            change["high"] += float(log.gained_G[place] / answers)
-            change = _within(change, -float(log.exposures_GB[0].sum() / answers), most)
+            change = _require(estimate(change_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
+            change["low"] -= float(log.lost_G[g] / answers)
+            change["high"] += float(log.gained_G[g] / answers)
+            change = _clip(change, -float(log.exposures_GB[0].sum() / answers), most)
             unsure = "cannot tell" if min(settings[0]["covered"], setting["covered"]) < COVERED else "not yet"
             says = "better" if change["low"] > 0 else "worse" if change["high"] < 0 else unsure
             setting |= {"difference": change, "says": says}
@@ -436,17 +434,13 @@ def settings_of(log: Log) -> list[dict[str, Any]]:
     return settings
 
 
-def _found(figure: Interval | None) -> Interval:
+def _require(figure: Interval | None) -> Interval:
     assert figure is not None, "of answers with labels"
     return figure
 
 
-def _within(figure: Interval, low: float, high: float) -> Interval:
+def _clip(figure: Interval, low: float, high: float) -> Interval:
     return {name: min(max(value, low), high) for name, value in figure.items()}
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
 _COLUMNS = ("λ", *BUCKET_NAMES, "covered", "chosen/answer", "recall", "difference", "")
@@ -477,20 +471,11 @@ def settings_table(report: Mapping[str, Any]) -> ReportTable:
 def _row(setting: Mapping[str, Any]) -> tuple[str, ...]:
     difference, recall = setting.get("difference"), setting["recall"]["all"]
     return (
-        _named(setting),
+        "own λ" if setting["bias_removal"] is None else f"{setting['bias_removal']:g}",
         *(f"{share:.1%}" for share in setting["exposures"].values()),
         f"{setting['covered']:.1%}",
-        _bounds(setting["chosen_per_answer"]),
-        "–" if recall is None else _bounds(recall),
-        "" if difference is None else _bounds(difference, "+"),
+        format_bounds(setting["chosen_per_answer"]),
+        format_bounds(recall),
+        "" if difference is None else format_bounds(difference, "+"),
         setting.get("says", ""),
     )
-
-
-def _named(setting: Mapping[str, Any]) -> str:
-    return "own λ" if setting["bias_removal"] is None else f"{setting['bias_removal']:g}"
-
-
-def _bounds(figure: Mapping[str, float], sign: str = "") -> str:
-    value, low, high = (format(figure[name], f"{sign}.4f") for name in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"

@@ -157,7 +157,10 @@ def train(
         config, noise, by_label = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:
-            by_label, settings = found_by_label(trained), [*settings, *settings_beyond(settings, separate_prior=noise.separate_prior)]
+            by_label, settings = (
+                found_by_label(trained),
+                [*settings, *settings_beyond(settings, separate_prior=noise.separate_prior)],
+            )
         with train_step.updates.averaged():
             curve = trained.curve(
                 held_out,

@@ -31,13 +31,13 @@ from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
 from longtail.serving.off_policy import (
     COVERED,
-    Log,
+    ExplorationLog,
     OffPolicyError,
     estimate,
+    estimate_settings,
     off_policy,
     read_log,
     report_lines,
-    settings_of,
     settings_table,
 )
 from longtail.state import LabelStore
@@ -94,7 +94,7 @@ def slots_of(first: int, answers: int) -> dict[str, np.ndarray]:
 
 
 @cache
-def log_of(answers: int) -> Log:
+def log_of(answers: int) -> ExplorationLog:
     """Answers at λ = 0 that explored, users in turn; every answer is its own unit."""
     chance, parts = np.random.default_rng(7), []
     held_UGL = np.array([[np.isin(np.arange(LABELS), best_of(user, at)) for at in (0.0, *LAMBDAS)]
@@ -111,8 +111,8 @@ def log_of(answers: int) -> Log:
         chosen_K = chance.random(K) < CHANCES_UL[user, displayed.rows_K]
         parts.append((displayed.propensities_K, chosen_K, displayed.rows_K, held_UGL[user][:, displayed.rows_K]))
     rows_S = np.concatenate([rows_K for _, _, rows_K, _ in parts])
-    return Log(
-        at_G=(None, *LAMBDAS),
+    return ExplorationLog(
+        lambda_G=(None, *LAMBDAS),
         propensities_S=np.concatenate([part[0] for part in parts]).astype(np.float64),
         chosen_S=np.concatenate([part[1] for part in parts]).astype(np.float64),
         buckets_S=BUCKETS[rows_S].astype(np.int8),
@@ -126,7 +126,7 @@ def log_of(answers: int) -> Log:
     )
 
 
-def part_of(log: Log, first: int, answers: int) -> Log:
+def part_of(log: ExplorationLog, first: int, answers: int) -> ExplorationLog:
     labels = slice(first * K, (first + answers) * K)
     return replace(
         log,
@@ -164,7 +164,7 @@ def share_covered(at: float) -> float:
 
 def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
     log = log_of(EXPERIMENTS * ANSWERS)
-    answers, settings = len(log.answers_U), settings_of(log)
+    answers, settings = len(log.answers_U), estimate_settings(log)
     for at, held_S, setting in zip(LAMBDAS, log.held_GS[1:], settings[1:], strict=True):
         found_N = (held_S / log.propensities_S * log.chosen_S).reshape(answers, K).sum(axis=1)
         plain_N = (held_S * log.chosen_S).reshape(answers, K).sum(axis=1)
@@ -178,7 +178,7 @@ def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
     assert [setting["covered"] >= COVERED for setting in settings] == [True, True, True, False]
     # From λ = 1, as if that had been their own, to what was.
     back = replace(log, held_GS=log.held_GS[[2, 0, 0, 0]], open_G=log.open_G * 0, gained_G=log.gained_G * 0)
-    assert settings_of(back)[1]["says"] == "worse"
+    assert estimate_settings(back)[1]["says"] == "worse"
 
 
 def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> None:
@@ -195,7 +195,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
         outside_recall = dict.fromkeys(expected_recall, False)
         for answers in np.geomspace(10, ANSWERS, 15).astype(int).tolist():
             history = part_of(log, first, answers)
-            own_setting, *settings = every = settings_of(history)
+            own_setting, *settings = every = estimate_settings(history)
             outside |= not own_setting["chosen_per_answer"]["low"] <= local <= own_setting["chosen_per_answer"]["high"]
             for name, expected_G in expected_recall.items():
                 for setting, expected in zip(every, expected_G, strict=True):
@@ -224,7 +224,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
 
 
 def test_the_table_of_the_guide_is_what_the_command_says_of_these_users() -> None:
-    lines = settings_table({"settings": settings_of(log_of(3_000))}).lines()
+    lines = settings_table({"settings": estimate_settings(log_of(3_000))}).lines()
     guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     (table,) = (part for part in guide.split("```") if part.startswith("text\nλ "))
     assert [line.split() for line in table.splitlines()[1:]] == [line.split() for line in lines]
@@ -299,7 +299,7 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     assert sorted(log.left_out.values()) == [1, 1, 1, 1, 1, 2]
     assert (log.answers_U.tolist(), log.changed_G.tolist()) == ([2, 1], [0, 0, 1])
     assert log.exposures_GB.tolist() == [[2, 1, 3, 0], [2, 1, 3, 0], [3, 1, 2, 0]]
-    local, same, other = settings_of(log)
+    local, same, other = estimate_settings(log)
     # Chosen: c/é, shown with 3/4; a; 4, with 1/4, which no answer holds; b.
     assert local["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
     assert other["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
@@ -318,7 +318,7 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     # The slot of north's that is not covered may bring one choice more; own λ and two others share the 5 %, twice.
     actual = estimate(many.held_GS[2] / many.propensities_S, many.chosen_S, many.unit_S, many.answers_U, alpha=0.05 / 6)
     assert actual is not None
-    own_many, _, many_other = settings_of(many)
+    own_many, _, many_other = estimate_settings(many)
     assert many_other["chosen_per_answer"]["low"] == pytest.approx(actual["low"])
     assert many_other["chosen_per_answer"]["high"] == pytest.approx(actual["high"] + 1 / 3)
     assert own_many["chosen_per_answer"]["high"] == pytest.approx(actual["high"])
@@ -346,12 +346,12 @@ def test_what_the_own_answer_would_bring_is_not_known_where_its_bucket_is_not_ex
     ]
     folder = kept(tmp_path, *answers, *[choice(f"{visit}", "c/é") for visit in range(400) if visit % 4])
     log = read_log(plane_retriever(), folder, WINDOW, [-1.0])
-    local, other = settings_of(log)
+    local, other = estimate_settings(log)
     assert (len(log.answers_U), local["covered"], other["covered"]) == (400, 0, 1)
     assert (other["difference"]["value"], other["says"]) == (1, "cannot tell")
     assert other["difference"]["low"] < 0, "north may choose b as well"
     every = replace(log, lost_G=log.lost_G * 0, open_G=log.open_G * 0)
-    assert settings_of(every)[1]["says"] == "better", "or there were too few answers"
+    assert estimate_settings(every)[1]["says"] == "better", "or there were too few answers"
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,6 @@ def test_labels_outside_of_a_bundle_stay_in_the_order_of_events(tmp_path: Path) 
 def test_check_counts_events_that_are_left_out(tmp_path: Path) -> None:
     found = check(write_sessions(tmp_path), overrides=["evaluation.least_history=3"])
     assert {name: found.splits["test"][name] for name in ("pairs", "short", "seen", "to find")} == {
-        "pairs": 240, "short": 144, "repeated": 0, "to find": 96
+        "pairs": 240, "short": 144, "seen": 0, "to find": 96
     }  # fmt: skip
     assert "test: evaluation.least_history leaves out 144 of 240 distinct pairs" in found.warnings
