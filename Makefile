@@ -85,7 +85,7 @@ bench-gpu: $(GPU_VENV)/.installed  ## Compare a CUDA 12 GPU with the CPU: steps,
 	done
 
 bench-seeds: $(VENV)/.installed-dev  ## Repeat the papers' findings over seeds; resumes where it stopped; QUICK=1 runs less.
-	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty gowalla); do \
+	for name in delicious $(if $(QUICK),,movielens-1m amazon-beauty); do \
 		test -d data/$$name || $(VENV)/bin/longtail-train data $$name --out data/$$name $(if $(FROM),--from $(FROM)/$$name) || exit; \
 	done
 	$(VENV)/bin/python -m benchmarks.seeds --data data $(if $(QUICK),--quick)

@@ -58,11 +58,11 @@ class Row:
 
 
 class Trial:
-    """Run baselines on the data of one recipe: test queries, with training and validation pairs known."""
+    """Run baselines on the data of one recipe: test queries, with the histories before test."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
-        self.recipe, self.dataset, self.known = recipe, dataset, dataset.pairs_before("test")
-        self.task = self._task(dataset.test, self.known)
+        self.recipe, self.dataset, self.earlier = recipe, dataset, dataset.pairs_before("test")
+        self.task = self._task(dataset.test, self.earlier)
 
     @cached_property
     def facts(self) -> LabelFacts:
@@ -114,9 +114,9 @@ class Trial:
         """Return the data from which baselines learn before test."""
         return self.dataset.refit() if self.recipe.training.refit else self.dataset
 
-    def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:
+    def _task(self, held_out: Pairs, earlier: Pairs, max_queries: int | None = None) -> Task:
         config, labels, seed = self.recipe.evaluation, len(self.dataset.label_ids), self.recipe.seed
-        held_out, past = self.dataset.with_past(held_out, known, config.history)
+        held_out, past = self.dataset.with_past(held_out, earlier, config.history)
         return Task.of(held_out, past, config, labels=labels, seed=seed, max_queries=max_queries)
 
 
@@ -131,10 +131,10 @@ def main(
     trial = Trial(loaded, read_dataset(loaded))
     name, _, k = loaded.evaluation.metric.partition("@")
     columns = dict.fromkeys([f"{name}@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES[:3])])
-    given = {key: float(value) for key, _, value in (text.partition("=") for text in setting or [])}
+    settings = {key: float(value) for key, _, value in (text.partition("=") for text in setting or [])}
     print(f"| method | {' | '.join(columns)} | s | s to choose |\n|{' --- |' * (len(columns) + 3)}")
     for baseline in only or BASELINES:
-        row = trial.answers(baseline, given or None, long=long)
+        row = trial.answers(baseline, settings or None, long=long)
         if isinstance(row, str):
             print(f"| {baseline} | left out: {row} |")
             continue

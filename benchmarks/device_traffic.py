@@ -35,9 +35,9 @@ def formula(batch: int, dim: int, devices: int) -> float:
 def traffic_of(program: str, devices: int) -> dict[str, int]:
     """Return the bytes of the arrays that collectives of a compiled program move, by their kind."""
     by_kind = dict.fromkeys(KINDS, 0)
-    for found in _COLLECTIVE.finditer(program):
-        kind = found["kind"]
-        for shape in _SHAPE.finditer(found["shapes"]):
+    for match in _COLLECTIVE.finditer(program):
+        kind = match["kind"]
+        for shape in _SHAPE.finditer(match["shapes"]):
             size = math.prod(int(size) for size in shape["sizes"].split(",") if size) * _BYTES[shape["type"]]
             by_kind[kind] = by_kind.get(kind, 0) + size * (devices if kind == "reduce-scatter" else 1)
     return by_kind

@@ -33,9 +33,8 @@ def main() -> None:
         for _ in range(TURNS):
             for way, run in ways.items():
                 begin = time.process_time()
-                lists = run()
+                run()
                 seconds[way].append(time.process_time() - begin)
-                assert lists.shape == (len(LAMBDAS), queries, K)
         ours, *others = (min(times) for times in seconds.values())
         print(f"| {name}: {labels:,}, {queries:,} | {ours:.2f} | {' | '.join(f'{it / ours:.1f} ×' for it in others)} |")
 
@@ -44,8 +43,8 @@ def _ways(labels: int, queries: int) -> dict[str, Callable[[], Int64]]:
     """Return the ways to compute the lists, int64 [λ, queries, K]."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(200, DIM))
-    label_LD, query_ND = (_unit(centres[rng.integers(200, size=n)] + rng.normal(size=(n, DIM)) * 0.8)
-                          for n in (labels, queries))  # fmt: skip
+    vectors = (centres[rng.integers(200, size=n)] + rng.normal(size=(n, DIM)) * 0.8 for n in (labels, queries))
+    label_LD, query_ND = ((it / np.linalg.norm(it, axis=1, keepdims=True)).astype(np.float32) for it in vectors)
     log_pi_L = np.log(1 / np.arange(1, labels + 1) ** 0.9)
     gain_GL = (TEMPERATURE * LAMBDAS[:, None] * log_pi_L).astype(np.float32)
     block = block_of(labels)
@@ -79,10 +78,6 @@ def _ways(labels: int, queries: int) -> dict[str, Callable[[], Int64]]:
                          for it in weights_GN1])  # fmt: skip
 
     return {"grid ranker": grid_ranker, "plain": plain, "flat": flat}
-
-
-def _unit(vectors_ND: np.ndarray) -> Float32:
-    return (vectors_ND / np.linalg.norm(vectors_ND, axis=1, keepdims=True)).astype(np.float32)
 
 
 if __name__ == "__main__":

@@ -77,9 +77,9 @@ def tables(rows: int, batch: int) -> None:
     import jax
 
     seconds = _seconds(_step(rows, batch, "mixed_bfloat16"))
-    held = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", float("nan"))
+    used = (jax.devices()[0].memory_stats() or {}).get("bytes_in_use", float("nan"))
     print(
-        f"\n{rows:,} queries × {DIM}: {1e3 * seconds:,.2f} ms a step of {batch:,}, {held / 1e9:,.1f} GB on the device\n"
+        f"\n{rows:,} queries × {DIM}: {1e3 * seconds:,.2f} ms a step of {batch:,}, {used / 1e9:,.1f} GB on the device\n"
     )
 
 
@@ -100,21 +100,21 @@ def index(labels: int, device: Any) -> None:
             build(bundle, Path(folder) / "releases", spec=spec, name=spec, device=device)
             built = time.perf_counter() - began
             releases = Releases(Path(folder) / "releases")
-            searchers = {where: releases.open(spec, device=where).searcher for where in ("cpu", device)}
+            searchers = {name: releases.open(spec, device=name).searcher for name in ("cpu", device)}
             for value in LAMBDAS:
                 queries_QE = bundle.augmentation.queries(queries_QD, value)
                 expected_QK, rows_QK = searchers["cpu"].search(queries_QE, K)
-                for where, searcher in searchers.items():
+                for name, searcher in searchers.items():
                     found_QK, others_QK = searcher.search(queries_QE, K)
                     same = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(rows_QK, others_QK, strict=True)])
-                    apart = float(np.abs(found_QK - expected_QK)[rows_QK == others_QK].max(initial=0))
+                    difference = float(np.abs(found_QK - expected_QK)[rows_QK == others_QK].max(initial=0))
                     for size in SEARCHED:
                         batch_BE = np.resize(queries_QE, (size, queries_QE.shape[1]))
                         plain = size / _seconds(lambda s=searcher, b=batch_BE: s.search(b, K))
                         filters = [without] * size
                         filtered = size / _seconds(lambda s=searcher, b=batch_BE, f=filters: s.search(b, K, f))
-                        cells = (spec, f"{built:,.1f}", where, f"{value:g}", f"{size:,}", f"{plain:,.0f}")
-                        cells += (f"{filtered:,.0f}", f"{same:.4f}", f"{apart:.1e}")
+                        cells = (spec, f"{built:,.1f}", name, f"{value:g}", f"{size:,}", f"{plain:,.0f}")
+                        cells += (f"{filtered:,.0f}", f"{same:.4f}", f"{difference:.1e}")
                         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -175,8 +175,8 @@ def _torch_step(batch: int) -> Callable[[], object] | None:
     def loss_of(query_BD: Any, label_BD: Any, label_B: Any) -> Any:
         normal = [torch.nn.functional.normalize(side, dim=1).bfloat16() for side in (query_BD, label_BD)]
         logits_BB = (normal[0] @ normal[1].T).float() / 0.1
-        own = torch.eye(len(label_B), dtype=torch.bool, device=device)
-        logits_BB = logits_BB.masked_fill((label_B[:, None] == label_B[None]) & ~own, -1e30)
+        diagonal = torch.eye(len(label_B), dtype=torch.bool, device=device)
+        logits_BB = logits_BB.masked_fill((label_B[:, None] == label_B[None]) & ~diagonal, -1e30)
         return torch.nn.functional.cross_entropy(logits_BB, torch.arange(len(label_B), device=device))
 
     compiled = torch.compile(loss_of)

@@ -140,13 +140,13 @@ class Truth:
     def rate(self, search: Search, bias_removal: float, k: int, batch: int) -> float:
         """Compute queries per CPU second in batches of one size."""
         queries_CE = self._queries[bias_removal][: TIMED[batch]]
-        batches = [queries_CE[place : place + batch] for place in range(0, len(queries_CE), batch)]
+        batches = [queries_CE[start : start + batch] for start in range(0, len(queries_CE), batch)]
         seconds = np.full(len(batches), np.inf)
         for _ in range(TURNS):
-            for place, queries_BE in enumerate(batches):
+            for i, queries_BE in enumerate(batches):
                 started = time.process_time()
                 search(queries_BE, k)
-                seconds[place] = min(seconds[place], time.process_time() - started)
+                seconds[i] = min(seconds[i], time.process_time() - started)
         return len(queries_CE) / float(seconds.sum())
 
 

@@ -126,9 +126,9 @@ def print_recall_table(bundle: Bundle) -> None:
         started = time.perf_counter()
         index = plain_index(factory, rows)
         seconds = time.perf_counter() - started
-        made = FaissIndex(kind, factory, index)
-        searcher = Searcher(bundle, made, SearchParams(nprobe=probes))
-        _print_row(name, f"probes {probes}", bytes_per_label(made), seconds, calibration, searcher)
+        built_index = FaissIndex(kind, factory, index)
+        searcher = Searcher(bundle, built_index, SearchParams(nprobe=probes))
+        _print_row(name, f"probes {probes}", bytes_per_label(built_index), seconds, calibration, searcher)
     for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         params = built.chosen.params

@@ -178,7 +178,7 @@ def main(
 ) -> None:
     """Load both in turns; medians, and the median of the rounds' ratios."""
     pythons = {"before": before, "after": sys.executable}
-    settings = dict(each.split("=", 1) for each in setting or [])
+    settings = dict(change.split("=", 1) for change in setting or [])
     rates: dict[str, list[Rate]] = {name: [] for name in pythons}
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         services = {}

@@ -156,7 +156,7 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     inputs = [encoder.read([_query(rng, labels, k)["features"]]) for _ in range(_BODIES)]
     onnx = _seconds(lambda turn: encoder.embed(inputs[turn]))
-    queries = [bundle.augmentation.queries(encoder.embed(each), 0.5) for each in inputs]
+    queries = [bundle.augmentation.queries(encoder.embed(batch), 0.5) for batch in inputs]
     params = faiss.SearchParametersIVF(nprobe=searcher.params.nprobe)
     index = searcher.index
     params = params if index.kind == "ivf_flat" else None

@@ -1,4 +1,4 @@
-"""Derived data sets of the studies: a part of Gowalla with histories, and generated rows around independent means."""
+"""Generated data sets of the studies: rows around independent means."""
 
 from __future__ import annotations
 
@@ -7,39 +7,17 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from longtail.bundle import BundleExistsError
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.store import atomic_directory
 
-DIMS, USERS, MIXTURE_NOISE = 32, 2_500, 0.2
+DIMS, MIXTURE_NOISE = 32, 0.2
 _RATIO = 100
 """Ratio of the largest to the smallest count of a label in a profile."""
 Profile = Literal["exp", "step"]
-
-_HISTORY = f"""# {USERS:,} users of Gowalla: the next check-in from the others.
-name = "gowalla-history"
-
-[data]
-train = "train.parquet"
-test = "test.parquet"
-query_id = "user_id"
-label_id = "item_id"
-split = {{ strategy = "random", valid = 0.1, test = 0 }}
-
-[query]
-features = [{{ name = "history_items", kind = "history", dim = 32, max_length = 30 }}]
-
-[label]
-features = [{{ name = "item_id", kind = "id", dim = 32 }}]
-
-[model]
-dim = 32
-"""
 
 _GENERATED = """# x = a label's mean + noise; the means are independent, so no hierarchy made them.
 name = "{name}"
@@ -68,20 +46,8 @@ def derive(data: Path, name: str) -> None:
     if (data / name).exists():
         return
     with suppress(BundleExistsError):  # another shard may have written the same data set
-        if name == "gowalla-history" and (data / "gowalla").exists():
-            _histories(data)
-        elif name in _GENERATORS:
+        if name in _GENERATORS:
             _write(data / name, *_GENERATORS[name]())
-
-
-def _histories(data: Path) -> None:
-    tables = {part: pq.read_table(data / "gowalla" / f"{part}.parquet") for part in ("train", "test")}
-    users = pc.unique(tables["train"]["user_id"])
-    kept = users.take(pa.array(np.random.default_rng(0).choice(len(users), min(USERS, len(users)), replace=False)))
-    with atomic_directory(data / "gowalla-history") as working:
-        for part, table in tables.items():
-            pq.write_table(table.filter(pc.is_in(table["user_id"], value_set=kept)), working / f"{part}.parquet")
-        (working / "recipe.toml").write_text(_HISTORY, encoding="utf-8")
 
 
 def mixture() -> tuple[Int64, dict[str, int]]:
@@ -99,20 +65,20 @@ def _profiled(kind: Profile) -> tuple[Int64, dict[str, int]]:
     return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}
 
 
-def profile(labels: int, each: int, kind: Profile) -> Int64:
-    """Down-sample balanced labels, with `each` consecutive rows per label, to a long tail [R21 §5.1].
+def profile(labels: int, rows: int, kind: Profile) -> Int64:
+    """Down-sample balanced labels, with `rows` consecutive rows per label, to a long tail [R21 §5.1].
 
-    Label i keeps `floor(each · s_i)` rows, drawn without replacement. `exp`: s_i = 100^(−i / (L − 1)) [Cui et al.
+    Label i keeps `floor(rows · s_i)` rows, drawn without replacement. `exp`: s_i = 100^(−i / (L − 1)) [Cui et al.
     2019]. `step`: s_i = 1 for the first ⌊L / 2⌋ labels, 1 / 100 for the others [Cao et al. 2019].
     """
     ranks_L = np.arange(labels)
     shares_L = _RATIO ** (-ranks_L / (labels - 1)) if kind == "exp" else np.where(ranks_L < labels // 2, 1, 1 / _RATIO)
     # float64 may round a whole number slightly down; then take the whole number.
-    kept_L = np.floor(each * shares_L * (1 + 1e-12)).astype(np.int64)
-    shuffled_N = np.random.default_rng(0).permutation(labels * each)
-    by_label_LN = shuffled_N[np.argsort(shuffled_N // each, kind="stable")].reshape(labels, each)
-    kept: Int64 = np.sort(by_label_LN[np.arange(each) < kept_L[:, None]])
-    return kept
+    count_L = np.floor(rows * shares_L * (1 + 1e-12)).astype(np.int64)
+    shuffled_N = np.random.default_rng(0).permutation(labels * rows)
+    by_label_LN = shuffled_N[np.argsort(shuffled_N // rows, kind="stable")].reshape(labels, rows)
+    selected: Int64 = np.sort(by_label_LN[np.arange(rows) < count_L[:, None]])
+    return selected
 
 
 _GENERATORS = {
@@ -144,7 +110,7 @@ def _write(target: Path, labels_N: Int64, parts: dict[str, int]) -> None:
     names = pa.array([f"x{dim}" for dim in range(DIMS)])
     keys = names.take(pa.array(np.tile(np.arange(DIMS), rows)))
     offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * DIMS)
-    pairs = pa.table({"row_id": ids, "label": pa.array(_text(labels_N))})
+    pairs = pa.table({"row_id": ids, "label": pa.array(labels_N.astype(np.str_))})
     with atomic_directory(target) as working:
         values = pa.MapArray.from_arrays(offsets, keys, pa.array(x_ND.ravel()))
         pq.write_table(pa.table({"row_id": ids, "x": values}), working / "rows.parquet")
@@ -153,7 +119,3 @@ def _write(target: Path, labels_N: Int64, parts: dict[str, int]) -> None:
             pq.write_table(pairs.slice(start, size), working / f"{part}.parquet")
             start += size
         (working / "recipe.toml").write_text(_GENERATED.format(name=target.name), encoding="utf-8")
-
-
-def _text(numbers: Int64) -> npt.NDArray[np.str_]:
-    return numbers.astype(np.str_)

@@ -15,32 +15,32 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.label_side import LabelSide, LogProposal
+from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, compute_metrics
 from longtail.trainer.evaluation.ranking import EmbedQueries, Likelihood, RankedModel, rank
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Hold held-out pairs by query row; lists exclude the labels of `seen`, if any."""
+    """Hold held-out pairs by query row; lists exclude the labels of `excluded`, if any."""
 
     rows_N: Int32
     positives: Positives
-    seen: Past | None
+    excluded: Past | None
 
     @classmethod
-    def of(cls, pairs: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, at_most: int | None = None) -> HeldOut:
-        """Group pairs by query, for at most `at_most` queries, drawn by seed 0."""
-        queries = int(max(pairs.queries.max(initial=-1), known.queries.max(initial=-1))) + 1
-        seen = Past.fixed(known, queries=queries) if exclude_seen else None
-        seen_n = np.zeros(len(pairs), np.bool_) if seen is None else seen.holds(pairs.queries, pairs.labels)
+    def of(cls, pairs: Pairs, earlier: Pairs, *, labels: int, exclude_seen: bool, most: int | None = None) -> HeldOut:
+        """Group pairs by query, for at most `most` queries, drawn by seed 0."""
+        queries = int(max(pairs.queries.max(initial=-1), earlier.queries.max(initial=-1))) + 1
+        excluded = Past.fixed(earlier, queries=queries) if exclude_seen else None
+        seen_n = np.zeros(len(pairs), np.bool_) if excluded is None else excluded.holds(pairs.queries, pairs.labels)
         keys = np.unique((pairs.queries.astype(np.int64) * labels + pairs.labels)[~seen_n])
         rows_N = np.unique(keys // labels).astype(np.int32)
-        if at_most is not None and len(rows_N) > at_most:
-            rows_N = np.sort(np.random.default_rng(0).choice(rows_N, at_most, replace=False))
+        if most is not None and len(rows_N) > most:
+            rows_N = np.sort(np.random.default_rng(0).choice(rows_N, most, replace=False))
             keys = keys[np.isin(keys // labels, rows_N)]
         rows = np.searchsorted(rows_N, keys // labels)
-        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), seen)
+        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), excluded)
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,12 @@ def measure(
     label_side: LabelSide,
     config: EvaluationConfig,
     grid: tuple[float, ...],
-    *,
-    log_proposal: LogProposal | None = None,
 ) -> dict[float, Measured]:
     """Measure every metric at every λ, over the whole catalogue."""
     positives, labels = held_out.positives, len(label_side.counts)
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
-        held_out.rows_N, RankedModel(embed_queries, label_side, log_proposal), held_out.seen,
+        held_out.rows_N, RankedModel(embed_queries, label_side), held_out.excluded,
         [Setting(at) for at in grid], k=max(ks), likelihood=Likelihood(positives) if config.log_likelihood else None,
     )  # fmt: skip
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)
@@ -83,8 +81,7 @@ def measure(
 def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets_L: Int8) -> dict[str, Float64]:
     """Compute the contribution of every query to each metric, float64 [N] by name; the mean is the metric.
 
-    `pair_recall@K` is the share of all pairs that are found, called Full in [R21]. `recall@K/BUCKET` is this share
-    among pairs with a label of the bucket. `recall@K` and `precision@K` are means over queries.
+    `pair_recall@K` is the share of found pairs, called Full in [R21], `recall@K/BUCKET` that of the bucket's pairs.
     `balanced_error@K[/BUCKET]` is the share of missed pairs per label, averaged over the tested labels (of the bucket).
     """
     hits_NK, wanted_N = positives.hits(top_NK), positives.per_query
@@ -93,19 +90,19 @@ def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets
     shares: dict[str, Float64] = {}
     for k in ks:
         rows, ranks = np.nonzero(hits_NK[:, :k])
-        found = top_NK[rows, ranks]
-        found_N = np.bincount(rows, minlength=queries)
-        shares[f"recall@{k}"] = found_N / np.maximum(wanted_N, 1)
-        shares[f"precision@{k}"] = found_N / k
-        shares[f"pair_recall@{k}"] = found_N * queries / len(positives.keys)
+        labels = top_NK[rows, ranks]
+        hits_N = np.bincount(rows, minlength=queries)
+        shares[f"recall@{k}"] = hits_N / np.maximum(wanted_N, 1)
+        shares[f"precision@{k}"] = hits_N / k
+        shares[f"pair_recall@{k}"] = hits_N * queries / len(positives.keys)
         for bucket, name in [(None, ""), *((bucket, f"/{name}") for bucket, name in enumerate(BUCKET_NAMES))]:
-            mine = np.ones(len(found), bool) if bucket is None else buckets_L[found] == bucket
+            mine = np.ones(len(labels), bool) if bucket is None else buckets_L[labels] == bucket
             pairs = np.ones(len(bucket_of_pair), bool) if bucket is None else bucket_of_pair == bucket
             if name and pairs.any():
                 shares[f"recall@{k}{name}"] = np.bincount(rows[mine], minlength=queries) * queries / pairs.sum()
             weight = queries / max(np.count_nonzero(np.bincount(positives.label_rows[pairs])), 1)
             missed_N = np.bincount(positives.query_rows[pairs], 1 / tests_L[positives.label_rows[pairs]], queries)
-            missed_N -= np.bincount(rows[mine], 1 / tests_L[found[mine]], queries)
+            missed_N -= np.bincount(rows[mine], 1 / tests_L[labels[mine]], queries)
             if pairs.any():
                 shares[f"balanced_error@{k}{name}"] = missed_N * weight
     return shares

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +27,9 @@ class Record:
         choice: values of the method's grid by key.
         protocol: digest of all settings; records of another protocol are not used.
         valid, bias_removal: the validation metric at the best λ, and this λ.
-        seconds: CPU time of training and tree.
+        seconds: CPU time of training.
         test: metrics on test by λ; {} for a run of the search only.
-        values: `metric@λ` → packed contributions of every test query, whose mean is the metric. A timed study adds
-            `metric#i` at moment i of the curve, at the chosen λ.
-        curve: CPU seconds and metrics on test during training, at the chosen λ, for a timed study.
+        values: `metric@λ` → packed contributions of every test query, whose mean is the metric.
     """
 
     study: str
@@ -44,10 +42,8 @@ class Record:
     seconds: float
     labels: int
     pairs: int
-    likely_at: float = 1.0
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
-    curve: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -63,8 +59,8 @@ def key_of(method: str, choice: dict[str, float], seed: int) -> str:
 def protocol_of(study: Study, method: Method) -> str:
     """Compute a digest of all settings of a method's runs, without choice and seed."""
     settings = [
-        dict(study.settings), dict(method.settings), study.epochs * method.length, study.hold_out, study.max_pairs,
-        study.choose_by, study.grid, study.show, study.compare, study.timed,
+        dict(study.settings), dict(method.settings), study.epochs, study.hold_out, study.max_pairs,
+        study.choose_by, study.grid, study.show, study.compare, False,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
@@ -94,13 +90,14 @@ class Store:
     def _all(self, study: Study) -> list[Record]:
         path = self.packed / f"{study.name}.parquet"
         rows = pq.read_table(path).to_pylist(maps_as_pydicts="strict") if path.exists() else []
-        found = [
+        records = [
             json.loads(row["record"]) | {"values": {at: _text(v) for at, v in row["values"].items()}} for row in rows
         ]
-        found += [
+        records += [
             json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.fresh / study.name).glob("*.json"))
         ]
-        return [Record(**it) for it in found]
+        names = {field.name for field in fields(Record)}  # older records have more fields
+        return [Record(**{name: value for name, value in it.items() if name in names}) for it in records]
 
     def put(self, record: Record) -> None:
         """Write a record atomically."""
@@ -136,16 +133,6 @@ class Store:
             table, self.packed / f"{study.name}.parquet", compression="zstd", compression_level=22,
             use_dictionary=False, data_page_size=1 << 24,
         )  # fmt: skip
-
-    def overlaps(self) -> dict[str, float]:
-        """Return 2 Σ_y α_xy of [BM20 eq. 16] by noise; {} before the measurement."""
-        path = self.packed / "overlap.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-    def put_overlaps(self, by_noise: dict[str, float]) -> None:
-        """Write the overlaps."""
-        self.packed.mkdir(parents=True, exist_ok=True)
-        replace_file(self.packed / "overlap.json", f"{json.dumps(by_noise)}\n".encode())
 
 
 def pack_values(values_N: Float64) -> str:

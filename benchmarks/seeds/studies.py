@@ -19,8 +19,8 @@ TEMPERATURES = Ladder("model.temperature", (0.025, 0.05, 0.1, 0.2, 0.4), 2)
 
 
 _ORDER = (
-    "r21.delicious-dot", "re19.mixture-10k", "a2.delicious", "profiles.exp-100", "re19.delicious", "bm20.mixture-10k",
-    "r21.movielens-1m", "r21.delicious-cosine", "bm20.gowalla-history", "re19.amazon-beauty", "profiles.step-100",
+    "r21.delicious-dot", "re19.mixture-10k", "a2.delicious", "profiles.exp-100", "re19.delicious",
+    "r21.movielens-1m", "r21.delicious-cosine", "re19.amazon-beauty", "profiles.step-100",
     "r21.delicious-m", "r21.amazon-beauty",
 )  # fmt: skip
 """The order of studies, by which even a short run covers every paper."""
@@ -31,7 +31,7 @@ def studies(*, quick: bool = False) -> list[Study]:
     by_name = {
         study.name: study
         for study in (
-            *labelling_bias(), *profiles(), *mining(), softmax_gap(), *approximations(), more_negatives(), beauty(),
+            *labelling_bias(), *profiles(), *mining(), softmax_gap(), more_negatives(), beauty(),
         )
     }  # fmt: skip
     if not quick:
@@ -248,10 +248,10 @@ def mining() -> list[Study]:
         "evaluation.ks": "[1, 3, 5]", "evaluation.metric": '"recall@1"', "training.batch_size": "256",
         "data.reduction": '"sample"',
     }  # fmt: skip
-    shown = tuple(f"{metric}@{k}" for metric in ("recall", "precision") for k in (1, 3, 5))
+    columns = tuple(f"{metric}@{k}" for metric in ("recall", "precision") for k in (1, 3, 5))
     delicious = common | _bag(64, "sum") | {"query.input_activation": '"relu"'}
     study = Study(
-        "re19", "delicious", delicious, (), epochs=8, hold_out="rows", choose_by="recall@1", show=shown,
+        "re19", "delicious", delicious, (), epochs=8, hold_out="rows", choose_by="recall@1", show=columns,
         compare=("recall@1", "precision@1"), grid=(0.0,),
         note="ReLU layer of 64, m = 96 of L = 983 without replacement, 8 visits of every row",
     )  # fmt: skip
@@ -265,7 +265,7 @@ def mining() -> list[Study]:
         ),
         replace(
             study, data="mixture-10k", settings=mixture, methods=(*mined(512, (1, 16, 64)), *_by_sgd(512)), epochs=1,
-            hold_out="recipe", compare=("recall@1",), show=shown[:3],
+            hold_out="recipe", compare=("recall@1",), show=columns[:3],
             note="10,000 labels around independent means, Zipf frequencies, ReLU layer of 32, m = 512 without "
             "replacement, 100,000 rows once",
         ),
@@ -314,7 +314,6 @@ _AFFINE = {
     "evaluation.log_likelihood": "true", "optimizer.embeddings": '"adagrad_elementwise"',
 }  # fmt: skip
 _L2 = Ladder("optimizer.l2", (0.0, 1e-5, 1e-4, 1e-3, 1e-2), 1)
-_REGULARIZER = Ladder("loss.regularizer", (0.0, 1e-3, 1e-2), 0)
 
 
 def softmax_gap() -> Study:
@@ -338,55 +337,3 @@ def softmax_gap() -> Study:
         grid=(0.0,), note="smallest label of every row, product of 128 wide factors and a bias, Adagrad per "
         "element, 8 epochs",
     )  # fmt: skip
-
-
-def approximations() -> list[Study]:
-    """Compare approximations of softmax over time [BM20 Fig. 1]; methods without a tree train longer."""
-    draws = "negatives = 4, shared = false"
-    uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4, penalty = "cv" }'
-    grid = (rates(0.1), _REGULARIZER)
-    rows = (
-        Method(POPULARITY),
-        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
-        Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 6),
-        Method(
-            "frequency",
-            {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 4,
-        ),
-        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0),
-        Method(
-            "One-vs-Each",
-            {
-                "loss.family": '{ name = "logistic", pairwise = true }', "loss.sampler": uniform,
-                "loss.weight": '"importance"',
-            }, grid[:1], 6,
-        ),
-        Method(
-            "Augment & Reduce",
-            {"loss.family": '"augment_and_reduce"', "loss.sampler": uniform, "loss.weight": '"importance"'},
-            grid[:1], 6,
-        ),
-        Method(FULL, {"loss.sampler": '"full"', "loss.weight": '"importance"'}, grid[:1]),
-    )  # fmt: skip
-    common = _COMMON | _AFFINE | {"training.batch_size": "256", "optimizer.schedule": '"constant"'}
-    mixture = Study(
-        "bm20", "mixture-10k", common | _dense(32), rows, epochs=2, choose_by="precision@1",
-        show=("precision@1", "precision@5", "log_likelihood"), compare=("precision@1", "log_likelihood"),
-        shown_at="chosen", timed=True,
-        note="10,000 labels around independent means, Zipf frequencies, 100,000 rows, affine, Adagrad per element",
-    )  # fmt: skip
-    return [
-        mixture,
-        replace(
-            mixture,
-            data="gowalla-history",
-            settings=common,
-            epochs=3,
-            methods=tuple(
-                replace(row, length=min(row.length, 2))
-                for row in rows
-                if row.name not in ("One-vs-Each", "Augment & Reduce")
-            ),
-            note="2,500 users of Gowalla, mean of the history to one label a visit, affine, Adagrad per element",
-        ),
-    ]

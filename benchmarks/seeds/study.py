@@ -1,8 +1,7 @@
 """The definition of a study: a data set, a protocol, and methods, which are the rows of a table.
 
-Validation chooses a method's learning rate and the other values of its grid. On each ladder, neighbours of the best
-value are tried until neither is better. The chosen method is then trained with every seed of `SEEDS` and measured on
-test.
+Validation chooses the values of a method's grid, ladder by ladder. The chosen method is then trained with every seed of
+`SEEDS` and measured on test.
 """
 
 from __future__ import annotations
@@ -34,15 +33,11 @@ class Method:
         name: name in the table; `popularity` is not trained.
         settings: overrides of the study's recipe, in the form of `--set`.
         grid: ladders to search, one after another.
-        length: epochs, as a multiple of the study's epochs.
-        likely_at: λ at which scores are log p(y|x), with the noise removed [BM20 eq. 5]; 0 for NCE.
     """
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
     grid: tuple[Ladder, ...] = ()
-    length: int = 1
-    likely_at: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,8 @@ class Study:
         hold_out: how validation is cut from training: whole `rows` (queries), or as the `recipe` splits.
         max_pairs: largest number of training pairs, drawn by seed 0.
         choose_by: validation metric, at the best λ of `grid`.
-        show: metrics of the table, at λ = 0 unless `shown_at` is `chosen`.
+        show: metrics of the table, at λ = 0.
         compare: metrics with stored values per query, for paired intervals.
-        shown_at: λ of the table: as trained, or as chosen on validation.
-        timed: also measures during training, at every quarter of a method's epochs.
         variant: distinguishes two studies of one paper on one data set.
         note: the protocol in words, for the report.
     """
@@ -75,15 +68,9 @@ class Study:
     hold_out: Literal["rows", "recipe"] = "recipe"
     max_pairs: int | None = None
     grid: tuple[float, ...] = (0.0, 0.5, 1.0)
-    shown_at: Literal["trained", "chosen"] = "trained"
-    timed: bool = False
     variant: str = ""
 
     @property
     def name(self) -> str:
         """Return the key of the study, such as `r21.delicious-dot`."""
         return f"{self.paper}.{self.data}" + (f"-{self.variant}" if self.variant else "")
-
-    def method(self, name: str) -> Method:
-        """Return the method of this name."""
-        return next(method for method in self.methods if method.name == name)

@@ -8,6 +8,8 @@ No setting is chosen per shop: `init` examines the files, and `fit` trains its r
 validation pairs, and all methods answer the same test queries. The law of a shop is an upper bound for every method,
 except for the effect of a visit's own events. Seconds cover training and answering with the chosen settings, then the
 choice; for Longtail, the whole of `fit`.
+
+Legend: `N` test queries, `K` list length, `L` labels, `U` users, `P` products.
 """
 
 from __future__ import annotations
@@ -17,18 +19,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from benchmarks.baselines import Row
+from benchmarks.baselines import Row, Trial
 from benchmarks.shops.generate import DAYS, LAWS, log_odds, shop_of, write
-from benchmarks.shops.measure import Measurement
-from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float64
-from longtail.trainer import load_recipe
-from longtail.trainer.evaluation.baselines import BASELINES
+from longtail.bundle import Bundle, Interval
+from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle.tower import onnx_session
+from longtail.trainer import Recipe, load_recipe
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.evaluation.baselines import BASELINES, top_labels
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
+from longtail.trainer.evaluation.dial import Dial
+from longtail.trainer.evaluation.label_side import LabelSide
+from longtail.trainer.evaluation.ranking import RankedModel, tower_lists
 
 _TRAIN = Path(sys.executable).parent / "longtail-train"
 _TESTED = 0.95 * DAYS
@@ -80,7 +90,7 @@ def train(folder: Path, log: Path, tables: Sequence[object], overrides: Sequence
         _run("init", log, *tables, "--out", recipe)
     if not run.exists():
         began = time.perf_counter()
-        changes = [word for each in ("evaluation.baselines=[]", *overrides) for word in ("--set", each)]
+        changes = [word for change in ("evaluation.baselines=[]", *overrides) for word in ("--set", change)]
         _run("fit", recipe, "--out", run, *changes)
         (folder / "seconds.json").write_text(json.dumps(time.perf_counter() - began), encoding="utf-8")
 
@@ -92,7 +102,7 @@ def _rows(name: str, data: Path, log: Path, tables: list[object], odds_UP: Float
     measurement = Measurement(load_recipe(recipe), Bundle.load(run))
     ours = measurement.ours(json.loads((data / "seconds.json").read_text(encoding="utf-8")))
     _print(name, measurement, ours)
-    others = [row for baseline in BASELINES if (row := measurement.baseline(baseline))]
+    others = measurement.baselines()
     if odds_UP is not None:
         others.append(measurement.law(odds_UP))
     words = []
@@ -113,6 +123,73 @@ def _print(name: str, measurement: Measurement, row: Row) -> None:
 
 def _run(*words: object) -> None:
     subprocess.run([str(_TRAIN), *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+class Measurement:
+    """Measure lists for the test queries of a recipe; buckets are those of the bundle."""
+
+    def __init__(self, recipe: Recipe, bundle: Bundle) -> None:
+        self.recipe, self.bundle, self.dataset = recipe, bundle, read_dataset(recipe)
+        if not self.dataset.label_ids.equals(bundle.labels.ids):
+            raise ValueError("bundle: expected the labels of the recipe's data, in their order, received others")
+        self._trial = Trial(recipe, self.dataset)
+        self.task, self._facts = self._trial.task, self._trial.facts
+        queries, labels = int(bundle.manifest.training_data["training_queries"]), bundle.labels
+        if bundle.forecast is not None:  # labels that appear within the test period are there, as in `evaluate`
+            log_prior_L = bundle.forecast.log_popularity(include_future=True).astype(np.float32)
+            labels = replace(labels, log_popularity=log_prior_L)
+        self.label_side = LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=queries)
+
+    def ours(self, seconds: float) -> Row:
+        """Answer by the bundle at its default λ, μ and ω."""
+        manifest, matrix = self.bundle.manifest, self.bundle.cooccurrence
+        encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
+        features = encoding.query.with_history(self.task.past)
+        session = onnx_session(self.bundle.query_model, "query_tower.onnx")
+        dial = Dial.of_manifest(manifest).default
+        lists, _ = tower_lists(
+            self.task,
+            RankedModel(lambda rows_B: session.run(None, features.query_inputs(rows_B))[0], self.label_side),
+            [dial.of_towers],
+        )
+        entries = HistoryEntries(self.task.past, self.recipe.history_events)
+        (top_NK,) = lists.at([dial], None if matrix is None else HistoryTerm(matrix, entries))
+        return Row(f"Longtail ({dial})", top_NK, seconds, None)
+
+    def baselines(self) -> list[Row]:
+        """Answer by all baselines that run on such data, tuned on validation."""
+        return [row for name in BASELINES if isinstance(row := self._trial.answers(name), Row)]
+
+    def law(self, log_odds_UP: Float64) -> Row:
+        """Answer by the law of a shop, an upper bound for every method up to chance.
+
+        Args:
+            log_odds_UP: float64 [U, P] of users `u0`, `u1`, … and products `p0`, `p1`, …
+        """
+        users_Q, products_L = (
+            np.array([int(id_[1:]) for id_ in ids.to_pylist()])
+            for ids in (self.dataset.query_ids, self.dataset.label_ids)
+        )
+        data = self._trial.learnt_from(self._trial.earlier, self.task)
+        lowest = np.float32(np.finfo(np.float32).min)
+
+        def scores(rows_B: Int32) -> Float32:
+            users_B = users_Q[self.task.past.queries(rows_B)]
+            return np.maximum(log_odds_UP[users_B][:, products_L].astype(np.float32), lowest)
+
+        return Row("the law itself", top_labels(self.task, data, scores), None, None)
+
+    def metrics(self, row: Row) -> dict[str, Interval]:
+        """Compute every metric of a method's lists."""
+        return self.task.metrics(row.top_NK, self._facts)
+
+    def ahead(self, ours: Row, other: Row) -> Interval:
+        """Compute the lead of Longtail in the recipe's metric, paired by query."""
+        metric = self.recipe.evaluation.metric
+        (ours_N, denominator_N), (theirs_N, _) = (
+            self.task.ratio(metric, row.top_NK, self._facts) for row in (ours, other)
+        )
+        return self.task.bootstrap.interval(ours_N - theirs_N, denominator_N)
 
 
 if __name__ == "__main__":

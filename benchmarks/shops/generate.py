@@ -192,15 +192,15 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
         )  # fmt: skip
         born = pa.array(START + (shop.born_P * 86_400).astype("timedelta64[s]"), mask=shop.born_P == 0)
         listed = {"listed_at": born} if law in _BORN else {}
-        shown: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array] = {}
         if law not in _PLAIN:
             pictures = pa.FixedSizeListArray.from_arrays(pa.array(_pictures(shop, rng).ravel()), PICTURE)
-            shown = {"title": pa.array(_titles(shop, rng)), "picture": pictures}
+            columns = {"title": pa.array(_titles(shop, rng)), "picture": pictures}
         pq.write_table(
             pa.table({
                 "product_id": _names("p", np.arange(products)),
                 "category": _names("c", shop.category_P), "brand": _names("b", shop.brand_P),
-                "price": pa.array(np.exp(shop.log_price_P).round(2)), **listed, **shown,
+                "price": pa.array(np.exp(shop.log_price_P).round(2)), **listed, **columns,
             }),
             working / "products.parquet",
         )  # fmt: skip

@@ -11,7 +11,6 @@ from rich.console import Console
 from benchmarks.seeds.findings import (
     Estimate,
     Finding,
-    counted_once,
     estimate_of,
     findings,
     holm,
@@ -33,7 +32,7 @@ OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").e
 
 
 @pytest.mark.parametrize(
-    ("estimate", "told"),
+    ("estimate", "words"),
     [
         (Estimate(0.02, 0.01, 0.03), "**reproduced**"),
         (Estimate(0.02, -0.01, 0.05), "not reproduced"),
@@ -42,8 +41,8 @@ OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").e
         (None, "not measured yet"),
     ],
 )
-def test_a_verdict_looks_at_the_interval_alone(estimate: Estimate | None, told: str) -> None:
-    assert verdict(estimate) == told
+def test_a_verdict_looks_at_the_interval_alone(estimate: Estimate | None, words: str) -> None:
+    assert verdict(estimate) == words
 
 
 def test_an_interval_of_pairs_is_that_of_the_normal_law() -> None:
@@ -75,12 +74,12 @@ def test_seeds_that_disagree_widen_an_interval_by_student_s_law() -> None:
 def test_an_interval_holds_the_truth_whatever_seeds_and_queries_vary_by(of_seeds: float) -> None:
     """A truth of 0 over three seeds and 400 queries of deviation 1: at least 92 % of 1,000 intervals."""
     rng = np.random.default_rng(1)
-    held = 0
+    covered = 0
     for _ in range(1_000):
         d_SN = of_seeds * rng.standard_normal((3, 1)) + rng.standard_normal(400) + 0.1 * rng.standard_normal((3, 400))
         estimate = paired(d_SN, np.zeros((1, 400)))
-        held += estimate.low <= 0 <= estimate.high
-    assert held >= 920
+        covered += estimate.low <= 0 <= estimate.high
+    assert covered >= 920
 
 
 def test_p_values_for_all_together_are_holm_s() -> None:
@@ -88,20 +87,7 @@ def test_p_values_for_all_together_are_holm_s() -> None:
     assert holm([]) == []
 
 
-def test_what_is_one_estimate_is_counted_once() -> None:
-    end = Finding("", "a beats b, at the end", "s", "a", "b", "precision@1")
-    in_time = replace(end, claim="a beats b, in the same CPU time", in_time=True)
-    one, other = Estimate(1, 0, 2), Estimate(3, 2, 4)
-
-    merged = replace(in_time, claim="a beats b, in the same CPU time and at the end")
-    assert counted_once([(in_time, one), (end, one)]) == [(merged, one)]
-    assert counted_once([(in_time, one), (end, other)]) == [(in_time, one), (end, other)]
-    assert counted_once([(in_time, None), (end, None)]) == [(in_time, None), (end, None)]
-    another = replace(end, worse="c")
-    assert counted_once([(in_time, one), (another, one)]) == [(in_time, one), (another, one)]
-
-
-def test_what_no_paper_claims_stands_apart() -> None:
+def test_claims_of_no_paper_are_marked() -> None:
     by = [it.claimed_by for it in findings() if it.study]
     assert (by.count("us"), by.count("extension")) == (5, 9)
 
@@ -127,23 +113,6 @@ def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
     assert (ahead.lead, behind.lead) == (0.5, -0.5)
     assert estimate_of(Finding("", "", "s", "a", "c", "precision@1"), records) is None
     assert estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records[:-1]) is None  # b lacks a seed
-
-
-def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
-    """b's moments end at 4, 8 and 12 seconds; a took 10."""
-    records = [record("a", seed, [1, 1]) for seed in SEEDS]
-    for seed in SEEDS:
-        slow = record("b", seed, [1, 1], curve=[{"seconds": 4.0}, {"seconds": 8.0}, {"seconds": 12.0}])
-        slow.values |= {f"precision@1#{at}": pack_values(np.full(2, value)) for at, value in enumerate((0, 0.25, 1))}
-        records.append(slow)
-
-    estimate = estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), records)
-
-    assert estimate is not None
-    assert estimate.lead == 0.75
-    for it in records[len(SEEDS) :]:
-        it.seconds = 5.0  # ended long before a did
-    assert estimate_of(Finding("", "", "s", "a", "b", "precision@1", in_time=True), records) is None
 
 
 def test_a_study_whose_full_loss_is_popularity_tells_nothing() -> None:
@@ -191,7 +160,7 @@ def test_studies_train_what_they_were_measured_with(study: Study, tmp_path: Path
     """Whatever the recipes of their data say today: an id and a pooled history, a bag, and each method's own loss."""
     (tmp_path / study.data).mkdir()
     shutil.copy(RECIPES / f"{study.data}.toml", tmp_path / study.data / "recipe.toml")
-    bench = Bench(study, tmp_path, Store(tmp_path, tmp_path), tmp_path, 0.0, Console(quiet=True))
+    bench = Bench(study, tmp_path, Store(tmp_path, tmp_path), tmp_path, Console(quiet=True))
     for method in study.methods:
         made = bench.recipe(method, {}, 0)
         assert all(feature.encoder is None for feature in made.query.features)
