@@ -326,8 +326,8 @@ def _choose_term(
     trained: Trained, dataset: Dataset, held_out: Pairs, past: Past, curve: Sequence[CurvePoint]
 ) -> TermChoice | None:
     """Choose the term at some settings of the towers."""
-    recipe, label_side = trained.recipe, trained.label_side(past.known_pairs)
-    config, labels, features = recipe.evaluation, len(dataset.label_ids), trained.encoding.query.with_history(past)
+    recipe, model = trained.recipe, trained.ranked_model(past)
+    config, labels = recipe.evaluation, len(dataset.label_ids)
     task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
     lists, _ = tower_lists(task, model, [Setting.of(point) for point in curve])
     facts = model.label_side.facts(config)

@@ -16,7 +16,7 @@ SHALLOW = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=RO
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_benchmark_of_a_page_exists_or_its_commit_is_named(module: str) -> None:
+def test_benchmark_of_a_page_exists_or_has_a_commit(module: str) -> None:
     assert find_spec(module) is not None or module.removeprefix("benchmarks.") in FINAL
     assert len(MODULES) > 5
 

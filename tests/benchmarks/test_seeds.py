@@ -41,11 +41,11 @@ OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").e
         (None, "not measured yet"),
     ],
 )
-def test_a_verdict_looks_at_the_interval_alone(estimate: Estimate | None, words: str) -> None:
+def test_verdict_depends_on_the_interval(estimate: Estimate | None, words: str) -> None:
     assert verdict(estimate) == words
 
 
-def test_an_interval_of_pairs_is_that_of_the_normal_law() -> None:
+def test_interval_of_pairs_is_normal() -> None:
     """Differences of mean .1 and deviation 1 over 2,500 queries: .1 ± 1.96/50, whatever both methods share."""
     rng = np.random.default_rng(0)
     shared = 10 * rng.standard_normal(2_500)
@@ -58,7 +58,7 @@ def test_an_interval_of_pairs_is_that_of_the_normal_law() -> None:
     assert estimate.high - estimate.low == pytest.approx(2 * 1.96 / 50, rel=0.1)
 
 
-def test_seeds_that_disagree_widen_an_interval_by_student_s_law() -> None:
+def test_disagreeing_seeds_widen_an_interval() -> None:
     """Leads of 0, 3 and 6 without noise over queries: 3 ± 4.3027 · 3/√3, where two degrees of freedom leave 95 %."""
     a_SN = np.repeat([[0.0], [3.0], [6.0]], 100, axis=1)
 
@@ -71,7 +71,7 @@ def test_seeds_that_disagree_widen_an_interval_by_student_s_law() -> None:
 
 
 @pytest.mark.parametrize("of_seeds", [0.0, 0.02, 0.2, 2.0])
-def test_an_interval_holds_the_truth_whatever_seeds_and_queries_vary_by(of_seeds: float) -> None:
+def test_interval_covers_the_truth(of_seeds: float) -> None:
     """A truth of 0 over three seeds and 400 queries of deviation 1: at least 92 % of 1,000 intervals."""
     rng = np.random.default_rng(1)
     covered = 0
@@ -82,7 +82,7 @@ def test_an_interval_holds_the_truth_whatever_seeds_and_queries_vary_by(of_seeds
     assert covered >= 920
 
 
-def test_p_values_for_all_together_are_holm_s() -> None:
+def test_p_values_are_adjusted_by_holm() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
 
@@ -100,7 +100,7 @@ def record(method: str, seed: int, values: list[float], **more: object) -> Recor
     )  # fmt: skip
 
 
-def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
+def test_finding_is_the_lead_of_the_better_method() -> None:
     records = [
         record(method, seed, values) for method, values in (("a", [1, 0, 1, 1]), ("b", [0, 0, 1, 0])) for seed in SEEDS
     ]
@@ -115,7 +115,7 @@ def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
     assert estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records[:-1]) is None  # b lacks a seed
 
 
-def test_a_study_whose_full_loss_is_popularity_tells_nothing() -> None:
+def test_study_needs_a_full_loss_above_popularity() -> None:
     study = replace(studies()[0], compare=("precision@1",))
     full = [record(FULL, seed, [1, 0, 1, 1] * 50) for seed in SEEDS]
 
@@ -143,7 +143,7 @@ def test_contributions_average_to_the_trainers_metrics() -> None:
     assert shares["pair_recall@10"].mean() == positives.hits(top_NK).sum() / len(positives.keys)
 
 
-def test_findings_name_what_the_studies_measure() -> None:
+def test_findings_name_measured_methods() -> None:
     by_name = {study.name: study for study in studies()}
     for finding in findings():
         assert bool(finding.study) != bool(finding.reason)
@@ -156,7 +156,7 @@ def test_findings_name_what_the_studies_measure() -> None:
 
 
 @pytest.mark.parametrize("study", OF_RECIPES, ids=lambda study: study.name)
-def test_studies_train_what_they_were_measured_with(study: Study, tmp_path: Path) -> None:
+def test_studies_use_recorded_recipes(study: Study, tmp_path: Path) -> None:
     """Whatever the recipes of their data say today: an id and a pooled history, a bag, and each method's own loss."""
     (tmp_path / study.data).mkdir()
     shutil.copy(RECIPES / f"{study.data}.toml", tmp_path / study.data / "recipe.toml")
@@ -171,7 +171,7 @@ def test_studies_train_what_they_were_measured_with(study: Study, tmp_path: Path
             assert made.loss.hits is None
 
 
-def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
+def test_mined_and_unmined_negatives_have_equal_total_weight() -> None:
     """Of 8 negatives at logit 0 the hinge costs 1 each: all of them, or the hardest k, cost 1 together."""
     import tensorflow as tf
 
@@ -193,7 +193,7 @@ def test_mined_and_unmined_negatives_weigh_the_same_in_all() -> None:
         np.testing.assert_allclose(config.objective()(logits).numpy(), [1, 1], rtol=1e-3)
 
 
-def test_a_record_of_another_protocol_is_not_used(tmp_path: Path) -> None:
+def test_record_of_another_protocol_is_ignored(tmp_path: Path) -> None:
     study = studies()[0]
     method = study.methods[1]
     store = Store(tmp_path / "fresh", tmp_path / "packed")

@@ -169,7 +169,7 @@ def test_force_publishes_and_prints_what_is_broken(releases: Releases, capsys: p
     assert releases.current() == "poor"
 
 
-def test_build_writes_a_release_that_it_may_not_publish(
+def test_build_writes_a_release_that_breaks_the_promise(
     releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = releases.root.parent / "bundles" / "poor"

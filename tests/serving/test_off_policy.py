@@ -162,7 +162,7 @@ def share_covered(at: float) -> float:
     return float(np.mean([len(candidates_of(user) & {*best_of(user, at).tolist()}) / K for user in range(USERS)]))
 
 
-def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
+def test_estimate_is_unbiased_and_counting_is_biased() -> None:
     log = log_of(EXPERIMENTS * ANSWERS)
     answers, settings = len(log.answers_U), estimate_settings(log)
     for at, held_S, setting in zip(LAMBDAS, log.held_GS[1:], settings[1:], strict=True):
@@ -223,7 +223,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
     assert sum(says[2] == "cannot tell" for says in sentence) > EXPERIMENTS / 2
 
 
-def test_the_table_of_the_guide_is_what_the_command_says_of_these_users() -> None:
+def test_table_of_the_guide_equals_the_command() -> None:
     lines = settings_table({"settings": estimate_settings(log_of(3_000))}).lines()
     guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     (table,) = (part for part in guide.split("```") if part.startswith("text\nλ "))
@@ -336,7 +336,7 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     assert "without the feature of --unit: 3 answers, by the experiment's or all features" in lines
 
 
-def test_what_the_own_answer_would_bring_is_not_known_where_its_bucket_is_not_explored(tmp_path: Path) -> None:
+def test_unexplored_buckets_are_not_covered(tmp_path: Path) -> None:
     """At λ = 0 north is answered b, at −1 c/é; a slot of tail takes the place of b, which the log never shows."""
     options = {"k": 1, "bias_removal": 0.0, "explore": {"tail": 1}}
     displayed = [{"4": 0.25} if visit % 4 == 0 else {"c/é": 0.75} for visit in range(400)]
@@ -358,7 +358,7 @@ def test_what_the_own_answer_would_bring_is_not_known_where_its_bucket_is_not_ex
     ("candidates", "left_out", "propensities"),
     [(100, {}, [1, 1, 1, 0.5]), (1, {CHANGED: 1}, [1, 1]), (0, {UNRECORDED: 1}, [1, 1])],
 )
-def test_slots_were_drawn_from_as_many_as_the_event_says(
+def test_slots_are_drawn_from_the_recorded_candidates(
     tmp_path: Path, candidates: int, left_out: dict[str, int], propensities: list[float]
 ) -> None:
     """East's tail is c/é, then 4, which a draw from one label never shows."""
@@ -383,7 +383,7 @@ def test_a_unit_that_no_query_has_is_an_error(tmp_path: Path) -> None:
     assert (log.without_unit, len(log.answers_U)) == (3, 3), "a feature that no answer happens to have"
 
 
-def test_answers_that_say_nothing_any_more_are_left_out(releases: Path, tmp_path: Path) -> None:
+def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
     """From before events were deleted, or labels changed; a column that changed matters to filters alone."""
     retriever, events, state = load_release(Releases(releases), "only"), tmp_path / "events", tmp_path / "state"
     options = {"k": 5, "explore": EVERY}
@@ -423,7 +423,7 @@ def test_answers_that_say_nothing_any_more_are_left_out(releases: Path, tmp_path
     assert (actual["answers"], actual["left_out"]) == (2, {"from before the newest label change": 1, CHANGED: 1})
 
 
-def test_a_log_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+def test_log_without_usable_answers_is_an_error(tmp_path: Path) -> None:
     folder = kept(tmp_path, answer("plain", "east", {"a": 1}, options={"k": 2}))
     with pytest.raises(OffPolicyError, match="that explored, found none; left out: 1 answers that did not explore"):
         read_log(plane_retriever(), folder, WINDOW, [0.5])
@@ -461,6 +461,6 @@ def test_a_missing_release_is_refused(tmp_path: Path) -> None:
         off_policy(tmp_path, tmp_path, WINDOW)
 
 
-def test_the_simulation_shows_labels_with_the_propensities_it_says() -> None:
+def test_simulated_propensities_equal_frequencies() -> None:
     probabilities = inclusion_probabilities(SCORES_UL[0, :8], 1, LOTTERY.temperature)
     assert 1 / probabilities.min() > 20, "or the simulation is easier than the service"

@@ -78,7 +78,7 @@ def values(found: Audit) -> dict[str, float]:
     return {name: figure.value for name, figure in found.metrics.items()}
 
 
-def test_figures_are_those_of_loops_over_lists(shop: Path) -> None:
+def test_figures_equal_plain_loops(shop: Path) -> None:
     train, test = rows(shop / "train.parquet"), rows(shop / "test.parquet")
     counts = Counter(item for _, item in train)
     lower, upper = np.quantile([*counts.values()], [0.33, 0.66])
@@ -125,7 +125,7 @@ def test_figures_are_those_of_loops_over_lists(shop: Path) -> None:
     assert f"39 of 39 lists are longer than {K} labels: the rest is left out" in found.notes
 
 
-def test_every_shape_of_lists_has_the_same_figures(shop: Path, tmp_path: Path) -> None:
+def test_all_list_formats_have_the_same_figures(shop: Path, tmp_path: Path) -> None:
     expected = values(audited(shop))
     table = pq.read_table(shop / "lists.parquet").sort_by([("user_id", "ascending"), ("score", "descending")])
     lists: dict[str, list[str]] = {}
@@ -157,7 +157,7 @@ def test_every_shape_of_lists_has_the_same_figures(shop: Path, tmp_path: Path) -
         assert values(found) == pytest.approx(expected), name
 
 
-def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finished, tmp_path: Path) -> None:
+def test_figures_equal_the_report_of_fit(finished: Finished, tmp_path: Path) -> None:
     """The lists of the job's model at its default dial, with what it was trained on and its test pairs as files."""
     from longtail.trainer.evaluation.dial import Setting
     from longtail.trainer.evaluation.ranking import rank
@@ -228,7 +228,7 @@ def test_leaks_and_gaps_are_counted(tmp_path: Path) -> None:
     assert any(note.startswith("1 of 4 lists are of queries without a test pair") for note in found.notes)
 
 
-def test_histories_are_read_alike_without_valid(tmp_path: Path) -> None:
+def test_histories_without_valid_are_read(tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
 
     timed, untimed = (audited(tmp_path, ks=(3,), baselines=("item-kNN",), timestamp=at) for at in ("at", None))
@@ -240,7 +240,7 @@ def test_histories_are_read_alike_without_valid(tmp_path: Path) -> None:
     assert said not in untimed.compared.notes, "without times, all pairs count alike in any case"
 
 
-def test_notes_and_findings_name_what_the_command_was_given(tmp_path: Path) -> None:
+def test_notes_and_findings_name_options(tmp_path: Path) -> None:
     tables = {"items": {"item_id": ["x", "y"]}, "users": {"user_id": ["a"]}}
     write(tmp_path, LEAKY | tables)
     given = {side: [str(tmp_path / f"{name}.parquet")] for side, name in (("queries", "users"), ("labels", "items"))}
@@ -258,7 +258,7 @@ def test_notes_and_findings_name_what_the_command_was_given(tmp_path: Path) -> N
     ]
 
 
-def test_pairs_that_all_are_known_are_refused_unless_they_may_be_found_again(tmp_path: Path) -> None:
+def test_pairs_already_in_training_need_include_seen(tmp_path: Path) -> None:
     write(tmp_path, LEAKY | {"test": {"user_id": ["a", "b"], "item_id": ["y", "x"]}})
     with pytest.raises(DataError) as error:
         audited(tmp_path, ks=(3,))
@@ -269,7 +269,7 @@ def test_pairs_that_all_are_known_are_refused_unless_they_may_be_found_again(tmp
     assert audited(tmp_path, ks=(3,), include_seen=True).pairs == 2
 
 
-def test_why_no_baseline_ran_is_said(shop: Path, tmp_path: Path) -> None:
+def test_skipped_baselines_are_explained(shop: Path, tmp_path: Path) -> None:
     found, screen = audited(shop, baselines=("recent popularity",)), io.StringIO()
     show(found, [], Console(file=screen, width=120))
     write_report(found, [], tmp_path / "out")
@@ -288,7 +288,7 @@ def test_why_no_baseline_ran_is_said(shop: Path, tmp_path: Path) -> None:
         assert str(error.value) == f"promise: over: 'recent popularity' is not allowed because {said}"
 
 
-def test_seen_labels_may_be_found_where_repeats_are_allowed(tmp_path: Path) -> None:
+def test_include_seen_allows_seen_labels(tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
 
     found = audited(tmp_path, ks=(3,), include_seen=True)
@@ -319,7 +319,7 @@ def test_seen_labels_may_be_found_where_repeats_are_allowed(tmp_path: Path) -> N
         ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "buckets: expected 'quantile' or 'coun"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_tables_and_options_are_refused(
     lists: dict[str, list[Any]], more: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     kinds = {name: pa.list_(pa.string()) if column == [[]] else None for name, column in lists.items()}
@@ -372,7 +372,7 @@ def test_a_promise_is_kept_or_broken_by_values(promise: str, compared: Audit, tm
 
 
 @pytest.mark.parametrize("promise", REFUSED)
-def test_a_promise_that_cannot_be_judged_is_refused(promise: str, compared: Audit, tmp_path: Path) -> None:
+def test_promise_without_a_figure_is_refused(promise: str, compared: Audit, tmp_path: Path) -> None:
     (tmp_path / "promise.toml").write_text(promise)
     with pytest.raises(BundleError) as error:
         judge(read_promise(tmp_path / "promise.toml"), compared)
@@ -394,7 +394,7 @@ def test_lists_with_labels_of_a_bucket_are_counted(compared: Audit, tmp_path: Pa
     assert ": in each list at least 2: tail 0." in str(verdict)
 
 
-def test_a_floor_of_a_bucket_without_pairs_is_refused_and_chance_is_said(compared: Audit, tmp_path: Path) -> None:
+def test_floor_of_an_empty_bucket_is_refused_and_chance_is_reported(compared: Audit, tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
     found = audited(tmp_path, ks=(3,), baselines=("popularity",))
     for name, promise in {

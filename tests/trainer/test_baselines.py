@@ -100,7 +100,7 @@ def test_recent_popularity_counts_the_latest_share() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 1.0])
-def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
+def test_pairs_of_one_time_are_cut_by_order(share: float) -> None:
     rng = np.random.default_rng(3)
     times, weights = rng.integers(5, size=200).astype(np.float64), rng.random(200).astype(np.float32)
     labels = rng.integers(L, size=200).astype(np.int32)
@@ -223,7 +223,7 @@ def test_turbo_cf_is_a_power_of_the_normalised_item_graph(alpha: float, power: f
     np.testing.assert_allclose(scores, summed(data, (normalised.T @ normalised) ** power, most), rtol=1e-4, atol=1e-7)
 
 
-def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ease_in_blocks_equals_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     data, rows = weighted(np.random.default_rng(7)), np.arange(40, dtype=np.int32)
     by_knn, by_ease = {"neighbours": 3, "shrink": 0} | FULL_READING, {"l2": 2} | FULL_READING
     fits = [item_knn(data, by_knn)(rows), ease(data, by_ease)(rows)]
@@ -232,7 +232,7 @@ def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(parts(rows), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_histories_hold_the_newest_pairs_and_halve_with_age() -> None:
+def test_histories_have_the_newest_pairs_with_decay() -> None:
     known = tiny.pairs((0, 1), (0, 0), (0, 1), (0, 2), (2, 3), weights=[16, 4, 2, 8, 1])
     data = Interactions(known, Past.fixed(known, queries=3), queries=3, labels=4, seed=0, ordered=True)
 
@@ -267,7 +267,7 @@ CHAIN = Interactions(
         ("EASE", {"l2": 1}, [2 / 5 - 1 / 5, 1 / 2 + 1 / 2, 2 / 5 - 1 / 5], [2 / 5 - 1 / 10, 1 / 4, 2 / 5]),
     ],
 )  # fmt: skip
-def test_scores_of_the_last_two_pairs_of_which_the_older_counts_half(
+def test_scores_of_two_pairs_with_decay(
     name: str, settings: dict[str, float], whole: list[float], newest: list[float]
 ) -> None:
     fit, row = BASELINES[name].fit, np.int32([2])
@@ -374,7 +374,7 @@ def test_settings_in_words() -> None:
     assert format_settings({}) == ""
 
 
-def test_ease_refuses_what_it_cannot_invert() -> None:
+def test_ease_refuses_singular_matrices() -> None:
     with pytest.raises(ValueError, match=r"EASE is not allowed with 60,000 labels.*use at most 50,000"):
         ease(dataclasses.replace(DATA, labels=60_000), {"l2": 1})
     with pytest.raises(ValueError, match="l2 = -1 is too small"):
@@ -418,7 +418,7 @@ def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
     return result
 
 
-def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wants_there() -> None:
+def test_requests_of_one_query_share_lists_and_differ_in_positives() -> None:
     """Query 0 is asked in two contexts, and 1 in one; baselines know no context, and all leave out what 0 has seen."""
     train = tiny.pairs((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3))
     held_out = Pairs(np.int32([0, 0, 1]), np.int32([1, 3, 2]), requests=np.int32([0, 1, 2]))
@@ -439,7 +439,7 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     assert (found_N.tolist(), wanted_N.tolist()) == ([1, 0, 1], [1, 1, 1])
 
 
-def test_a_model_worse_than_a_baseline_is_told_so() -> None:
+def test_model_worse_than_a_baseline_is_reported() -> None:
     worst = np.tile(np.argsort(COUNTS)[:K].astype(np.int32), (len(TASK.rows_N), 1))
 
     result = compared(worst)
@@ -472,7 +472,7 @@ def test_tuning_takes_the_best_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> N
     assert chosen.baselines["item-kNN"][metric].value == max(tried) > min(tried)
 
 
-def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_baselines_have_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_UPDATES", 10)
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_PRODUCTS", 10)
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._QUICK_LABELS", L - 1)
@@ -491,7 +491,7 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert left_out == [f"{name} was left out: {reasons[name]}." for name in config.baselines]
 
 
-def test_fit_says_why_no_baseline_ran(finished: Finished, tmp_path: Path) -> None:
+def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> None:
     """A trained model without times of its pairs, and a baseline that needs them."""
     trained, screen = finished.trained, io.StringIO()
     recipe = trained.recipe.model_copy(
@@ -511,7 +511,7 @@ def test_fit_says_why_no_baseline_ran(finished: Finished, tmp_path: Path) -> Non
     assert "baselines" not in figures
 
 
-def test_the_first_that_a_query_has_not_seen_are_found_however_far_down_they_are() -> None:
+def test_unseen_labels_are_found_at_any_depth() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         labels, queries = (int(count) for count in rng.integers(1, 60, 2))

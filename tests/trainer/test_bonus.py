@@ -20,7 +20,7 @@ from tests.trainer.conftest import Finished
 NOISE = Noise("π", constant=False, separate_prior=False)
 
 
-def test_lists_with_places_are_the_best_with_so_many_of_the_tail() -> None:
+def test_reserved_slots_hold_the_best_of_the_tail() -> None:
     rng, rows, labels, k = np.random.default_rng(7), 60, 12, 6
     buckets = np.int8(rng.integers(0, 4, labels))
     scores = rng.normal(size=(rows, labels)) - 1.5 * (buckets == 2)

@@ -80,7 +80,7 @@ GRID = [
 
 @pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
 @pytest.mark.parametrize("block", [256, 4])
-def test_lists_with_the_term_are_those_of_all_scores(bias: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_with_the_term_equal_a_full_ranking(bias: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(bias=bias)
     monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", block)
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
@@ -101,7 +101,7 @@ def test_lists_with_the_term_are_those_of_all_scores(bias: bool, block: int, mon
         assert alone_NK.tolist() == expected.tolist(), setting
 
 
-def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_term() -> None:
+def test_rows_without_features_are_ranked_by_popularity_and_the_term() -> None:
     world, plain = World(bias=True), World(bias=True)
     unknown_N = world.task.rows_N % 3 == 0
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
@@ -121,7 +121,7 @@ def test_rows_of_which_the_towers_know_nothing_are_ranked_by_popularity_and_the_
         assert few_NK.tolist() == [expected[row] for row in np.flatnonzero(unknown_N)]
 
 
-def test_entries_are_the_last_of_their_types() -> None:
+def test_entries_are_the_last_of_selected_types() -> None:
     pairs = Pairs(np.int32([0, 0, 0, 0, 1]), np.int32([5, -1, 6, 7, 8]), events=np.int32([0, 0, 1, 0, 1]))
     past = Past.fixed(pairs, queries=3)
     rows = np.int32([1, 0, 2])
@@ -150,7 +150,7 @@ def test_a_growing_past_is_read_event_by_event() -> None:
     assert HistoryEntries(past).padded(np.int32([0, 1]), 3).tolist() == [[-1, -1, 1], [-1, 1, 2]]
 
 
-def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
+def test_least_popularity_is_chosen_within_chance() -> None:
     world, queries = World(), 30
     towers = [Setting(bias_removal) for bias_removal in (0.0, 0.5, 1.0)]
     lists, _ = tower_lists(world.task, RankedModel(lambda rows_B: world.vectors[rows_B], world.side), towers)
@@ -199,7 +199,7 @@ def write_chain(folder: Path, recipe: str = CHAIN) -> Path:
     return recipe_path
 
 
-def test_a_job_chooses_the_term_and_serves_what_it_measured(tmp_path: Path) -> None:
+def test_job_chooses_the_term_and_serves_it(tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=StringIO())
     bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console), overrides=["training.refit=true"])
     term = bundle.manifest.cooccurrence
@@ -223,9 +223,7 @@ def test_a_job_chooses_the_term_and_serves_what_it_measured(tmp_path: Path) -> N
     assert b"Co-occurrence" in (tmp_path / "model" / "report.html").read_bytes()
 
 
-def test_a_job_whose_gain_is_within_chance_leaves_the_weight_to_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gain_within_chance_leaves_the_weight_to_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Task, "error", lambda *_: 1.0)
     console = Console(record=True, width=200, file=StringIO())
     bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console))
@@ -238,7 +236,7 @@ def test_a_job_whose_gain_is_within_chance_leaves_the_weight_to_requests(
     assert "its gain is within chance, so that requests alone set ω" in console.export_text()
 
 
-def test_a_job_with_nothing_to_choose_from_has_no_term(tmp_path: Path) -> None:
+def test_job_without_choices_has_no_term(tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=StringIO())
     recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + "\n[cooccurrence]\nweights = [0]\n")
     bundle = fit(recipe, tmp_path / "model", Reporter(console))

@@ -68,7 +68,7 @@ def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("exclude_seen", [True, False], ids=["unseen", "all"])
 @pytest.mark.parametrize("block_bytes", [1 << 20, 4 * L * 5], ids=["one block", "blocks of 5"])
-def test_evaluation_is_a_sort_of_every_score(
+def test_evaluation_equals_sorting_every_score(
     bias: bool, exclude_seen: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
@@ -82,7 +82,7 @@ def test_evaluation_is_a_sort_of_every_score(
             assert {name: point.metrics[name].value for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() -> None:
+def test_propensity_scores_follow_counts_and_training_queries() -> None:
     """1 / p_y = 1 + 2 (ln 100 − 1) / (N_y + 1), and every query reaches a share of its own best."""
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
@@ -105,7 +105,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     )[0].metrics)  # fmt: skip
 
 
-def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> None:
+def test_rankings_exclude_seen_labels_and_end_with_padding() -> None:
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen = Past.fixed(known, queries=2)
 
@@ -127,7 +127,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("calibrated_at", GRID)
-def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked(calibrated_at: float) -> None:
+def test_log_likelihood_is_the_mean_log_softmax_over_ranked_labels(calibrated_at: float) -> None:
     curve = bias_removal_curve(
         HELD_OUT, PAST, RankedModel(embed, label_side(), calibrated_at=calibrated_at), config(log_likelihood=True),
         seed=0,
@@ -148,7 +148,7 @@ def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_b
         assert interval.low < interval.value < interval.high
 
 
-def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_probabilities_score_best() -> None:
+def test_repeated_and_weighted_pairs_count_in_the_likelihood() -> None:
     """Of 20 pairs of one query, as p has them: −Σ p log p, above any other distribution; recall is of labels."""
     times_L = np.array([9, 5, 3, 1, 1, 1, 0, 0, 0])
     repeated = tiny.pairs(*[(0, label) for label in np.repeat(np.arange(L), times_L)])
@@ -170,7 +170,7 @@ def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_prob
         assert measured(pairs, logs["p"])["recall@3"] == 0.5
 
 
-def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
+def test_labels_without_training_pairs_are_outside_the_likelihood() -> None:
     """Label 8 has no training pairs; its score is no log-probability, and moving it by 10 nats changes nothing."""
     far = dataclasses.replace(label_side(), bias=BIAS + 10 * (COUNTS == 0).astype(np.float32))
     held_out = HELD_OUT.take(HELD_OUT.labels != 8)
@@ -190,7 +190,7 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
     assert likelihood(far, HELD_OUT, described=True) == pytest.approx(without_it), "nor are pairs of such labels"
 
 
-def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
+def test_conditional_proposal_replaces_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
         np.arange(QUERIES, dtype=np.int32), RankedModel(embed, label_side(), lambda rows: log_p[rows]), None,
@@ -206,7 +206,7 @@ LOG_NU = np.log(rng.dirichlet(np.ones(L)))
 
 
 @pytest.mark.parametrize("log_proposal", [None, np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES))])
-def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | None) -> None:
+def test_noise_and_prior_have_separate_dials(log_proposal: np.ndarray | None) -> None:
     """`f + λ·log ν + μ·log π`; beside a tree ν is the tree, and the labels' one column is log π."""
     tree = log_proposal is not None
     side = LabelSide.of(
@@ -238,7 +238,7 @@ def measure(settings: list[Setting]) -> list[CurvePoint]:
 
 @pytest.mark.parametrize("tree", [False, True], ids=["frequencies", "tree"])
 @pytest.mark.parametrize("block_bytes", [1 << 20, 4 * 700 * 5], ids=["one block", "blocks of 5"])
-def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
+def test_lists_of_two_lines_equal_a_sort_with_ties(
     tree: bool, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of few bits: every score is exact in float32, in any order of its sum, and many are equal."""
@@ -272,7 +272,7 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1, kind="stable")[:, :k])
 
 
-def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:
+def test_prior_is_chosen_after_the_noise_if_they_differ() -> None:
     grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
     best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, separate_prior=True))
     assert best == Setting(0.7, 0.3)
@@ -287,7 +287,7 @@ def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> Non
     assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
 
-def test_a_prior_with_a_calendar_is_not_left_out() -> None:
+def test_prior_with_a_calendar_is_always_used() -> None:
     def measure(settings: list[Setting]) -> list[CurvePoint]:
         """Best at λ = 0.7 and μ = 0; of μ > 0 at λ = 0 and μ = 0.5."""
         return [
@@ -335,12 +335,12 @@ def priced(settings: list[Setting]) -> list[CurvePoint]:
         ("recall@2", {"ndcg@2": {"times": 0.999}, "tail": 0.02}, 0.25),
     ],
 )
-def test_the_default_is_the_best_that_reaches_the_floors(metric: str, floor: dict[str, Any], expected: float) -> None:
+def test_default_is_the_best_setting_above_the_floors(metric: str, floor: dict[str, Any], expected: float) -> None:
     grid = config(metric=metric, bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor=floor)
     assert best_dial(priced, grid, Noise("π", constant=False, separate_prior=False))[0] == Setting(expected)
 
 
-def test_a_prior_may_bring_a_floor_nearer() -> None:
+def test_prior_can_approach_a_floor() -> None:
     for floor, expected in ((0.02, Setting(0.5)), (0.5, Setting(0, 0.5))):
         grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor={"tail": floor})
         assert best_dial(priced, grid, Noise("π^0.5", constant=False, separate_prior=True))[0] == expected
@@ -351,7 +351,7 @@ def test_nothing_to_find_is_an_error() -> None:
         bias_removal_curve(KNOWN, PAST, model(), config(), seed=0)
 
 
-def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
+def test_metric_with_k_above_the_catalogue_is_an_error() -> None:
     long = config(ks=[2, 20], metric="recall@20")
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):

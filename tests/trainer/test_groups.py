@@ -50,7 +50,7 @@ def test_groups_by_known_pairs_and_by_a_column() -> None:
 
 
 @pytest.mark.parametrize("country", ["DE", "FR"])
-def test_a_group_has_the_figures_of_its_queries_alone(country: str) -> None:
+def test_group_figures_equal_those_of_its_queries(country: str) -> None:
     rows = [row for row, of in enumerate(COUNTRIES) if of == country]
     alone = Task.of(TEST.take(np.isin(TEST.queries, rows)), PAST, CONFIG, labels=L, seed=0)
     expected = alone.metrics(TOP[rows], FACTS)
@@ -63,7 +63,7 @@ def test_a_group_has_the_figures_of_its_queries_alone(country: str) -> None:
         assert interval.low is None or interval.low <= interval.value <= interval.high
 
 
-def test_requests_are_in_the_group_of_their_own_context() -> None:
+def test_requests_are_grouped_by_context() -> None:
     held_out = Pairs(np.int32([0, 0]), np.int32([3, 6]), requests=np.int32([0, 1]))
     requests = Requests(np.int32([0, 0]), contexts=np.int32([1, 0]))
     data = tiny.dataset(TRAIN, queries=6, labels=L, requests=requests, contexts=pa.table({"device": ["tv", "phone"]}))
@@ -101,7 +101,7 @@ def test_rare_values_are_one_group() -> None:
     ]  # fmt: skip
 
 
-def test_columns_that_make_no_groups_are_refused() -> None:
+def test_columns_of_wrong_types_are_refused() -> None:
     table = pa.table({"country": COUNTRIES, "history": COUNTRIES, "tags": [["a"]] * 6})
     data = tiny.dataset(TRAIN, queries=6, labels=L, query_table=table)
     refused = {

@@ -73,7 +73,7 @@ def test_metrics_by_hand(metrics: dict[str, object], name: str) -> None:
     assert metrics[name].value == pytest.approx(BY_HAND[name], rel=1e-6)
 
 
-def test_intervals_contain_their_value_and_are_null_where_none_is_defined(metrics: dict[str, object]) -> None:
+def test_intervals_contain_their_value_or_are_null(metrics: dict[str, object]) -> None:
     for name, figure in metrics.items():
         if name.partition("@")[0] in ("balanced_error", "gini", "coverage"):
             assert (figure.low, figure.high) == (None, None), name
@@ -81,7 +81,7 @@ def test_intervals_contain_their_value_and_are_null_where_none_is_defined(metric
             assert figure.low <= figure.value <= figure.high, name
 
 
-def test_the_interval_of_a_share_is_the_textbook_s() -> None:
+def test_interval_of_a_share_equals_the_textbook() -> None:
     hits = np.arange(400) % 10 < 3
     interval = Bootstrap(400, resamples=2000, seed=0).interval(hits.astype(float), np.ones(400))
 
@@ -93,7 +93,7 @@ def test_the_interval_of_a_share_is_the_textbook_s() -> None:
 @pytest.mark.parametrize("queries", [100, 500])
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("truth", [0.02, 0.1, 0.5])
-def test_the_interval_of_a_bucket_with_few_pairs_holds_the_truth(queries: int, truth: float, alike: bool) -> None:
+def test_interval_of_a_small_bucket_covers_the_truth(queries: int, truth: float, alike: bool) -> None:
     """A twentieth of the queries have tail pairs, 1 or 2; the pairs of a query are found alike or each by itself."""
     rng = np.random.default_rng(2)
     held = []
@@ -130,7 +130,7 @@ SHARES = [(30, 0.02, 0.01), (30, 0.05, 0.03), (30, 0.2, 0.2), (150, 0.3, 0.2), (
 
 @pytest.mark.parametrize("alike", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize(("pairs", "ours", "theirs"), SHARES)
-def test_the_interval_of_a_difference_holds_the_truth(pairs: int, ours: float, theirs: float, alike: float) -> None:
+def test_interval_of_a_difference_covers_the_truth(pairs: int, ours: float, theirs: float, alike: float) -> None:
     """A share `alike` of what the worse model finds is found by both; each query has three pairs, which correlate."""
     rng, held = np.random.default_rng(8), list[bool]()
     both = alike * theirs
@@ -162,7 +162,7 @@ def test_the_interval_of_a_difference_by_hand() -> None:
     assert (never.value, never.low, never.high) == pytest.approx((0, -limit, limit))
 
 
-def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:
+def test_balanced_error_averages_tested_labels() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
     wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
     found = compute_metrics(
@@ -187,7 +187,7 @@ def test_positives_are_distinct_pairs() -> None:
     assert positives.hits(TOP).tolist() == [[True, False, True], [False, False, True], [False, False, False]]
 
 
-def test_an_early_end_of_a_list_is_no_hit_of_the_query_before() -> None:
+def test_padding_is_no_hit_of_the_previous_query() -> None:
     """The key of (query 1, −1) is that of (query 0, last label)."""
     positives = Positives.of(np.array([0, 1]), np.array([4, 0]), queries=2, labels=5)
 

@@ -47,7 +47,7 @@ def page() -> str:
     return html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode()
 
 
-def test_the_page_needs_nothing_else(page: str) -> None:
+def test_page_is_self_contained(page: str) -> None:
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
     assert "http" not in re.sub(r'xmlns="[^"]*"', "", page)
     assert "@import" not in page
@@ -101,7 +101,7 @@ def test_the_report_begins_with_the_verdict_and_ends_with_the_facts() -> None:
     assert positions == sorted(positions)
 
 
-def test_the_report_says_what_the_dial_and_the_buckets_are() -> None:
+def test_report_explains_dial_and_buckets() -> None:
     words = in_words_of_buckets(Buckets.by_count(head_from=4, torso_from=2), np.array([9, 5, 4, 3, 1, 0]))
     assert words == (
         "Labels by their training pairs: head over 3 training pairs (3 labels), torso over 1 (1 labels), "
@@ -123,7 +123,7 @@ def test_the_report_shows_answers_at_two_settings_of_the_dial() -> None:
     assert "rare &lt;mug&gt; <i>tail</i>" in page
 
 
-def test_areas_of_exposure_hold_their_names_and_a_bucket_that_gets_nothing_has_none() -> None:
+def test_exposure_areas_are_named_unless_empty() -> None:
     axes = Figure().subplots()
     _exposure(axes, [0, 0.5, 1], CURVE, 0.5, "λ", "2")
     assert [text.get_text() for text in axes.texts] == ["head", "torso", "tail", "new"]
@@ -134,7 +134,7 @@ def test_areas_of_exposure_hold_their_names_and_a_bucket_that_gets_nothing_has_n
     assert [text.get_text() for text in axes.texts] == ["head", "torso"]
 
 
-def test_the_report_says_what_recall_costs_the_tail() -> None:
+def test_report_has_the_price_of_recall() -> None:
     curve = [
         CurvePoint(
             bias_removal=at,
@@ -150,7 +150,7 @@ def test_the_report_says_what_recall_costs_the_tail() -> None:
     assert "<td>-0.1250</td><td>+0.0000</td><td>–</td>" in page
 
 
-def test_the_dial_s_picture_has_three_panels_and_one_legend() -> None:
+def test_dial_picture_has_three_panels_and_one_legend() -> None:
     made = make_bundle()
     bundle = replace(made, manifest=made.manifest.model_copy(update={"bias_removal": DIAL.bias_removal}))
     figure = plot_dial(bundle, k=2)

@@ -52,7 +52,7 @@ def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
     assert found().best("uniform") == (Setting(0.0), pytest.approx(14 / 26))
 
 
-def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
+def test_figures_survive_a_bundle(tmp_path: Path) -> None:
     made = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     few = Positives.of(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
     made.count_hits(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
@@ -77,7 +77,7 @@ def test_it_is_the_same_from_a_bundle(tmp_path: Path) -> None:
         ("label,share\nz,1\n", "expected a share of some label with held-out pairs, found none"),
     ],
 )
-def test_a_prior_that_is_none_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_prior_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "market.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         found().recall(str(tmp_path / "market.csv"))
@@ -85,7 +85,7 @@ def test_a_prior_that_is_none_is_refused(content: str, message: str, tmp_path: P
         found().recall(str(tmp_path / "nowhere.csv"))
 
 
-def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
+def test_valid_pairs_predict_recall_under_label_shift() -> None:
     """Pairs of a known p(x|y), some with labels drawn by π and some uniformly: the first, reweighed, have the recall of
     the second at every λ, and the λ that is best there, 0, is neither the first's own, 1, nor looked up."""
     rng = np.random.default_rng(0)
@@ -134,7 +134,7 @@ LOSSES: dict[str, tuple[list[str], Setting, str]] = {
         for name, case in LOSSES.items()
     ],
 )
-def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting, noise: str, tmp_path: Path) -> None:
+def test_job_uses_the_target_prior(loss: list[str], theory: Setting, noise: str, tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]
     bundle = fit(recipe, tmp_path / "out", overrides=overrides)
@@ -165,9 +165,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     )
 
 
-def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_prior_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.job.train", lambda *_, **__: pytest.fail("trains"))
     recipe = tiny.write_job(tmp_path)
     (tmp_path / "market.csv").write_text("label,share\n1,many\n")
