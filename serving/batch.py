@@ -342,7 +342,7 @@ def _write(
                     notes[f"answered by {basis} alone"] += answers.bases.get(basis, 0)
                 notes["floors not met"] += answers.floored[1]
                 offsets = pa.array([0, *answers.ends_B], pa.int32())
-                values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
+                values = (retriever.catalogue.get_ids(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
                 lists = [pa.ListArray.from_arrays(offsets, item) for item in values]
                 writer.write_table(pa.table([*rows.select(keep).combine_chunks().columns, *lists], schema=schema))
         working.replace(out / part.name)

@@ -295,7 +295,7 @@ def _answer(retriever: Retriever, queries: Sequence[Query], bias_removal: float 
         return []
     changes: dict[str, Any] = {"explore": {}} | ({} if bias_removal is None else {"bias_removal": bias_removal})
     results = retriever.retrieve([query.model_copy(update=changes) for query in queries])
-    ids, buckets = retriever.catalogue.ids_of(results.rows_N).to_pylist(), results.buckets_N.tolist()
+    ids, buckets = retriever.catalogue.get_ids(results.rows_N).to_pylist(), results.buckets_N.tolist()
     bounds = pairwise([0, *results.ends_B])
     return [dict(zip(ids[start:end], buckets[start:end], strict=True)) for start, end in bounds]
 

@@ -101,19 +101,19 @@ class Catalogue:
             return self.label_bytes if display else _LABEL_BYTES
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
-    def id_of(self, row: int) -> str:
+    def get_id(self, row: int) -> str:
         """Get the id of a row's label."""
         first = len(self._ids)
         if row < first:
             return str(self._ids[row].as_py())
         return self._overlay.added.ids[row - first]  # type: ignore[union-attr]
 
-    def ids_of(self, rows_N: Int64) -> pa.Array:
+    def get_ids(self, rows_N: Int64) -> pa.Array:
         """Get the ids of rows' labels, strings [N]."""
         above_N = rows_N >= len(self._ids)
         if not above_N.any():
             return self._ids.take(pa.array(rows_N))
-        return pa.array([self.id_of(row) for row in rows_N.tolist()], pa.string())
+        return pa.array([self.get_id(row) for row in rows_N.tolist()], pa.string())
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """Get the row of a label that is not hidden; raises UnknownLabelError."""
@@ -179,7 +179,7 @@ class Catalogue:
         """Get the priors of every row, float32 [N, P]."""
         return self._gather(priors.values_LP, lambda added, rows: added.priors[rows], rows_N)
 
-    def buckets_of(self, ids: Sequence[str]) -> list[int]:
+    def find_buckets(self, ids: Sequence[str]) -> list[int]:
         """Get the bucket of every label, −1 if unknown."""
         return [-1 if row is None else self._bucket(row) for row in self._rows(ids)]
 
@@ -206,7 +206,7 @@ class Catalogue:
                 missing = [row for row in rows if row < first]
             missing_R = np.array(missing, np.int64)
             ids, buckets = self._ids.take(pa.array(missing_R)).to_pylist(), self._labels.buckets[missing_R]
-            for row, id_, bucket, display in zip(missing, ids, buckets, self._display_of(missing_R), strict=True):
+            for row, id_, bucket, display in zip(missing, ids, buckets, self._read_display(missing_R), strict=True):
                 cached[row] = {"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display}
         if self._overlay is None or not rows or rows_N.max() < first:
             json_N = [cached[row] for row in rows]
@@ -261,7 +261,7 @@ class Catalogue:
         """Create `LabelAnswer` of the HTTP API for rows."""
         first = len(self._ids)
         of_catalogue = np.array([row for row in rows if row < first], np.int64)
-        display_of_row = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
+        display_of_row = dict(zip(of_catalogue.tolist(), self._read_display(of_catalogue), strict=True))
         answers = []
         for row in rows:
             labels: Labels | AddedLabels = self._labels
@@ -270,7 +270,7 @@ class Catalogue:
                 labels = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
                 i, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
             answer = {
-                "id": self.id_of(row),
+                "id": self.get_id(row),
                 "count": int(labels.counts[i]),
                 "log_pn": labels.log_pn[i],
                 "log_popularity": log_pi[i],
@@ -281,7 +281,7 @@ class Catalogue:
             answers.append(answer)
         return answers
 
-    def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
+    def _read_display(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
         arrow_rows = pa.array(rows_N)
         names = list(self._display)
         columns = [column.take(arrow_rows).to_pylist() for column in self._display.values()]

@@ -76,7 +76,7 @@ def parts_of_scores(
 def _boosts(query: Batch, rows_K: Int64) -> Float32:
     """Compute ω·c of some labels for one query, float32 [K]."""
     boost = None if query.boosts_B is None else query.boosts_B[0]
-    return np.zeros(len(rows_K), np.float32) if boost is None else boost.values_of(rows_K)
+    return np.zeros(len(rows_K), np.float32) if boost is None else boost.get_values(rows_K)
 
 
 def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class Draws:
     lottery: Lottery = field(default_factory=Lottery)
     names: Sequence[str] = ()
 
-    def of(self, i: int) -> np.random.Generator:
+    def create_generator(self, i: int) -> np.random.Generator:
         """Create the generator of a query; it depends only on the seed and the query's name."""
         name = self.names[i] if self.names else str(i)
         digest = blake2b(f"{self.lottery.seed}:{name}".encode("utf-8", "replace"), digest_size=16).digest()
@@ -133,12 +133,12 @@ def explore_each(
     for i in exploring:
         answer = (best[0][i], best[1][i], buckets_of(best[0][i]))
         others = (floored[i], queries[i].k) if i in floored else None
-        explored[i] = explore(answer, ranked[i], queries[i].explore, draws.lottery, draws.of(i), others)
+        explored[i] = explore(answer, ranked[i], queries[i].explore, draws.lottery, draws.create_generator(i), others)
         best[0][i], best[1][i] = explored[i].rows_K, explored[i].scores_K
     return explored
 
 
-def slots_of(explored: Iterable[Explored]) -> dict[int, int]:
+def add_up_slots(explored: Iterable[Explored]) -> dict[int, int]:
     """Add up the slots drawn for each bucket over several answers."""
     slots: Counter[int] = Counter()
     for answer in explored:

@@ -148,7 +148,7 @@ def read_choices(
         chosen = ChosenLabels(
             source="feedback",
             release=answer.release,
-            buckets=retriever.catalogue.buckets_of(labels),
+            buckets=retriever.catalogue.find_buckets(labels),
             positions=positions,
             bias_removal=answer.bias_removal,
             judged_at=(
@@ -194,7 +194,7 @@ def retrieve_unseen(
         InvalidRequestError: the release cannot read the query features.
     """
     try:
-        retrieval = retriever.retrieve(queries_of(list(events.values()), ORGANIC_K, retriever))
+        retrieval = retriever.retrieve(create_queries(list(events.values()), ORGANIC_K, retriever))
     except InvalidRequestError as error:
         raise error.renumbered("events", list(events)) from error
     choices = []
@@ -206,7 +206,7 @@ def retrieve_unseen(
         chosen = ChosenLabels(
             source="organic",
             release=retriever.name,
-            buckets=retriever.catalogue.buckets_of(labels),
+            buckets=retriever.catalogue.find_buckets(labels),
             positions=[answered.index(label) if label in answered else None for label in labels],
             bias_removal=result["bias_removal"],
             judged_at=judged_at,
@@ -229,7 +229,7 @@ def retrieve_unseen(
     return choices
 
 
-def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
+def create_queries(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
     """Create the queries of organic choices, for at most k labels."""
     return [
         Query(

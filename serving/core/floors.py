@@ -49,7 +49,7 @@ class Floored:
     price_of: Mapping[int, float]
 
     @classmethod
-    def of(cls, before: _Ranked, after: _Ranked) -> Floored:
+    def compare(cls, before: _Ranked, after: _Ranked) -> Floored:
         """Compare a list without floors with the list that keeps them."""
         gained = ~np.isin(after[0], before[0])
         order = np.argsort(-after[1][gained], kind="stable")
@@ -182,5 +182,5 @@ def fill_each(
             exploring[position] = candidates
         else:
             best[0][position], best[1][position] = after = candidates.best(query.k)
-            floored[position] = Floored.of(before, after)
+            floored[position] = Floored.compare(before, after)
     return floored, exploring

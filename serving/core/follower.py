@@ -157,7 +157,7 @@ class ReleaseFollower:
             if self._too_early(name):
                 return
             started = self._clock()
-            directory = self._directory_of(name)
+            directory = self._find_inode(name)
             retriever = self._load(self._releases, name)
             self._service.serve(retriever, forced=now.forced == name)
         # No error of a new release may stop the one in service.
@@ -175,9 +175,9 @@ class ReleaseFollower:
 
     def _is_fetched_again(self, name: str) -> bool:
         """Check whether the local copy was replaced under its name."""
-        return self._fetcher is not None and self._directory_of(name) not in (None, self._directory)
+        return self._fetcher is not None and self._find_inode(name) not in (None, self._directory)
 
-    def _directory_of(self, name: str) -> int | None:
+    def _find_inode(self, name: str) -> int | None:
         with suppress(OSError):
             return (self._releases.root / name).stat().st_ino
         return None

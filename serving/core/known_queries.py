@@ -30,7 +30,7 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
     rows, searches = list[Float32](), list[tuple[SearchOptions, list[Int64]]]()
     answers = list[dict[str, Any]]()
     for request in requests:
-        bias_removal = _compared_at(retriever, request)
+        bias_removal = _read_bias_removal(retriever, request)
         options = SearchOptions(
             k=request.k, filter=request.filter, exclude=request.exclude, display=request.display,
             bias_removal=float(request.by == "choices"), priors={repr(bias_removal): 1.0},
@@ -66,7 +66,7 @@ def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[di
     return answers
 
 
-def _compared_at(retriever: Retriever, request: QueriesFor) -> float:
+def _read_bias_removal(retriever: Retriever, request: QueriesFor) -> float:
     """Get the λ of a request at which log Z is known; raises InvalidRequestError."""
     bias_removal = retriever.manifest.bias_removal.default if request.bias_removal is None else request.bias_removal
     for value in map(float, retriever.queries.priors):

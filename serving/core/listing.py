@@ -56,7 +56,7 @@ def list_labels(retriever: Retriever, listing: LabelListing) -> dict[str, Any]:
         rows += _first(_rows_after(catalogue, listing.cursor), catalogue, overlay, listing)
     if listing.state in ("all", "added"):
         rows += _first(_added_after(overlay, listing.cursor), catalogue, overlay, listing)
-    ids = {row: catalogue.id_of(row) for row in rows}
+    ids = {row: catalogue.get_id(row) for row in rows}
     page = sorted(rows, key=ids.__getitem__)[: listing.limit]
     labels = catalogue.labels_json(page)
     available = retriever.at().available(np.array(page, np.int64)).tolist()
@@ -90,7 +90,7 @@ def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.d
     rows_L = catalogue.row_of.order
     if after is None:
         return rows_L
-    return rows_L[bisect_right(range(len(rows_L)), after, key=lambda i: catalogue.id_of(int(rows_L[i]))) :]
+    return rows_L[bisect_right(range(len(rows_L)), after, key=lambda i: catalogue.get_id(int(rows_L[i]))) :]
 
 
 def _added_after(overlay: Overlay, after: str | None) -> Int64:

@@ -64,7 +64,7 @@ def load_release(
 
 def _warm(retriever: Retriever) -> None:
     """Answer a query, so that lazy parts are loaded."""
-    manifest, id_ = retriever.manifest, retriever.catalogue.id_of(0)
+    manifest, id_ = retriever.manifest, retriever.catalogue.get_id(0)
     k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
     retriever.retrieve(
         [
@@ -152,6 +152,6 @@ def _candidates(
     np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
     for query, boost in enumerate(batch.boosts_B or ()):
         if boost is not None:
-            at_low_BP[query, : lengths_B[query]] += boost.values_of(rows_B[query])
+            at_low_BP[query, : lengths_B[query]] += boost.get_values(rows_B[query])
     slopes_BP /= np.float32(max(high - low, 1e-6))
     return CalibrationCandidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)

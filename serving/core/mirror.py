@@ -29,7 +29,7 @@ from longtail.bundle.arrays import Array
 from longtail.bundle.store import replace_file
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.answers import Retrieval
-from longtail.serving.core.feedback import Event, queries_of
+from longtail.serving.core.feedback import Event, create_queries
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import ServingError
@@ -192,7 +192,7 @@ class Mirror:
         catalogue, served = retriever.catalogue, list[tuple[Query, list[str], Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if random.random() < share and not query.explore and query.vector is None:
-                labels = catalogue.ids_of(retrieval.rows_N[start:end]).to_pylist()
+                labels = catalogue.get_ids(retrieval.rows_N[start:end]).to_pylist()
                 served.append((query, labels, retrieval.buckets_N[start:end]))
 
         def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
@@ -273,7 +273,7 @@ def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retr
         counts.reason = counts.reason or str(error)[:300]
         return
     counts.queries += 1
-    staged_ids = set(staged.catalogue.ids_of(retrieval.rows_N).to_pylist())
+    staged_ids = set(staged.catalogue.get_ids(retrieval.rows_N).to_pylist())
     counts.overlap += len(staged_ids.intersection(labels)) / len(labels) if labels else 1.0
     for sums, buckets in ((counts.exposures, retrieval.buckets_N), (counts.exposures_of_current, buckets_K)):
         for bucket, exposures in enumerate(np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()):
@@ -282,9 +282,9 @@ def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retr
 
 def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
     """Count the chosen labels that each release would have answered; none if it refuses the query."""
-    by_staged, by_current = (_answered(release, queries_of([event], k, release)) for release in (staged, current))
+    by_staged, by_current = (_answered(release, create_queries([event], k, release)) for release in (staged, current))
     rows_R = current.catalogue.rows([str(id_) for id_ in event.labels])[0]
-    ids = current.catalogue.ids_of(rows_R).to_pylist()
+    ids = current.catalogue.get_ids(rows_R).to_pylist()
     for chosen, bucket in zip(ids, current.catalogue.buckets(rows_R), strict=True):
         counts.positives[bucket] += 1
         counts.hits_of_both[bucket] += chosen in by_staged and chosen in by_current
@@ -297,4 +297,4 @@ def _answered(release: Retriever, queries: Sequence[Query]) -> set[str]:
         retrieval = release.retrieve(queries)
     except (ServingError, EngineUnavailableError):
         return set()
-    return set(release.catalogue.ids_of(retrieval.rows_N).to_pylist())
+    return set(release.catalogue.get_ids(retrieval.rows_N).to_pylist())

@@ -88,12 +88,14 @@ class OverlayRows:
     origin: _Arrays
 
     @classmethod
-    def of(cls, added: AddedLabels, augmented_ME: Float32) -> OverlayRows:
+    def create(cls, added: AddedLabels, augmented_ME: Float32) -> OverlayRows:
         """Create rows that are all in use."""
-        return cls._all_of(_Arrays(_columns_of(added, augmented_ME), len(added)), np.ones(len(added), np.bool_))
+        return cls._create_views(
+            _Arrays(_collect_columns(added, augmented_ME), len(added)), np.ones(len(added), np.bool_)
+        )
 
     @classmethod
-    def _all_of(cls, arrays: _Arrays, in_use_M: Bools) -> OverlayRows:
+    def _create_views(cls, arrays: _Arrays, in_use_M: Bools) -> OverlayRows:
         """Create views of all rows that arrays hold now."""
         columns = {name: column[: arrays.length] for name, column in arrays.columns.items()}
         augmented_ME = columns.pop(_AUGMENTED)
@@ -112,24 +114,24 @@ class OverlayRows:
 
     def changed(self, retired: Sequence[int], more: AddedLabels, augmented_BE: Float32) -> OverlayRows:
         """Append rows, and retire others by their numbers."""
-        arrays, columns = self.origin, _columns_of(more, augmented_BE)
+        arrays, columns = self.origin, _collect_columns(more, augmented_BE)
         in_use_M = np.append(self.in_use_M, np.ones(len(more), np.bool_))
         in_use_M[np.array(retired, np.int64)] = False
         count = self.count - len(retired) + len(more)
         if len(self) != arrays.length:  # another overlay continued these rows
             arrays = self._copy(np.arange(len(self)))
         arrays.append(columns)
-        rows = OverlayRows._all_of(arrays, in_use_M)
+        rows = OverlayRows._create_views(arrays, in_use_M)
         if len(rows) - count <= max(_MOST_RETIRED, count // 4):
             return rows
-        return OverlayRows._all_of(rows._copy(np.flatnonzero(in_use_M)), np.ones(count, np.bool_))
+        return OverlayRows._create_views(rows._copy(np.flatnonzero(in_use_M)), np.ones(count, np.bool_))
 
     def _copy(self, rows_B: Int64) -> _Arrays:
         """Copy some rows to arrays of their own."""
         return _Arrays({name: column[rows_B] for name, column in self.origin.columns.items()}, len(rows_B))
 
 
-def _columns_of(added: AddedLabels, augmented_ME: Float32) -> _Columns:
+def _collect_columns(added: AddedLabels, augmented_ME: Float32) -> _Columns:
     columns: _Columns = {_AUGMENTED: augmented_ME}
     for name, column in vars(added).items():
         if isinstance(column, list):
@@ -194,7 +196,7 @@ class Overlay:
         return cls(
             base=bundle.manifest.labels,
             changes=LabelChanges(),
-            rows=OverlayRows.of(added, release.augmented(added)),
+            rows=OverlayRows.create(added, release.augmented(added)),
             hidden=NO_ROWS,
             replaced=NO_ROWS,
             replacing=NO_ROWS,
@@ -455,7 +457,7 @@ class OverlaySearcher:
         Raises:
             QueryError: a row or bucket does not exist; the error names the query.
         """
-        below = None if filters is None else [filter_ and self._of_base(filter_) for filter_ in filters]
+        below = None if filters is None else [filter_ and self._narrow_to_base(filter_) for filter_ in filters]
         scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
         # Overlay rows below the index's k-th best cannot be in the answer.
         least_B, candidates = kth_best(scores_BK, k), []
@@ -467,7 +469,7 @@ class OverlaySearcher:
                 if self._in_use_M is not None:
                     rows_C = rows_C[self._in_use_M[rows_C]]
                 if filters is not None and (filter_ := filters[query]) is not None:
-                    rows_C = rows_C[self._of_added(filter_).mask(self._buckets_M)[rows_C]]
+                    rows_C = rows_C[self._narrow_to_overlay(filter_).mask(self._buckets_M)[rows_C]]
                 candidates.append((scores_M[rows_C], rows_C + self._first))
         own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in candidates), default=0))
         for query, (scores_C, rows_C) in enumerate(candidates):
@@ -477,7 +479,7 @@ class OverlaySearcher:
     def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
         """Score some rows of index and overlay exactly, like `index.Searcher.scores`."""
         split = int(np.searchsorted(rows_R, self._first))
-        below_R = self._base.scores(query_E, rows_R[:split], filter_ and self._of_base(filter_))
+        below_R = self._base.scores(query_E, rows_R[:split], filter_ and self._narrow_to_base(filter_))
         if split == len(rows_R):
             return below_R
         rows_M = rows_R[split:] - self._first
@@ -485,12 +487,12 @@ class OverlaySearcher:
         if self._in_use_M is not None:
             above_R[~self._in_use_M[rows_M]] = -np.inf
         if filter_ is not None:
-            above_R[~self._of_added(filter_).mask(self._buckets_M)[rows_M]] = -np.inf
+            above_R[~self._narrow_to_overlay(filter_).mask(self._buckets_M)[rows_M]] = -np.inf
         return np.concatenate([below_R, above_R])
 
     def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:
         """Score all rows of index and overlay, like `index.Searcher.all_scores`."""
-        below_BL = self._base.all_scores(queries_BE, [filter_ and self._of_base(filter_) for filter_ in filters])
+        below_BL = self._base.all_scores(queries_BE, [filter_ and self._narrow_to_base(filter_) for filter_ in filters])
         if below_BL is None:
             return None
         above_BM = queries_BE @ self._rows_ME.T
@@ -498,10 +500,10 @@ class OverlaySearcher:
             above_BM[:, ~self._in_use_M] = -np.inf
         for above_M, filter_ in zip(above_BM, filters, strict=True):
             if filter_ is not None:
-                above_M[~self._of_added(filter_).mask(self._buckets_M)] = -np.inf
+                above_M[~self._narrow_to_overlay(filter_).mask(self._buckets_M)] = -np.inf
         return np.concatenate([below_BL, above_BM], axis=1)
 
-    def _of_base(self, filter_: Filter) -> Filter | None:
+    def _narrow_to_base(self, filter_: Filter) -> Filter | None:
         """Get the part of a filter for labels of the index; None if all of them pass."""
         exclude, allow = (
             rows if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
@@ -511,7 +513,7 @@ class OverlaySearcher:
             return None
         return Filter(exclude, allow, filter_.buckets, filter_.selection)
 
-    def _of_added(self, filter_: Filter) -> Filter:
+    def _narrow_to_overlay(self, filter_: Filter) -> Filter:
         """Get a filter's part for the overlay."""
         exclude, allow = (
             None if rows is None else rows[rows >= self._first] - self._first

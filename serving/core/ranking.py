@@ -39,7 +39,7 @@ class Boost(NamedTuple):
     values_C: Float32
     alone: bool = False
 
-    def values_of(self, rows_R: Int64) -> Float32:
+    def get_values(self, rows_R: Int64) -> Float32:
         """Return ω·c of label rows, float32 [R]; 0 for other labels than `rows_C`."""
         if not self.rows_C.size:
             return np.zeros(len(rows_R), np.float32)

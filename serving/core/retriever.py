@@ -39,7 +39,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
-from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
+from longtail.serving.core.exploration import Draws, Explored, add_up_slots, explore_each
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
 from longtail.serving.core.histories import Histories
 from longtail.serving.core.lifetimes import Available, Lifetimes
@@ -159,7 +159,7 @@ class Retriever:
         at = lifetimes.now() if at is None else at
         view = self._view
         if view is None or not view[0].begin <= at < view[0].end:
-            view = self._view = self._view_at(at, self._lifetimes)
+            view = self._view = self._create_view(at, self._lifetimes)
         return view[1]
 
     def as_of(self, at: float) -> Retriever:
@@ -168,14 +168,14 @@ class Retriever:
         view._as_of = at
         return view
 
-    def _view_at(self, at: float, of_labels: Lifetimes) -> tuple[Available, Retriever]:
+    def _create_view(self, at: float, of_labels: Lifetimes) -> tuple[Available, Retriever]:
         overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
         assert self._loaded_with is not None
         view._available = available = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
         hidden = overlay.hidden if self.bundle.proposal is None else available.labels.rows_to_drop
-        view._rank_by(
+        view._set_rankers(
             overlay.searcher_within(available.labels, available.of_overlay_M), with_members(hidden, overlay.hidden)
         )
         return available, view
@@ -246,9 +246,9 @@ class Retriever:
         self.overlay = overlay
         self.catalogue = self.catalogue.with_overlay(overlay)
         self._available, self._view = None, None
-        self._rank_by(overlay.searcher, overlay.hidden)
+        self._set_rankers(overlay.searcher, overlay.hidden)
 
-    def _rank_by(self, searcher: LabelSearcher, hidden: Int64) -> None:
+    def _set_rankers(self, searcher: LabelSearcher, hidden: Int64) -> None:
         """Rank by a searcher without hidden rows, int64 [R]."""
         self._by_label = self._by_query = Ranker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
         if self.bundle.proposal is not None:
@@ -515,7 +515,7 @@ class Retriever:
         if (cooccurrence := self.bundle.cooccurrence) is not None:
             history_H = self._built(query.history_H if query.weights.cooccurrence else NO_ROWS)
             parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
-            entries_H = self.catalogue.ids_of(history_H).to_pylist()
+            entries_H = self.catalogue.get_ids(history_H).to_pylist()
             parts = [
                 {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
             ]
@@ -570,7 +570,7 @@ class Retriever:
             )
             for i, candidates in exploring.items():
                 certain = len(rows_B[i]) - sum(explored_B[i].slots.values())
-                floored[i] = Floored.of(candidates.pool(certain), candidates.best(certain))
+                floored[i] = Floored.compare(candidates.pool(certain), candidates.best(certain))
             for i, explored in explored_B.items():
                 tails[i]["exploration"] = explored.json(draws.lottery)
         unmet, prices = 0, dict[int, list[dict[str, Any] | None]]()
@@ -621,7 +621,7 @@ class Retriever:
             counts_N=labels.counts_N,
             restrictions_B=restrictions_B if any(restrictions_B) else None,
             propensities_N=propensities_N,
-            explored=slots_of(explored_B.values()) if explored_B else {},
+            explored=add_up_slots(explored_B.values()) if explored_B else {},
             floored=(len(floored), unmet),
             unknown={
                 "exclude": sum([query.unknown_exclude for query in queries]),

@@ -130,9 +130,9 @@ class TreeRanker(Ranker):
         """
         first = filters[0]
         if first is not None and _needs_own_tree(first):
-            rows_bC, log_p_bC = self._tree_of(self._eligible(first)).beam(z_bZ, reach)
+            rows_bC, log_p_bC = self._prune_tree(self._eligible(first)).beam(z_bZ, reach)
         else:
-            tree = self._tree_of_filter(first)
+            tree = self._find_tree(first)
             excludes = [None if filter_ is None else filter_.exclude for filter_ in filters]
             excluded = max(0 if exclude is None else len(exclude) for exclude in excludes)
             rows_bC, log_p_bC = tree.beam(z_bZ, min(reach + excluded, self._searcher.labels))
@@ -142,14 +142,14 @@ class TreeRanker(Ranker):
         log_p_bC[np.isneginf(log_p_bC)] = 0  # λ·(−inf) would be NaN; `top_k` drops these rows by their −inf product
         return rows_bC, log_p_bC
 
-    def _tree_of_filter(self, filter_: Filter | None) -> Proposal:
+    def _find_tree(self, filter_: Filter | None) -> Proposal:
         """Get the tree of some buckets or a selection; trees of buckets are cached."""
         buckets = None if filter_ is None else filter_.buckets
         if filter_ is not None and filter_.selection is not None:
-            return self._tree_of(self._eligible(Filter(buckets=buckets, selection=filter_.selection)))
+            return self._prune_tree(self._eligible(Filter(buckets=buckets, selection=filter_.selection)))
         tree = self._trees.get(buckets)
         if tree is None:
-            tree = self._trees[buckets] = self._tree_of(self._eligible(Filter(buckets=buckets)))
+            tree = self._trees[buckets] = self._prune_tree(self._eligible(Filter(buckets=buckets)))
         return tree
 
     def _eligible(self, filter_: Filter) -> Bools:
@@ -158,7 +158,7 @@ class TreeRanker(Ranker):
         mask_L[self._hidden] = False
         return mask_L
 
-    def _tree_of(self, eligible_L: Bools) -> Proposal:
+    def _prune_tree(self, eligible_L: Bools) -> Proposal:
         """Empty the leaves of all other labels; p_n stays the same."""
         leaves = self._tree.leaf_labels
         return replace(self._tree, leaf_labels=np.where(eligible_L[leaves] & (leaves >= 0), leaves, np.int32(PADDING)))

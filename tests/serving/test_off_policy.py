@@ -77,7 +77,7 @@ for _user in range(USERS):
     CHANCES_UL[_user, [row for row in range(LABELS) if row not in candidates_of(_user)]] = 0.9
 
 
-def slots_of(first: int, answers: int) -> dict[str, np.ndarray]:
+def add_up_slots(first: int, answers: int) -> dict[str, np.ndarray]:
     """Count the slots of answers by bucket, and those that the log could not show."""
     counts = {"exposures_GB": np.zeros((len(LAMBDAS) + 1, 4), np.int64)} | {
         name: np.zeros(len(LAMBDAS) + 1, np.int64) for name in ("open_G", "gained_G", "lost_G")
@@ -119,7 +119,7 @@ def log_of(answers: int) -> ExplorationLog:
         unit_S=np.repeat(np.arange(answers), K),
         held_GS=np.concatenate([part[3] for part in parts], axis=1),
         answers_U=np.ones(answers),
-        **slots_of(0, answers),
+        **add_up_slots(0, answers),
         changed_G=np.array([0, 1, 1, 1]),
         without_unit=0,
         left_out={},
@@ -136,7 +136,7 @@ def part_of(log: ExplorationLog, first: int, answers: int) -> ExplorationLog:
         unit_S=log.unit_S[labels] - first,
         held_GS=log.held_GS[:, labels],
         answers_U=log.answers_U[first : first + answers],
-        **slots_of(first, answers),
+        **add_up_slots(first, answers),
     )
 
 

@@ -115,7 +115,7 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
             item: (rows[buckets == item][:22], scores[buckets == item][:22].astype(np.float32)) for item in (1, 2)
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, actual, {1: 2, 2: 3}, lottery, draws.of(0))
+        expected = explore(best, actual, {1: 2, 2: 3}, lottery, draws.create_generator(0))
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
 
 

@@ -89,7 +89,7 @@ class Formula:
         self.retriever, bundle, overlay = retriever, retriever.bundle, retriever.overlay
         self.bundle, added = bundle, overlay.added
         rows = [row for row in range(overlay.labels) if row not in overlay.masked.tolist()]
-        self.rows, self.ids = rows, [retriever.catalogue.id_of(row) for row in rows]
+        self.rows, self.ids = rows, [retriever.catalogue.get_id(row) for row in rows]
         self.shown = retriever.catalogue.labels_json(rows)
 
         def column(of_bundle: Any, of_added: Any) -> np.ndarray:
@@ -275,7 +275,7 @@ def test_exploration_draws_by_complete_scores() -> None:
             for bucket in floors
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, actual, floors, lottery, draws.of(0))
+        expected = explore(best, actual, floors, lottery, draws.create_generator(0))
         assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
         np.testing.assert_allclose(
             [label["propensity"] for label in result["labels"]], expected.propensities_K, rtol=1e-4

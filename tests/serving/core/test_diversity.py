@@ -65,7 +65,7 @@ def order_of(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[
     return order, scores_L[order]
 
 
-def values_of(retriever: Retriever, row: int, column: str) -> set[Any]:
+def get_values(retriever: Retriever, row: int, column: str) -> set[Any]:
     value = display_of(retriever, row)[column]
     return {first for first in (value if isinstance(value, list) else [value]) if first is not None}
 
@@ -74,7 +74,7 @@ def greedily(retriever: Retriever, order: np.ndarray, max_per: dict[str, int], k
     chosen: list[int] = []
     counts: Counter[Any] = Counter()
     for row in order.tolist():
-        values = [(name, value) for name in max_per for value in values_of(retriever, row, name)]
+        values = [(name, value) for name in max_per for value in get_values(retriever, row, name)]
         if len(chosen) < k and all(counts[name, value] < max_per[name] for name, value in values):
             chosen.append(row)
             counts.update(values)
@@ -161,7 +161,7 @@ def test_pools_widen_until_k_labels_or_the_catalogue_ends(
     retriever = retrievers["flat"]
     # Two of open = true, two of open = false, and those that do not say: 4 beside them, found far down.
     result = ask(retriever, k=60, max_per={"open": 2}, pool=60)
-    missing = sum(row not in retriever.overlay.masked and not values_of(retriever, row, "open") for row in range(400))
+    missing = sum(row not in retriever.overlay.masked and not get_values(retriever, row, "open") for row in range(400))
     eligible = retriever.overlay.labels - len(retriever.overlay.masked)
     assert len(result["labels"]) == min(60, missing + 20 + 4)
     assert result["pool"] in (240, eligible)

@@ -41,7 +41,7 @@ def write_answers(state: Path, name: str, answers: list[tuple[float, list[str], 
     (state / "events" / f"{name}.jsonl").write_bytes(b"".join(lines))
 
 
-def values_of(there: Releases, name: str) -> dict[str, float]:
+def get_values(there: Releases, name: str) -> dict[str, float]:
     bundle = there.open(name).bundle
     return dict(zip(bundle.labels.ids.to_pylist(), bundle.priors.values_LP[:, -1].tolist(), strict=True))
 
@@ -70,7 +70,7 @@ def test_exposure_decays_equally_in_one_or_two_steps() -> None:
 def test_answers_become_the_prior_of_the_next_release(
     there: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(values_of(there, "first").values()) == {0.0}
+    assert set(get_values(there, "first").values()) == {0.0}
     (before,) = release_json(retriever_of(there.open("first").bundle))["priors"]
     exposure = {"half_life": "24h", "until": None, "mean": 0.0}
     assert before == {"name": "exposed", "minimum": -1, "default": 0, "maximum": 1, "exposure": exposure}
@@ -89,7 +89,7 @@ def test_answers_become_the_prior_of_the_next_release(
     expected = {f"item-{row}": -np.log(mean + 1) for row in range(L)}
     expected["item-1"] += np.log(1.5 * aged + 1)  # half of the answers without an experiment are events
     expected["item-2"] += np.log(aged + 1)
-    assert values_of(there, second) == pytest.approx(expected, abs=1e-6)
+    assert get_values(there, second) == pytest.approx(expected, abs=1e-6)
     assert state.mean == pytest.approx(mean)
 
     # The same events again add nothing, and a label that the service added since then has had no place.
@@ -136,7 +136,7 @@ def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp
     published = refresh(Settings(releases=there.root, state=tmp_path))
     make_bundle(labels=40, label_tower=True).write(tmp_path / "another")
     build(tmp_path / "another", there.root, name="another", exposed="7d", spec="flat")
-    expected_ids, values = values_of(there, published), values_of(there, "another")
+    expected_ids, values = get_values(there, published), get_values(there, "another")
     assert values["item-1"] - values["item-2"] == pytest.approx(
         expected_ids["item-1"] - expected_ids["item-2"], abs=1e-5
     )

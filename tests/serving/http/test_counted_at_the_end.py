@@ -42,7 +42,7 @@ def events_of(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return lines
 
 
-def queries_of(client: Any) -> float:
+def count_queries(client: Any) -> float:
     (line,) = [line for line in client.get("/metrics").text.splitlines() if line.startswith("longtail_queries_total ")]
     return float(line.split()[1])
 
@@ -54,9 +54,9 @@ def test_a_request_that_fails_in_its_last_piece_counts_nothing(tmp_path: Path, m
         wrong = [QUERY] * 199 + [QUERY | {"filter": {"nocolumn": 1}}]
         answer = client.post("/v1/retrieve", json={"queries": wrong})
         assert (answer.status_code, answer.json()["error"]["field"]) == (422, "queries.199.filter.nocolumn")
-        assert (queries_of(client), lines) == (0, [])
+        assert (count_queries(client), lines) == (0, [])
         assert client.post("/v1/retrieve", json={"queries": [QUERY] * 200}).status_code == 200
-        assert (queries_of(client), len(lines)) == (200, 200)
+        assert (count_queries(client), len(lines)) == (200, 200)
 
 
 @pytest.mark.parametrize("queries", [63, 199])
@@ -76,7 +76,7 @@ def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
         assert not any(result["counted"] for result in answer.json()["results"])
         assert lines == []
         if queries > 64:  # below, one batch counts when it is answered
-            assert queries_of(client) == queries + 1
+            assert count_queries(client) == queries + 1
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -101,7 +101,7 @@ def test_explanations_of_two_arms_are_computed_once(
                 [query["explain"]] * len(result["labels"])
                 for query, result in zip(body["queries"], answer.json()["results"], strict=True)
             ]
-        assert queries_of(client) == 20 * 5
+        assert count_queries(client) == 20 * 5
     assert len(searches) % 20 == 0
 
 
@@ -118,7 +118,7 @@ def test_the_steps_of_an_explanation_have_the_time_of_one_request(
         if answer.status_code == 200:
             pytest.fail("an explanation of several steps was in time")
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "timeout")
-        assert (queries_of(client), lines) == (0, [])
+        assert (count_queries(client), lines) == (0, [])
 
 
 def test_a_request_that_goes_on_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
