@@ -41,9 +41,10 @@ class Event(RequestModel):
     )
     features: dict[str, JsonValue] | None = Field(
         default=None,
-        description="Features of the query. With an `answer_id` they make the choice a training pair; names that the "
-        "release does not read, such as that of a query id, are kept. Without one the choice is organic: labels are "
-        "retrieved for these features, unseen, and compared.",
+        description="Features of the query. With an `answer_id` they make the choice a training pair; names "
+        "that the release does not read, for example of a query id, are stored. Without one the "
+        "choice is organic: the service retrieves labels for these features in the background "
+        "and compares.",
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of an unseen retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")

@@ -37,8 +37,9 @@ class NewLabel(RequestModel):
     display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default={},
-        description="Values r of the release's priors for this label, by name. Of those left out one of the release "
-        "keeps its own, and another gets what the release gives labels without one.",
+        description="Values r of the release's priors for this label, by name. Omitted priors keep their "
+        "values if the release has the label; a new label gets the release's values for labels "
+        "without one.",
     )
 
 

@@ -148,7 +148,8 @@ class Decay(RequestModel):
 
     column: str = Field(description="A column of dates, as GET /v1/release lists them in `decay`.")
     half_life: str = Field(
-        description="Such as `12h`, `7d` or `4w`: a label of this age loses `weight · log 2`, one to come gains."
+        description="For example `12h`, `7d` or `4w`: a label of this age loses `weight · log 2`; a label "
+        "with a future date gains."
     )
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
@@ -171,9 +172,9 @@ class SearchOptions(RequestModel):
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="λ of `u·v/T + b + λ·log ν + μ·log π`: 0 ranks by what the query likes beyond the noise ν of "
-        "training, beyond popularity where ν is near π; 1 with it. Null: the release's default (0 for /v1/similar). "
-        "GET /v1/release says which ν in `bias_removal.noise`.",
+        description="λ of `u·v/T + b + λ·log ν + μ·log π`: 0 ranks by preference beyond the noise ν of "
+        "training, that is beyond popularity if ν is near π; 1 includes it. Null: the release's "
+        "default (0 for /v1/similar). `bias_removal.noise` of GET /v1/release names ν.",
     )
     popularity: float | None = Field(
         default=None,
@@ -185,9 +186,9 @@ class SearchOptions(RequestModel):
     cooccurrence: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="ω of `… + ω·c`, the weight of what was chosen together with the last labels of the query's "
-        "history. Null: the release's default (0 for /v1/similar). GET /v1/release gives its limits in "
-        "`cooccurrence`, null where the release has no such term.",
+        description="ω of `… + ω·c`, the weight of labels chosen together with the last labels of the "
+        "query's history. Null: the release's default (0 for /v1/similar). GET /v1/release "
+        "gives its limits in `cooccurrence`, null if the release has no such term.",
     )
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
@@ -247,9 +248,10 @@ class SearchOptions(RequestModel):
         default_factory=list,
         max_length=_MOST_FLOORS,
         json_schema_extra={"default": []},
-        description="Floors: at least so many labels of a bucket, or that pass a filter, at little loss of summed "
-        'scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for floors of buckets. The result\'s '
-        "`floors` and `cost` say how many were found and what they cost.",
+        description="Floors: at least so many labels of a bucket, or that pass a filter, at little loss of "
+        'summed scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for '
+        "floors of buckets. The result's `floors` and `cost` give the numbers met and their "
+        "cost.",
         examples=[[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]],
     )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
@@ -317,8 +319,8 @@ class Query(SearchOptions):
         default=None,
         max_length=MAX_IDS,
         description="Ids of the labels that the query chose, the latest last, for `cooccurrence` and "
-        "`exclude_history`; in place of a feature of kind `history`, if the release reads one. Null: what the release "
-        "remembers of the query, if anything. Unknown ones are counted.",
+        "`exclude_history`; instead of a feature of kind `history`, if the release reads one. "
+        "Null: the labels that the release remembers of the query. Unknown ids are counted.",
     )
 
     explain: bool = Field(
@@ -388,8 +390,8 @@ class QueriesFor(OfLabels):
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="λ of s and p(y|x), one of those that GET /v1/release lists in `queries`. Null: the release's "
-        "default. μ and the weights of priors have their defaults, and ω is 0.",
+        description="λ of s and p(y|x), one of the values in `queries` of GET /v1/release. Null: the "
+        "release's default. μ and the weights of priors have their defaults, and ω is 0.",
     )
     filter: dict[str, JsonValue] = Field(
         default_factory=dict, json_schema_extra=_NO_MEMBERS, description="Of queries, by their columns; see `Query`."
@@ -399,9 +401,9 @@ class QueriesFor(OfLabels):
     )
     exclude_history: bool | None = Field(
         default=None,
-        description="Whether queries that chose the label are left out, as far as the release remembers their last "
-        "labels; those that last said no to it always are. Null: the release's own `exclude_history`, if it remembers "
-        "queries.",
+        description="Whether queries that chose the label are excluded, if it is among their last labels "
+        "that the release remembers; queries that last rejected it always are. Null: the "
+        "release's `exclude_history`, if it remembers queries.",
     )
     display: _Display = Field(default=True, description="Columns of the queries: all, none (false), or these.")
 
@@ -415,7 +417,7 @@ class QueriesFor(OfLabels):
 
 
 class QueryFeatures(RequestModel):
-    """One query of which the vector is wanted."""
+    """One query to embed."""
 
     features: dict[str, JsonValue] = Field(description="By name, as GET /v1/release lists them.")
 

@@ -22,10 +22,12 @@ from longtail.serving.http.routes import routes
 
 _TITLE = "Longtail"
 _DESCRIPTION = (
-    "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
-    "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
-    "`popularity`, the weight of a prior for frequent labels. `cooccurrence` weighs what was chosen together with a "
-    "query's last labels, where the release knows it. A lock is for services with keys: one on loopback may have none."
+    "Retrieves the best labels for a query from a two-tower model. Requests may set "
+    "`bias_removal`, the dial between the tail (0) and plain recall (1) if training's noise is "
+    "near the label frequencies, and `popularity`, the weight of a prior for frequent labels. "
+    "`cooccurrence` weighs labels chosen together with a query's last labels, if the release "
+    "has them. A lock means that services with keys require one; a service on loopback may have "
+    "none."
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""

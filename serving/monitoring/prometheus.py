@@ -57,7 +57,7 @@ _COUNTERS: Mapping[str, tuple[str, _Labels]] = {
     "positives": ("Labels chosen that the release knows, by frequency bucket.", _BY_SOURCE),
     "hits": ("Of these, labels that the answer held.", _BY_SOURCE),
     "answer_ids_refused": ("Answer ids in feedback that were refused.", {"reason": REFUSALS}),
-    "events_dropped": ("Events of answers and label changes that were not kept.", {}),
+    "events_dropped": ("Events of answers and label changes that were not stored.", {}),
     "ids": ("Ids in requests that the release should know, by where they stood.", {"list": ID_KINDS}),
     "ids_unknown": (
         "Ids in requests that the release does not know, by where they stood.",

@@ -142,17 +142,17 @@ class Finding(BaseModel):
     signal: Signal
     bucket: BucketName | None
     severity: Severity = Field(
-        description="`act`: twice or half of what was promised, or broken; `watch`: a quarter more or a fifth less; "
-        "`unknown`: too few answers to tell. What differs by chance alone is not called off."
+        description="`act`: twice or half the promise, or broken; `watch`: a quarter more or a fifth less; "
+        "`unknown`: too few answers. Differences within chance count as steady."
     )
     window: Literal["5m", "1h", "24h"] | None = Field(description="That it was judged over; null: it is of now.")
     observed: float | None
     expected: float | None
-    low: float | None = Field(description="Lower end of the 99.9 % interval of what was observed.")
+    low: float | None = Field(description="Lower end of the 99.9 % interval of the observed value.")
     high: float | None
     sentence: str
-    enough: int | None = Field(description="Queries that would do to judge what is `unknown`.")
-    look_at: str | None = Field(description="Where to look for the cause of what is to be watched or calls for action.")
+    enough: int | None = Field(description="Queries needed to judge an `unknown` signal.")
+    look_at: str | None = Field(description="Where to look for the cause of `watch` and `act`.")
 
 
 class Verdict(BaseModel):
@@ -160,7 +160,7 @@ class Verdict(BaseModel):
 
     severity: Severity = Field(description="That of the worst finding.")
     headline: str
-    findings: list[Finding] = Field(description="Of what is not steady, worst first.")
+    findings: list[Finding] = Field(description="Findings of signals that are not steady, worst first.")
 
 
 class Window(BaseModel):
@@ -187,7 +187,7 @@ class Window(BaseModel):
     )
     psi: Drift
     recall: dict[Source, dict[BucketName | Literal["all"], Recall]]
-    dropped: int = Field(description="Events of answers and label changes that were not kept.")
+    dropped: int = Field(description="Events of answers and label changes that were not stored.")
     requests: Load
 
 
@@ -211,6 +211,6 @@ class MonitoringAnswer(BaseModel):
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
     labels: dict[Literal["added", "hidden", "available"], int]
     staged: str | None = Field(
-        default=None, description="The release that is asked unseen, of which GET /v1/release/staged tells; null: none."
+        default=None, description="The staged release that gets shadow queries (GET /v1/release/staged); null: none."
     )
     request_id: str

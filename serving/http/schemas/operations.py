@@ -48,7 +48,7 @@ class ReleasePrior(BaseModel):
     minimum: float
     default: float
     maximum: float
-    exposure: ReleaseExposure | None = Field(description="Of the prior `exposed`; null for those of a table.")
+    exposure: ReleaseExposure | None = Field(description="Only for the prior `exposed`; null for priors of a table.")
 
 
 class ReleaseBonus(Popularity):
@@ -97,7 +97,7 @@ class ReleaseCooccurrence(Popularity):
     last: int = Field(description="Last entries of a history that count.")
     decay: float = Field(description="Factor of every older entry.")
     query_id: str | None = Field(
-        description="Name in `features` by whose value the release remembers what a query chose last, for requests "
+        description="Feature with the id of a query whose last labels the release remembers, for requests "
         "without a history. Null: it remembers none."
     )
 
@@ -150,9 +150,7 @@ class ReleaseAnswer(BaseModel):
     model: str
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
     query_features: list[ExpectedFeature]
-    exclude_history: bool = Field(
-        description="Whether answers leave out a query's history where a request does not say."
-    )
+    exclude_history: bool = Field(description="Whether answers exclude a query's history by default.")
     filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     priors: list[ReleasePrior]
     bonus: dict[str, ReleaseBonus] = Field(default={}, description="What `bonus` of a request may name.")
@@ -167,15 +165,15 @@ class ReleaseAnswer(BaseModel):
     popularity: Popularity
     buckets: Buckets
     proposal: str = Field(
-        description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "
-        "one as `bias_removal.noise` names it, or `p_n(y|x), a tree of depth N`, which depends on the query's "
-        "features. With a tree, in /v1/similar: label frequencies."
+        description="The noise whose log `bias_removal` multiplies in /v1/retrieve: `label frequencies`, "
+        "the name in `bias_removal.noise`, or `p_n(y|x), a tree of depth N`, which depends on "
+        "the query's features. With a tree, in /v1/similar: label frequencies."
     )
     forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
     bias_removal: ReleaseDial
-    queries: ReleaseQueries | None = Field(description="Null where the release has no index of queries.")
+    queries: ReleaseQueries | None = Field(description="Null if the release has no index of queries.")
     cooccurrence: ReleaseCooccurrence | None = Field(
-        default=None, description="Null where the release knows nothing of what was chosen together."
+        default=None, description="Null if the release has no co-occurrence."
     )
     request_id: str
 
@@ -207,12 +205,12 @@ class StagedRecall(BaseModel):
 class StagedAnswer(BaseModel):
     """Answer of GET /v1/release/staged."""
 
-    staged: str = Field(description="The release that is asked unseen.")
+    staged: str = Field(description="The release that gets shadow queries.")
     current: str = Field(description="The one that serves.")
-    queries: int = Field(description="Mirrored: LONGTAIL_MIRROR_SHARE of what /v1/retrieve is asked.")
+    queries: int = Field(description="Mirrored queries: LONGTAIL_MIRROR_SHARE of those of /v1/retrieve.")
     refused: StagedRefusals
     skipped: int = Field(description="Queries that were to be mirrored while the mirror was too busy.")
-    overlap: float | None = Field(description="Mean share of the labels served that the staged release answers, too.")
+    overlap: float | None = Field(description="Mean share of the served labels that the staged release also answers.")
     exposure: dict[str, StagedShare]
     organic_recall: dict[str, StagedRecall]
     request_id: str
@@ -241,9 +239,9 @@ class ErrorDetail(BaseModel):
     """Description of an error."""
 
     type: str = Field(description="Stable name of the kind of error.")
-    message: str = Field(description="What was expected and what was received.")
+    message: str = Field(description="Expected and received values.")
     field: str | None = Field(
-        default=None, description="Dotted path such as `queries.0.k`; absent if none is at fault."
+        default=None, description="Dotted path of the invalid field (`queries.0.k`); absent if the error has no field."
     )
 
 

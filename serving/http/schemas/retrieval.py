@@ -82,8 +82,8 @@ class RetrieveRequest(_SearchBody):
         default=None,
         min_length=1,
         max_length=512,
-        description="Whom the answer is for, in an experiment: who has the same unit gets the same arm. Null: what the "
-        "experiment's feature says, query by query. Ignored while no experiment runs.",
+        description="User or other unit of an experiment; equal units get the same arm. Null: the "
+        "experiment's feature, per query. Ignored while no experiment runs.",
     )
     arm: str | None = Field(
         default=None,
@@ -144,7 +144,7 @@ class Because(BaseModel):
     """An entry of the history behind a label's c."""
 
     id: str
-    share: float = Field(description="Of c, from 0 to 1; an entry that is repeated stands once.")
+    share: float = Field(description="Share of c, from 0 to 1; a repeated entry appears once.")
 
 
 class ForFloors(BaseModel):
@@ -168,7 +168,9 @@ class Explanation(BaseModel):
         default=[], description="The entries of the history behind c, at most 5, the largest share first."
     )
     priors: dict[str, float] = Field(default={}, description="w·r of each of the release's priors.")
-    bonus: dict[str, float] = Field(default={}, description="β of each bonus with a weight, 0 where it is not given.")
+    bonus: dict[str, float] = Field(
+        default={}, description="β of each bonus with a weight; 0 if it does not apply to the label."
+    )
     slope: dict[str, float] = Field(default={}, description="Weight times the column's distance from its median.")
     decay: float = Field(default=0.0, description="weight · log 2^(−age / half_life).")
     bias_removal: tuple[float, float] | None = Field(
@@ -176,7 +178,7 @@ class Explanation(BaseModel):
         "what comes and goes within a 32nd of the dial is not noticed. Null of a label that is not among them, as one "
         "that was drawn."
     )
-    floor: ForFloors | None = Field(default=None, description="Only of a label that is there because of `at_least`.")
+    floor: ForFloors | None = Field(default=None, description="Only for a label that `at_least` added.")
 
 
 class KeptFloor(AtLeast):
@@ -258,10 +260,10 @@ class RetrieveResult(Ranking):
     """The answer to one query, with its arm while an experiment runs."""
 
     basis: Literal["model", "cooccurrence", "popularity"] = Field(
-        description="What ranks the labels: `model`, the whole score. Where every feature of the query is missing or "
-        "unknown, `cooccurrence`, `log π + ω·c`, if its history is known, else `popularity`, log π alone; π of the "
-        "release's forecast, where there is one. The result's λ is then 0 and its μ 1, also if the "
-        "request sets others.",
+        description="Score that ranks the labels: `model`, the complete score. If every feature of the "
+        "query is missing or unknown: `cooccurrence`, `log π + ω·c`, if its history is known, "
+        "otherwise `popularity`, log π alone; π is from the release's forecast if it has one. "
+        "The result's λ is then 0 and its μ 1, even if the request sets others.",
     )
     run: str | None = Field(
         default=None, description="The experiment that runs, with a hash of its arms; absent if none does."
@@ -269,8 +271,9 @@ class RetrieveResult(Ranking):
     arm: str | None = None
     counted: bool | None = Field(
         default=None,
-        description="Whether arms are compared by it: not if the request sets what the arms set, which then holds, "
-        "if it names an arm that chance did not give it, or if the arm cannot answer, so that the default does.",
+        description="Whether the comparison of arms counts it: not if the request sets an option of the "
+        "arms, names another arm than the assigned one, or if the arm cannot answer, so that "
+        "the default does.",
     )
     release: str | None = Field(default=None, description="That answered this query, while an experiment runs.")
 
@@ -310,7 +313,7 @@ class RankedQuery(BaseModel):
 class QueriesResult(BaseModel):
     """The best known queries of one label, best first."""
 
-    id: str | None = Field(default=None, description="The label's id; left out where the request has features.")
+    id: str | None = Field(default=None, description="The label's id; omitted if the request has features.")
     queries: list[RankedQuery]
     bias_removal: float
     unknown: UnknownIds
