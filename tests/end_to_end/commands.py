@@ -21,7 +21,7 @@ def longtail(room: str, *words: object, folder: Path | None = None) -> str:
     """Run a command of a room in this process, which has imported its modules; returns what it says."""
     with ExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
-        said = stack.enter_context(redirect_stdout(StringIO()))
+        output = stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         patched.setattr(sys, "argv", [f"longtail-{room}", *map(str, words)])
         if folder is not None:
@@ -32,8 +32,8 @@ def longtail(room: str, *words: object, folder: Path | None = None) -> str:
             without_compiler_and_ink(patched)
         with pytest.raises(SystemExit) as ended:
             main()
-    assert not ended.value.code, f"{words}: {said.getvalue()[-2000:]}"
-    return said.getvalue()
+    assert not ended.value.code, f"{words}: {output.getvalue()[-2000:]}"
+    return output.getvalue()
 
 
 def fitted_and_published(folder: Path, *options: object) -> None:

@@ -53,8 +53,8 @@ class Gateway:
             think_seconds: of every kept connection, the mean pause between an answer and the next request.
             fresh: how many clients more make a connection for every request.
         """
-        kept = [threading.Thread(target=self._keep, args=(think, seed)) for seed, think in enumerate(think_seconds)]
-        threads = kept + [threading.Thread(target=self._connect_anew) for _ in range(fresh)]
+        threads = [threading.Thread(target=self._keep, args=(think, seed)) for seed, think in enumerate(think_seconds)]
+        threads = threads + [threading.Thread(target=self._connect_anew) for _ in range(fresh)]
         for thread in threads:
             thread.start()
         try:

@@ -38,9 +38,9 @@ def start(target: Callable[..., object], *args: object, daemon: bool = True) -> 
     return process
 
 
-def kill(process: ForkServerProcess, after: float = 0.0, *, seen: Callable[[], object] | None = None) -> bool:
+def kill(process: ForkServerProcess, after: float = 0.0, *, observe: Callable[[], object] | None = None) -> bool:
     """SIGKILL some seconds after the start, or after something is seen; False if the process had ended by itself."""
-    while seen is not None and process.is_alive() and not seen():
+    while observe is not None and process.is_alive() and not observe():
         time.sleep(1e-4)
     process.join(after)
     process.kill()
@@ -65,7 +65,7 @@ def moments(rng: random.Random) -> Iterator[float]:
 
 
 @dataclass
-class Service:
+class KilledService:
     """A service that was started: its parent, or only, process. Maybe not ready yet."""
 
     process: ForkServerProcess
@@ -133,9 +133,11 @@ def _serve(settings: Settings, log: Path, environment: Mapping[str, str]) -> Non
 
 
 @contextmanager
-def serving(settings: Settings, log: Path, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[Service]:
+def serving(
+    settings: Settings, log: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[KilledService]:
     """What `longtail-serve run` runs, on the settings' port; all of it is killed at the end at the latest."""
-    service = Service(
+    service = KilledService(
         start(_serve, settings, log, dict(environment), daemon=False), f"http://127.0.0.1:{settings.port}"
     )
     try:

@@ -40,14 +40,14 @@ class UnansweredError(Exception):
     """The service is gone, or too busy to say what it did."""
 
 
-class Shown(NamedTuple):
+class AnsweredLabel(NamedTuple):
     """What an answer shows of a label: its title, vector v and prior, all of one upsert or of the release."""
 
     title: str
     vector_D: Float32
     recent: float
 
-    def matches(self, other: Shown | None) -> bool:
+    def matches(self, other: AnsweredLabel | None) -> bool:
         """Whether both are of the same upsert."""
         return (
             other is not None
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
         )
 
 
-Labels = Mapping[str, Shown | None]
+Labels = Mapping[str, AnsweredLabel | None]
 """By id; None: in no answer."""
 
 
@@ -70,25 +70,25 @@ def ask(client: httpx.Client, method: str, path: str, body: object = None) -> di
     if response.status_code in _BUSY:
         raise UnansweredError(path)
     assert response.status_code == 200, f"{method} {path}: {response.status_code} {response.text}"
-    found: dict[str, Any] = response.json()
-    return found
+    actual: dict[str, Any] = response.json()
+    return actual
 
 
-def shown(client: httpx.Client, ids: list[str]) -> dict[str, Shown]:
+def answered_ids(client: httpx.Client, ids: list[str]) -> dict[str, AnsweredLabel]:
     """The labels of these that are in answers; raises UnansweredError."""
     query = {"features": {}, "k": len(ids), "allow": ids, "bias_removal": 0}
     queries = [query | {"priors": {PRIOR: weight}} for weight in (0, 1)]
     plain, weighed = ask(client, "POST", "/v1/retrieve", {"queries": queries, "preview": True})["results"]
     scores = {label["id"]: label["score"] for label in weighed["labels"]}
-    found = {label["id"]: label for label in plain["labels"]}
-    vectors = ask(client, "POST", "/v1/embed", {"labels": list(found)})["vectors"] if found else []
+    actual = {label["id"]: label for label in plain["labels"]}
+    vectors = ask(client, "POST", "/v1/embed", {"labels": list(actual)})["vectors"] if actual else []
     return {
-        id_: Shown(label["display"]["title"], np.array(vector_D, np.float32), scores[id_] - label["score"])
-        for (id_, label), vector_D in zip(found.items(), vectors, strict=True)
+        id_: AnsweredLabel(label["display"]["title"], np.array(vector_D, np.float32), scores[id_] - label["score"])
+        for (id_, label), vector_D in zip(actual.items(), vectors, strict=True)
     }
 
 
-class Catalogue:
+class BuiltLabels:
     """What labels are as they were built, and what the label tower makes of features.
 
     Args:
@@ -101,7 +101,7 @@ class Catalogue:
         self._session = ort.InferenceSession(bundle.label_tower)
         self._row_of = {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}
         self.built = {
-            id_: Shown(f"Title {row}", bundle.embeddings[row], recent[row]) for id_, row in self._row_of.items()
+            id_: AnsweredLabel(f"Title {row}", bundle.embeddings[row], recent[row]) for id_, row in self._row_of.items()
         }
 
     def vector(self, id_: str, genre: int, year: float) -> Float32:
@@ -130,17 +130,17 @@ class LabelWriter:
         read: how often it read its labels while it wrote.
     """
 
-    catalogue: Catalogue
+    catalogue: BuiltLabels
     labels: Labels
-    known: set[str]
-    asked: Labels = field(default_factory=dict)
-    back: dict[str, Shown] = field(default_factory=dict)
-    asked_back: dict[str, Shown] = field(default_factory=dict)
+    known_ids: set[str]
+    pending: Labels = field(default_factory=dict)
+    back: dict[str, AnsweredLabel] = field(default_factory=dict)
+    pending_back: dict[str, AnsweredLabel] = field(default_factory=dict)
     acknowledged: Counter[str] = field(default_factory=Counter)
     read: int = 0
 
     @classmethod
-    def of(cls, catalogue: Catalogue, built: list[str], new: list[str]) -> LabelWriter:
+    def of(cls, catalogue: BuiltLabels, built: list[str], new: list[str]) -> LabelWriter:
         """A writer of some labels of the catalogue, and of some that are none yet."""
         as_built = {id_: catalogue.built[id_] for id_ in built}
         return cls(catalogue, as_built | dict.fromkeys(new), set(built), back=as_built)
@@ -151,22 +151,22 @@ class LabelWriter:
             while not stop.is_set():
                 kind, *request = self._change(rng)
                 ask(client, *request)
-                self.acknowledged[kind] += len(self.asked)
-                gone = [id_ for id_, label in self.asked.items() if label is None]
+                self.acknowledged[kind] += len(self.pending)
+                gone = [id_ for id_, label in self.pending.items() if label is None]
                 self._settle(new=True)
                 if gone:
-                    assert shown(client, gone) == {}
+                    assert answered_ids(client, gone) == {}
                 if rng.random() < 0.2:
-                    self._compare(shown(client, list(self.labels)), self.labels)
+                    self._compare(answered_ids(client, list(self.labels)), self.labels)
                     self.read += 1
 
     def check(self, client: httpx.Client) -> str:
         """What was acknowledged is answered; what was under way is there whole or not at all; which, if anything."""
-        now = shown(client, list(self.labels))
-        if not self.asked:
+        now = answered_ids(client, list(self.labels))
+        if not self.pending:
             self._compare(now, self.labels)
             return ""
-        after = {**self.labels, **self.asked}
+        after = {**self.labels, **self.pending}
         new = all(self._same(now.get(id_), label) for id_, label in after.items())
         if not new:
             self._compare(now, self.labels)
@@ -174,18 +174,18 @@ class LabelWriter:
         return "new" if new else "old"
 
     @staticmethod
-    def _same(found: Shown | None, expected: Shown | None) -> bool:
-        return found is None if expected is None else expected.matches(found)
+    def _same(actual: AnsweredLabel | None, expected: AnsweredLabel | None) -> bool:
+        return actual is None if expected is None else expected.matches(actual)
 
-    def _compare(self, found: Labels, expected: Labels) -> None:
-        wrong = {id_: label for id_, label in expected.items() if not self._same(found.get(id_), label)}
-        assert not wrong, f"acknowledged {wrong}, under way {self.asked}, found {[found.get(id_) for id_ in wrong]}"
+    def _compare(self, actual: Labels, expected: Labels) -> None:
+        wrong = {id_: label for id_, label in expected.items() if not self._same(actual.get(id_), label)}
+        assert not wrong, f"acknowledged {wrong}, under way {self.pending}, found {[actual.get(id_) for id_ in wrong]}"
 
     def _settle(self, *, new: bool) -> None:
         if new:
-            self.labels, self.back = {**self.labels, **self.asked}, {**self.back, **self.asked_back}
-        self.asked, self.asked_back = {}, {}
-        self.known |= {id_ for id_, label in self.labels.items() if label is not None}
+            self.labels, self.back = {**self.labels, **self.pending}, {**self.back, **self.pending_back}
+        self.pending, self.pending_back = {}, {}
+        self.known_ids |= {id_ for id_, label in self.labels.items() if label is not None}
 
     def _change(self, rng: random.Random) -> tuple[str, str, str, Any]:
         """A change's name and request."""
@@ -193,23 +193,26 @@ class LabelWriter:
         hidden = [id_ for id_ in built if self.labels[id_] is None]
         kind = rng.random()
         if kind < 0.15:
-            id_ = rng.choice(sorted(self.known))
-            self.asked = {id_: None}
+            id_ = rng.choice(sorted(self.known_ids))
+            self.pending = {id_: None}
             return "deleted", "DELETE", f"/v1/labels/{id_}", None
         if kind < 0.3:
-            ids = rng.sample(sorted(self.known), rng.randint(1, 8))
-            self.asked = dict.fromkeys(ids)
+            ids = rng.sample(sorted(self.known_ids), rng.randint(1, 8))
+            self.pending = dict.fromkeys(ids)
             return "deleted in bulk", "POST", "/v1/labels/delete", {"ids": ids}
         if kind < 0.55 and hidden:
             back = rng.sample(hidden, rng.randint(1, len(hidden)))
-            self.asked = {id_: self.back[id_] for id_ in back}
-            there = [id_ for id_ in built if self.labels[id_] is not None]
-            kept = rng.sample(there, min(3, len(there)))
-            self.asked = {**self.asked, **{id_: self.labels[id_] for id_ in kept}}
-            return "restored in bulk", "POST", "/v1/labels/restore", {"ids": back + kept}
-        there = [id_ for id_, label in self.labels.items() if label is not None]
-        if kind < 0.75 and there:
-            patches = [self._patch(id_, rng) for id_ in rng.sample(sorted(there), rng.randint(1, min(20, len(there))))]
+            self.pending = {id_: self.back[id_] for id_ in back}
+            present_ids = [id_ for id_ in built if self.labels[id_] is not None]
+            restored_ids = rng.sample(present_ids, min(3, len(present_ids)))
+            self.pending = {**self.pending, **{id_: self.labels[id_] for id_ in restored_ids}}
+            return "restored in bulk", "POST", "/v1/labels/restore", {"ids": back + restored_ids}
+        present_ids = [id_ for id_, label in self.labels.items() if label is not None]
+        if kind < 0.75 and present_ids:
+            patches = [
+                self._patch(id_, rng)
+                for id_ in rng.sample(sorted(present_ids), rng.randint(1, min(20, len(present_ids))))
+            ]
             if len(patches) == 1:
                 return "patched", "PATCH", f"/v1/labels/{patches[0].pop('id')}", patches[0]
             return "patched in bulk", "PATCH", "/v1/labels", {"labels": patches}
@@ -219,29 +222,29 @@ class LabelWriter:
     def _patch(self, id_: str, rng: random.Random) -> dict[str, Any]:
         before, title = self.labels[id_], f"{id_}, patched, {rng.random()}"
         assert before is not None
-        self.asked = {**self.asked, id_: before._replace(title=title)}
+        self.pending = {**self.pending, id_: before._replace(title=title)}
         if id_ in self.back:
-            self.asked_back = {**self.asked_back, id_: self.back[id_]._replace(title=title)}
+            self.pending_back = {**self.pending_back, id_: self.back[id_]._replace(title=title)}
         return {"id": id_, "display": {"title": title}}
 
     def _upsert(self, id_: str, rng: random.Random) -> dict[str, Any]:
         genre, year, recent = rng.randrange(GENRES), rng.uniform(-1, 1), rng.uniform(-3, 3)
         title = f"{id_}, {sum(self.acknowledged.values())} labels later, {rng.random()}"
-        self.asked = {**self.asked, id_: Shown(title, self.catalogue.vector(id_, genre, year), recent)}
+        self.pending = {**self.pending, id_: AnsweredLabel(title, self.catalogue.vector(id_, genre, year), recent)}
         if id_ in self.catalogue.built:
-            self.asked_back = {**self.asked_back, id_: self.catalogue.built[id_]}
+            self.pending_back = {**self.pending_back, id_: self.catalogue.built[id_]}
         features = {"genres": [f"g{genre}"], "year": year}
         return {"id": id_, "features": features, "display": {"title": title}, "priors": {PRIOR: recent}}
 
 
-class Choice(NamedTuple):
+class ChoiceKey(NamedTuple):
     """One label chosen, by the key of its event."""
 
     key: str
     label: str
 
 
-class Said(NamedTuple):
+class ChoiceRecord(NamedTuple):
     """What an export says of a choice: in which arm it was answered, its place, P(shown)."""
 
     arm: str | None
@@ -265,8 +268,8 @@ class Chooser:
 
     name: str
     labels: list[str]
-    choices: dict[Choice, Said | None] = field(default_factory=dict)
-    asked: tuple[dict[Choice, Said | None], dict[str, Any]] | None = None
+    choices: dict[ChoiceKey, ChoiceRecord | None] = field(default_factory=dict)
+    pending: tuple[dict[ChoiceKey, ChoiceRecord | None], dict[str, Any]] | None = None
     events: int = 0
     elsewhere: int = 0
     sent: int = 0
@@ -279,9 +282,9 @@ class Chooser:
             while not stop.is_set():
                 answering, telling = rng.sample(clients, 2) if len(clients) > 1 else clients * 2
                 try:
-                    if self.asked is None:
+                    if self.pending is None:
                         self._units += 1
-                        self.asked = self._of_answer(answering, rng) if rng.random() < 0.7 else self._organic(rng)
+                        self.pending = self._of_answer(answering, rng) if rng.random() < 0.7 else self._organic(rng)
                     self.send(telling)
                     self.elsewhere += telling is not answering
                 except UnansweredError:
@@ -289,46 +292,50 @@ class Chooser:
 
     def send(self, client: httpx.Client) -> None:
         """Have acknowledged what is not yet; raises UnansweredError."""
-        if self.asked is not None:
-            choices, body = self.asked
+        if self.pending is not None:
+            choices, body = self.pending
             self.sent += len(choices)
             ask(client, "POST", "/v1/feedback", body)
             self.choices |= choices
             self.events += len(body["events"])
-            self.asked = None
+            self.pending = None
 
-    def _of_answer(self, client: httpx.Client, rng: random.Random) -> tuple[dict[Choice, Said | None], dict[str, Any]]:
+    def _of_answer(
+        self, client: httpx.Client, rng: random.Random
+    ) -> tuple[dict[ChoiceKey, ChoiceRecord | None], dict[str, Any]]:
         query = {"features": {"user_id": f"u{rng.randrange(20)}"}, "k": 5, "allow": self.labels}
         query["explore"] = {"tail": rng.randrange(1, 3)}
-        asked = {"queries": [query] * rng.randint(1, 3), "unit": f"{self.name}-{self._units}"}
-        choices: dict[Choice, Said | None] = {}
+        pending = {"queries": [query] * rng.randint(1, 3), "unit": f"{self.name}-{self._units}"}
+        choices: dict[ChoiceKey, ChoiceRecord | None] = {}
         events = []
-        for place, result in enumerate(ask(client, "POST", "/v1/retrieve", asked)["results"]):
-            shown = [label["id"] for label in result["labels"]]
-            at, other = told_apart(result["answer_id"], shown, self.labels, rng)
-            key, arm = f"{self.name}-{self._units}-{place}", result.get("arm")
-            choices[Choice(key, shown[at])] = Said(arm, at, result["labels"][at]["propensity"])
-            choices[Choice(key, other)] = Said(arm, None, 1)
-            event = {"answer_id": result["answer_id"], "labels": [shown[at], other], "idempotency_key": key}
+        for i, result in enumerate(ask(client, "POST", "/v1/retrieve", pending)["results"]):
+            answered_ids = [label["id"] for label in result["labels"]]
+            at, other = choose_unique(result["answer_id"], answered_ids, self.labels, rng)
+            key, arm = f"{self.name}-{self._units}-{i}", result.get("arm")
+            choices[ChoiceKey(key, answered_ids[at])] = ChoiceRecord(arm, at, result["labels"][at]["propensity"])
+            choices[ChoiceKey(key, other)] = ChoiceRecord(arm, None, 1)
+            event = {"answer_id": result["answer_id"], "labels": [answered_ids[at], other], "idempotency_key": key}
             events.append(event | {"event": rng.choice(["click", "purchase"])})
         return choices, {"events": events}
 
-    def _organic(self, rng: random.Random) -> tuple[dict[Choice, Said | None], dict[str, Any]]:
-        keys = [f"{self.name}-{self._units}-{place}" for place in range(rng.randint(1, 3))]
+    def _organic(self, rng: random.Random) -> tuple[dict[ChoiceKey, ChoiceRecord | None], dict[str, Any]]:
+        keys = [f"{self.name}-{self._units}-{i}" for i in range(rng.randint(1, 3))]
         events = [
             {"features": {"user_id": key}, "labels": rng.sample(self.labels, 2), "idempotency_key": key} for key in keys
         ]
-        return {Choice(event["idempotency_key"], label): None for event in events for label in event["labels"]}, {
+        return {ChoiceKey(event["idempotency_key"], label): None for event in events for label in event["labels"]}, {
             "events": events
         }
 
 
-def told_apart(answer_id: str, shown: Sequence[str], labels: Sequence[str], rng: random.Random) -> tuple[int, str]:
+def choose_unique(
+    answer_id: str, answered_ids: Sequence[str], labels: Sequence[str], rng: random.Random
+) -> tuple[int, str]:
     """Choose a place of an answer and a label that was not answered, which no other label of the answer passes for."""
     head = urlsafe_b64decode(answer_id + "=" * (-len(answer_id) % 4))
     code_of = dict(zip(labels, answer_ids._codes(labels, answer_ids._HEAD.unpack_from(head)[3]), strict=True))
-    times = Counter(code_of[id_] for id_ in shown)
-    at = rng.choice([place for place, id_ in enumerate(shown) if times[code_of[id_]] == 1])
+    times = Counter(code_of[id_] for id_ in answered_ids)
+    at = rng.choice([i for i, id_ in enumerate(answered_ids) if times[code_of[id_]] == 1])
     return at, rng.choice([id_ for id_ in labels if code_of[id_] not in times])
 
 
@@ -344,16 +351,18 @@ def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser]
     out = events.with_name("exported.parquet")
     export(releases, events, out, window=(0, time.time() + 1), everything=True)
     rows = pq.read_table(out).to_pylist()
-    times = Counter(Choice(row["idempotency_key"], row["label_id"]) for row in rows)
+    times = Counter(ChoiceKey(row["idempotency_key"], row["label_id"]) for row in rows)
     assert set(times.values()) <= {1}
-    expected = {choice: said for chooser in choosers for choice, said in chooser.choices.items()}
-    asked = {choice: said for chooser in choosers if chooser.asked for choice, said in chooser.asked[0].items()}
+    expected = {choice: record for chooser in choosers for choice, record in chooser.choices.items()}
+    pending = {
+        choice: record for chooser in choosers if chooser.pending for choice, record in chooser.pending[0].items()
+    }
     assert expected.keys() - times.keys() == set(), "acknowledged and lost"
-    assert times.keys() - expected.keys() - (asked.keys() if under_way else set()) == set(), "never acknowledged"
+    assert times.keys() - expected.keys() - (pending.keys() if under_way else set()) == set(), "never acknowledged"
     for row in rows:
-        said = (expected | asked)[Choice(row["idempotency_key"], row["label_id"])]
-        assert row["source"] == ("organic" if said is None else "answer")
-        if said is not None:
-            assert (row["arm"], row["position"]) == (said.arm, said.position), row
-            assert row["propensity"] == pytest.approx(said.propensity, rel=1e-3)
+        record = (expected | pending)[ChoiceKey(row["idempotency_key"], row["label_id"])]
+        assert row["source"] == ("organic" if record is None else "answer")
+        if record is not None:
+            assert (row["arm"], row["position"]) == (record.arm, record.position), row
+            assert row["propensity"] == pytest.approx(record.propensity, rel=1e-3)
     return len(rows)

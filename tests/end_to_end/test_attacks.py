@@ -195,13 +195,13 @@ def nested(depth: int) -> str:
 
 def in_query(**fields: str) -> str:
     """A body of one query, whose fields are JSON."""
-    given = {"features": "{}", **fields}
-    return '{"queries":[{' + ",".join(f'"{name}":{value}' for name, value in given.items()) + "}]}"
+    row = {"features": "{}", **fields}
+    return '{"queries":[{' + ",".join(f'"{name}":{value}' for name, value in row.items()) + "}]}"
 
 
 def feedback(**fields: str) -> str:
-    given = {"labels": '["item-1"]', "features": '{"user_id":"u1"}', **fields}
-    return '{"events":[{' + ",".join(f'"{name}":{value}' for name, value in given.items()) + "}]}"
+    row = {"labels": '["item-1"]', "features": '{"user_id":"u1"}', **fields}
+    return '{"events":[{' + ",".join(f'"{name}":{value}' for name, value in row.items()) + "}]}"
 
 
 def listed(entry: str, count: int) -> str:
@@ -254,8 +254,8 @@ def test_hostile_bodies_are_refused_or_harmless(service: Target, case: str) -> N
 
 def test_scripts_reach_no_page(target: Target) -> None:
     url = target.process.url
-    shown = httpx.get(f"{url}/v1/labels/{SCRIPT}", headers=JSON)
-    assert shown.headers["content-type"] in ("application/json", "application/problem+json")
+    response = httpx.get(f"{url}/v1/labels/{SCRIPT}", headers=JSON)
+    assert response.headers["content-type"] in ("application/json", "application/problem+json")
     for path in ("/", "/dashboard", "/metrics", "/docs"):
         page = httpx.get(f"{url}{path}", headers=JSON)
         assert "<script>alert" not in page.text

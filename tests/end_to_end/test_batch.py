@@ -86,7 +86,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.toml").write_text(RECIPE)
     fitted_and_published(folder, "--set", "training.refit=false")
     (folder / "queries").mkdir()
-    asked = pa.table(
+    queries = pa.table(
         users
         | {
             "history": [[f"i{item}" for item in rng.integers(0, ITEMS, user % 5)] for user in range(USERS)],
@@ -95,7 +95,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
     )
     for name, start, end in (("a", 0, 10), ("b", 10, 20), ("c", 20, 25), ("d", 25, USERS)):
-        pq.write_table(asked.slice(start, end - start), folder / "queries" / f"{name}.parquet")
+        pq.write_table(queries.slice(start, end - start), folder / "queries" / f"{name}.parquet")
     return folder
 
 
@@ -127,13 +127,13 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
         added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})
         assert added.status_code == 200, added.text
         assert http.delete("/v1/labels/i2").status_code == 200
-        found = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
+        actual = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
             "results"
         ]
         assert longtail("serving", *command(shop, tmp_path / "out")).strip() == str(tmp_path / "out")
     table = answers(tmp_path / "out")
-    assert table["labels"].to_pylist() == [[label["id"] for label in result["labels"]] for result in found]
-    scores = [[label["score"] for label in result["labels"]] for result in found]
+    assert table["labels"].to_pylist() == [[label["id"] for label in result["labels"]] for result in actual]
+    scores = [[label["score"] for label in result["labels"]] for result in actual]
     np.testing.assert_allclose(np.array(table["scores"].to_pylist()), scores, atol=1e-5)
     assert table.column_names == ["user_id", "joined", "segment", "labels", "scores"]
     assert table.select(["user_id", "segment"]).equals(rows.select(["user_id", "segment"]))
@@ -146,7 +146,7 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
 
 def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
     longtail("serving", *command(shop, tmp_path / "whole"))
-    whole = answers(tmp_path / "whole")
+    at_once = answers(tmp_path / "whole")
 
     out = tmp_path / "out"
     longtail("serving", *command(shop, out, "--shard", "1/2"))
@@ -160,7 +160,7 @@ def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Pa
     process.wait()
     assert len(list(out.glob("part-*"))) >= 3
     longtail("serving", *command(shop, out))
-    assert answers(out).equals(whole)
+    assert answers(out).equals(at_once)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -172,41 +172,41 @@ def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path
     added = Upsert(id="new", at=datetime.now(UTC), features={"brand": "b2"})
     store.append([added, Hide(id="i1", at=datetime.now(UTC))])
 
-    def whole(out: Path, *shares: tuple[int, int]) -> pa.Table:
+    def join_shares(out: Path, *shares: tuple[int, int]) -> pa.Table:
         for share in shares:
             answer(shop / "releases", shop / "queries", out, table_options, state=state, share=share)
         return answers(out)
 
-    expected = whole(tmp_path / "whole", (0, 1))
+    expected = join_shares(tmp_path / "whole", (0, 1))
     answer(shop / "releases", shop / "queries", tmp_path / "out", table_options, state=state, share=(0, 2))
     now = datetime.now(UTC)
     store.append([Hide(id="new", at=now), Restore(id="i1", at=now), *(Hide(id=f"i{row}", at=now) for row in range(9))])
     store.compact()
     store.close()
-    assert whole(tmp_path / "out", (1, 2)).equals(expected)
-    assert not whole(tmp_path / "later", (0, 1)).equals(expected)
+    assert join_shares(tmp_path / "out", (1, 2)).equals(expected)
+    assert not join_shares(tmp_path / "later", (0, 1)).equals(expected)
     shutil.rmtree(state)
     for path in (tmp_path / "out").glob("part-*"):
         path.unlink()
-    assert whole(tmp_path / "out", (0, 1)).equals(expected)
+    assert join_shares(tmp_path / "out", (0, 1)).equals(expected)
 
 
 def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
     table_options = TableOptions({"k": 3})
     answer(shop / "releases", shop / "queries", tmp_path, table_options)
-    said: list[str] = []
-    answer(shop / "releases", shop / "queries", tmp_path, table_options, say=said.append)
-    assert said == ["4 of 4 files are there"]
+    messages: list[str] = []
+    answer(shop / "releases", shop / "queries", tmp_path, table_options, say=messages.append)
+    assert messages == ["4 of 4 files are there"]
     with pytest.raises(BatchError, match=r'_batch\.json: expected a batch of options {"k": 4}, found {"k": 3}: give'):
         answer(shop / "releases", shop / "queries", tmp_path, TableOptions({"k": 4}))
 
 
 def test_what_no_column_says_is_said(shop: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": ["u1", "nobody", "u2"]}), tmp_path / "users.parquet")
-    floor, said = {"filter": {"brand": "no such brand"}, "n": 1}, list[str]()
+    floor, messages = {"filter": {"brand": "no such brand"}, "n": 1}, list[str]()
     options = TableOptions({"k": 3, "at_least": [floor]})
-    answer(shop / "releases", tmp_path / "users.parquet", tmp_path / "out", options, say=said.append)
-    assert "3 queries; answered by popularity alone: 1; floors not met: 3, " in said[-1]
+    answer(shop / "releases", tmp_path / "users.parquet", tmp_path / "out", options, say=messages.append)
+    assert "3 queries; answered by popularity alone: 1; floors not met: 3, " in messages[-1]
 
 
 WRONG = {
@@ -236,15 +236,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_said_with_its_place(shop: Path, tmp_path: Path, what: str) -> None:
-    table_options, columns, said = WRONG[what]
+def test_errors_name_column_and_row(shop: Path, tmp_path: Path, what: str) -> None:
+    table_options, columns, messages = WRONG[what]
     pq.write_table(pa.table(columns), tmp_path / "queries.parquet")
-    with pytest.raises(BatchError, match=said):
+    with pytest.raises(BatchError, match=messages):
         answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", table_options)
     assert not list((tmp_path / "out").glob("*part-*"))
 
 
-def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
+def test_errors_suggest_the_meant_option(shop: Path) -> None:
     queries, out = shop / "queries", shop / "queries" / "answers"
     with pytest.raises(BatchError, match="--options: kk: "):
         answer(shop / "releases", queries, out, TableOptions({"kk": 3}))
@@ -297,9 +297,9 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
     pq.write_table(pa.table(users | {"paid": users["rate"]}), tmp_path / "asked.parquet")
     answer(tmp_path / "releases", tmp_path / "asked.parquet", tmp_path / "out", TableOptions({"k": 5}))
     with served(tmp_path) as client:
-        found = answers(tmp_path / "out").to_pylist()
+        actual = answers(tmp_path / "out").to_pylist()
         for user in range(0, USERS, 7):
-            given = {
+            features = {
                 "user_id": user,
                 "premium": users["premium"][user],
                 "rate": None if user == 3 else str(float(user % 3) / 2).removesuffix(".0"),
@@ -309,10 +309,10 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
                 "segment": "a" if user % 3 else "b",
                 "joined": f"2026-01-{1 + user % 28:02}T01:03:49Z",
             }
-            asked = {"queries": [{"k": 5, "features": given}]}
-            expected = client.post("/v1/retrieve", json=asked).json()["results"][0]["labels"]
-            assert found[user]["labels"] == [label["id"] for label in expected]
-            assert found[user]["scores"] == within_rounding([label["score"] for label in expected])
+            queries = {"queries": [{"k": 5, "features": features}]}
+            expected = client.post("/v1/retrieve", json=queries).json()["results"][0]["labels"]
+            assert actual[user]["labels"] == [label["id"] for label in expected]
+            assert actual[user]["scores"] == within_rounding([label["score"] for label in expected])
     rows = pa.table(users | {"paid": users["rate"]}).to_pylist()
     for row in rows:
         row["premium"] = None if row["premium"] is None else str(row["premium"])
@@ -322,7 +322,7 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
     for name in ("asked.csv.gz", "asked.tsv"):
         answer(tmp_path / "releases", tmp_path / name, tmp_path / name[6:], TableOptions({"k": 5}))
         assert answers(tmp_path / name[6:]).select(["labels", "scores"]).to_pylist() == [
-            {name: row[name] for name in ("labels", "scores")} for row in found
+            {name: row[name] for name in ("labels", "scores")} for row in actual
         ], name
 
 
@@ -340,7 +340,7 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
 ) -> None:
     """Lists and excluded labels as text, maps of JSON, folders, URLs; in files of a few rows, whatever the table is."""
     monkeypatch.setattr("longtail.serving.batch.ROWS", 7)
-    kept, table_options = ["user_id", "segment"], TableOptions(OPTIONS, "seen", ["user_id", "segment"])
+    keep, table_options = ["user_id", "segment"], TableOptions(OPTIONS, "seen", ["user_id", "segment"])
     table = pa.concat_tables([pq.read_table(file) for file in sorted((shop / "queries").iterdir())])
     rows = [row | {"joined": row["joined"].isoformat(), "likes": dict(row["likes"])} for row in table.to_pylist()]
     (tmp_path / "queries.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -357,32 +357,32 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
     texts = [{name: value for name, value in row.items() if name not in ("likes", "segment")} for row in rows]
     for segment in range(3):
         (tmp_path / "hive" / f"segment={segment}" / "x.csv").write_text(joined_by(",", texts[segment * 20 :][:20]))
-    (tmp_path / "t.csv").write_text(joined_by(",", [row | {"segment": place // 20} for place, row in enumerate(texts)]))
-    said: list[str] = []
-    answer(shop / "releases", tmp_path / "p.parquet", tmp_path / "p", table_options, say=said.append)
+    (tmp_path / "t.csv").write_text(joined_by(",", [row | {"segment": i // 20} for i, row in enumerate(texts)]))
+    messages: list[str] = []
+    answer(shop / "releases", tmp_path / "p.parquet", tmp_path / "p", table_options, say=messages.append)
     expected = answers(tmp_path / "p").select(["user_id", "labels", "scores"])
-    assert said[0].endswith("p.parquet: no column 'likes': queries are answered as without these features")
+    assert messages[0].endswith("p.parquet: no column 'likes': queries are answered as without these features")
     answer(shop / "releases", f"file://{tmp_path}/p.parquet", tmp_path / "url", table_options)
     assert answers(tmp_path / "url").equals(answers(tmp_path / "p"))
-    for places, place in enumerate(
+    for number, source in enumerate(
         [tmp_path / "t.csv", tmp_path / "hive", f"file://{tmp_path}/t.c*", tmp_path / "t*.csv"]
     ):
-        out = tmp_path / f"t{places}"
+        out = tmp_path / f"t{number}"
         for share in (1, 0):
-            answer(shop / "releases", place, out, table_options, share=(share, 2))
-        assert answers(out).column_names == [*kept, "labels", "scores"]
-        found = answers(out)
-        assert found.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), place
-        scores = [pc.list_flatten(each["scores"]).to_numpy() for each in (found, expected)]
+            answer(shop / "releases", source, out, table_options, share=(share, 2))
+        assert answers(out).column_names == [*keep, "labels", "scores"]
+        actual = answers(out)
+        assert actual.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), source
+        scores = [pc.list_flatten(table["scores"]).to_numpy() for table in (actual, expected)]
         np.testing.assert_allclose(*scores, rtol=1e-5, atol=2e-6)  # other batches round otherwise
-        assert answers(out)["segment"].to_pylist() == [place // 20 for place in range(USERS)]
+        assert answers(out)["segment"].to_pylist() == [i // 20 for i in range(USERS)]
 
 
 def test_ids_of_text_files_are_found_as_written_or_as_what_they_spell() -> None:
-    known = Vocabulary(pa.array([" 7", "1.10", "9007199254740993", "0.5", "true"]))
+    vocabulary = Vocabulary(pa.array([" 7", "1.10", "9007199254740993", "0.5", "true"]))
     texts = [" 7", "1.10", "9007199254740993.0", "0.50", "True", None, "8.0"]
     values = [7.0, 1.1, 9007199254740992.0, 0.5, True, None, 8.0]
-    assert as_known(texts, values, known) == [" 7", "1.10", "9007199254740993.0", 0.5, "True", None, 8.0]
+    assert as_known(texts, values, vocabulary) == [" 7", "1.10", "9007199254740993.0", 0.5, "True", None, 8.0]
 
 
 BROKEN = {
@@ -408,12 +408,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_text_file_is_refused_with_its_place(shop: Path, tmp_path: Path, what: str) -> None:
-    files, said = BROKEN[what]
+def test_errors_name_line_of_broken_text_file(shop: Path, tmp_path: Path, what: str) -> None:
+    files, messages = BROKEN[what]
     (tmp_path / "queries").mkdir()
     for name, text in files.items():
         (tmp_path / "queries" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(BatchError, match=said):
+    with pytest.raises(BatchError, match=messages):
         answer(
             shop / "releases",
             tmp_path / "queries",

@@ -28,7 +28,7 @@ FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
 NEW = NewLabel("new/é 1", {"genres": {"g1": 1.0, "g3": 0.5}, "year": -0.5}, {"title": "Neu"})
 
 
-class Reference:
+class ColdReference:
     """Scores of a label that the bundle does not have, from its ONNX files and label table alone."""
 
     def __init__(self, bundle: Path) -> None:
@@ -109,7 +109,7 @@ def everything(longtail: Client, **selection: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", [pytest.param("first", marks=pytest.mark.nightly), "dot", "noise"])
 def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path, name: str) -> None:
-    reference = Reference(root / name)
+    reference = ColdReference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
         before = everything(longtail, bias_removal=0.25)
         accepted = longtail.add_labels([NEW, NewLabel("plain", {})])
@@ -142,7 +142,7 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
 
 def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
     name = "dot"  # which has biases, too
-    reference = Reference(root / name)
+    reference = ColdReference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
         plain = everything(longtail)
         longtail.add_labels(NEW)
@@ -153,9 +153,9 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
         assert everything(longtail) == {id_: score for id_, score in plain.items() if id_ != "item-7"}
         for id_ in (NEW.id, "item-7"):
             assert everything(longtail, allow=[id_]) == {}
-            for asked in (longtail.label, longtail.similar):
+            for find in (longtail.label, longtail.similar):
                 with pytest.raises(NotFoundError) as raised:
-                    asked(id_)
+                    find(id_)
                 assert raised.value.type == "unknown_label"
         assert len(longtail.similar("item-8", k=LABELS).results[0].labels) == LABELS - 2
         longtail.restore_labels(["item-7"])
@@ -193,7 +193,7 @@ def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path,
         assert longtail.monitoring()["labels"] == {"added": 1, "hidden": 1, "available": 60}
         Releases(root / "releases").publish("second")
         until(lambda: longtail.release()["name"] == "second", "the next release")
-        reference = Reference(root / "second")
+        reference = ColdReference(root / "second")
         of_new = everything(longtail, allow=[NEW.id, "brief", "item-7"], bias_removal=1)
         assert of_new == {NEW.id: pytest.approx(reference.score(reference.new(), 1), rel=1e-4, abs=1e-4)}
         Releases(root / "releases").rollback()
@@ -208,8 +208,8 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         longtail.delete_label("item-7")
         before = everything(longtail, bias_removal=1)
         log, merged = tmp_path / "state", tmp_path / "merged"
-        said = longtail_index("merge", root / "releases/first/bundle", log, "--out", merged)
-        assert "60 labels: 1 added, 1 changed, 1 removed" in said
+        output = longtail_index("merge", root / "releases/first/bundle", log, "--out", merged)
+        assert "60 labels: 1 added, 1 changed, 1 removed" in output
         longtail_index("build", merged, "--releases", root / "releases", "--spec", "flat", "--name", name, "--publish")
         until(lambda: longtail.release()["name"] == name, "the merged release")
         assert longtail.release()["labels"] == LABELS

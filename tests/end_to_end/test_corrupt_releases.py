@@ -50,7 +50,7 @@ QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 5}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Releases `first`, `second` and `third` of different models, as they were written."""
     root = tmp_path_factory.mktemp("made")
     for seed, name in enumerate(("first", "second", "third")):
@@ -69,9 +69,9 @@ class Following:
         root: directory for copies of them.
     """
 
-    def __init__(self, made: Path, root: Path) -> None:
-        self.made, self.root, self.now = made, root, 0.0
-        shutil.copytree(made, root, dirs_exist_ok=True)
+    def __init__(self, intact: Path, root: Path) -> None:
+        self.intact, self.root, self.now = intact, root, 0.0
+        shutil.copytree(intact, root, dirs_exist_ok=True)
         self.second = root / "second"
         monitoring = Monitoring(root / ".state")
         events = FolderEvents(root / ".state" / "events", days=1, most_bytes=1)
@@ -115,7 +115,7 @@ class Following:
             shutil.rmtree(self.second)
         else:
             self.second.unlink(missing_ok=True)
-        shutil.copytree(self.made / "second", self.second)
+        shutil.copytree(self.intact / "second", self.second)
 
     def check_loads(self) -> None:
         for name in ("second", "first"):
@@ -124,8 +124,8 @@ class Following:
 
 
 @pytest.fixture(scope="module")
-def following(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Following]:
-    following = Following(made, tmp_path_factory.mktemp("following"))
+def following(intact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Following]:
+    following = Following(intact, tmp_path_factory.mktemp("following"))
     yield following
     following.service.close()
 
@@ -174,9 +174,9 @@ def rewrite(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_the_files_are_all(made: Path) -> None:
+def test_the_files_are_all(intact: Path) -> None:
     for name in ("second", "third"):
-        written = [path.relative_to(made / name).as_posix() for path in (made / name).rglob("*") if path.is_file()]
+        written = [path.relative_to(intact / name).as_posix() for path in (intact / name).rglob("*") if path.is_file()]
         assert sorted(written) == sorted(FILES)
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_file_is_refused_by_name(file: str, following: Following, capl
     # manifest.sha256 vouches for the manifest: which of them is damaged nobody can tell.
     named = ["bundle/manifest.json", file] if file == "bundle/manifest.sha256" else [file]
     for kind, damage in damages(file, random.Random(file)):
-        damage(following.second / file, following.made / "third" / file)
+        damage(following.second / file, following.intact / "third" / file)
         try:
             following.check_refused(caplog, *named)
         except AssertionError as error:
@@ -206,7 +206,7 @@ def test_a_final_newline_says_nothing(file: str, following: Following) -> None:
 def swap_directory(name: str) -> Callable[[Following], None]:
     def damage(following: Following) -> None:
         shutil.rmtree(following.second / name)
-        shutil.copytree(following.made / "third" / name, following.second / name)
+        shutil.copytree(following.intact / "third" / name, following.second / name)
 
     return damage
 
@@ -257,11 +257,11 @@ def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_file_cut_off_while_it_is_served_ends_the_process_with_a_word(
-    made: Path, tmp_path: Path, workers: int
+    intact: Path, tmp_path: Path, workers: int
 ) -> None:
     """What the system does where a mapped file has no more of what was asked for, nobody can answer."""
     releases = tmp_path / "releases"
-    shutil.copytree(made / "first", releases / "first")
+    shutil.copytree(intact / "first", releases / "first")
     (releases / "CURRENT").write_text('{"current": "first"}')
     log = tmp_path / "log"
     with server(releases, log, workers=workers) as service:

@@ -91,8 +91,8 @@ def test_the_files_are_all(lived: Path) -> None:
     written = {path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file()}
     (events,) = (state / "events").iterdir()
     assert events.suffix == ".parquet"
-    known = {*FILES, *ALIKE, f"events/{events.name}"}
-    assert {name for name in written if not name.endswith(".lock")} == known
+    covered = {*FILES, *ALIKE, f"events/{events.name}"}
+    assert {name for name in written if not name.endswith(".lock")} == covered
 
 
 def damaged(content: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
@@ -119,8 +119,8 @@ def damaged(content: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_damaged_figures_start_again(file: str, releases: Path) -> None:
-    state, kept = releases / ".state", releases.parent / "kept"
-    shutil.copytree(state, kept)
+    state, copy = releases / ".state", releases.parent / "kept"
+    shutil.copytree(state, copy)
     written = (state / file).read_bytes()
     different = {content: kind for kind, content in damaged(written, random.Random(file)) if content != written}
     assert len(different) >= 8
@@ -131,7 +131,7 @@ def test_damaged_figures_start_again(file: str, releases: Path) -> None:
             assert {"added", "item-7"} & answered(client) == {"added"}
             assert client.get("/v1/monitoring").json()["windows"]["5m"]["queries"] >= 0
         shutil.rmtree(state)
-        shutil.copytree(kept, state)
+        shutil.copytree(copy, state)
     (state / file).unlink()
     with service(releases) as client:
         assert statuses(client) == WELL
@@ -139,14 +139,18 @@ def test_damaged_figures_start_again(file: str, releases: Path) -> None:
 
 def test_damaged_events_are_kept_apart_and_hold_up_no_service(releases: Path, tmp_path: Path) -> None:
     events, out, window = releases / ".state/events", tmp_path / "out.parquet", (0.0, time.time() + 60)
-    whole = event_json(kind="organic", time=time.time(), labels=["whole"], positions=[None], propensities=[1]) + b"\n"
-    (events / "20260101T000000-a.jsonl").write_bytes(whole + b"\xff not one\n" + b'{"kind": 7}\n' + whole[:50])
+    complete_line = (
+        event_json(kind="organic", time=time.time(), labels=["whole"], positions=[None], propensities=[1]) + b"\n"
+    )
+    (events / "20260101T000000-a.jsonl").write_bytes(
+        complete_line + b"\xff not one\n" + b'{"kind": 7}\n' + complete_line[:50]
+    )
     for _ in range(2):  # before and after it became Parquet
-        said = export(releases, events, out, window=window, everything=True)
+        lines = export(releases, events, out, window=window, everything=True)
         assert pq.read_table(out)["label_id"].to_pylist().count("whole") == 1
         with service(releases) as client:
             assert statuses(client) == WELL
-    assert "left out: lines of 20260101T000000-a.damaged that are no events" in said
+    assert "left out: lines of 20260101T000000-a.damaged that are no events" in lines
     assert len((events / "20260101T000000-a.damaged").read_bytes().splitlines()) == 2
     (events / "20260101T000000-b.parquet").write_bytes(b"PAR1" * 1000)
     with service(releases) as client:

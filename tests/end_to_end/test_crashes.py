@@ -37,26 +37,26 @@ def test_a_killed_build_leaves_no_release_or_a_whole_one(bundle: Path, tmp_path:
     releases = Releases(tmp_path / "releases")
     arguments = ["build", str(bundle), "--releases", str(releases.root), "--name"]
     span = sorted(seconds_of(cli.main, [*arguments, f"whole-{turn}"]) for turn in range(3))[1]
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for turn, moment in enumerate(moments(random.Random(1))):
         building = start(cli.main, [*arguments, "new"])
         # Every other kill is aimed at the writing, a fifth of the time or so.
         if turn % 2:
-            killed = kill(building, moment * span / 5, seen=lambda: list(releases.root.glob(".new.*.tmp/*")))
+            killed = kill(building, moment * span / 5, observe=lambda: list(releases.root.glob(".new.*.tmp/*")))
         else:
             killed = kill(building, moment * span)
-        left = list(releases.root.glob(".new.*.tmp"))
+        leftovers = list(releases.root.glob(".new.*.tmp"))
         if "new" in releases.names():
             assert releases.verify("new").searcher.labels == LABELS
-            found["whole" if killed else "ended by itself"] += 1
+            outcomes["whole" if killed else "ended by itself"] += 1
             shutil.rmtree(releases.root / "new")
         else:
             assert killed
-            found["absent, being written" if left else "absent"] += 1
-        assert len(left) <= 1
-        if found.total() - found["ended by itself"] == KILLS:
+            outcomes["absent, being written" if leftovers else "absent"] += 1
+        assert len(leftovers) <= 1
+        if outcomes.total() - outcomes["ended by itself"] == KILLS:
             break
-    print(f"\nbuild: {KILLS} kills in {span * 1e3:.0f} ms each: {dict(found)}")
+    print(f"\nbuild: {KILLS} kills in {span * 1e3:.0f} ms each: {dict(outcomes)}")
     build(bundle, releases.root, name="new")
     assert releases.verify("new").searcher.labels == LABELS
     assert not list(releases.root.glob(".*.tmp"))
@@ -64,7 +64,7 @@ def test_a_killed_build_leaves_no_release_or_a_whole_one(bundle: Path, tmp_path:
 
 
 def test_a_killed_publish_or_rollback_leaves_the_old_pointer_or_the_new(releases: Releases) -> None:
-    rng, found = random.Random(2), Counter[str]()
+    rng, outcomes = random.Random(2), Counter[str]()
     root = str(releases.root)
     span = sorted(seconds_of(cli.main, ["publish", root, name]) for name in ("b", "a", "b", "a"))[2]
     published = list(releases.pointers().history)
@@ -75,19 +75,19 @@ def test_a_killed_publish_or_rollback_leaves_the_old_pointer_or_the_new(releases
             name = "b" if published[-1] == "a" else "a"
             command, after = ["publish", root, name], [*published, name]
         if turn % 2:
-            killed = kill(start(cli.main, command), moment * span / 20, seen=lambda: being_replaced(releases))
+            killed = kill(start(cli.main, command), moment * span / 20, observe=lambda: being_replaced(releases))
         else:
             killed = kill(start(cli.main, command), moment * span)
         now = list(releases.pointers().history)
         assert now[-1] == releases.current()
         assert now in (published, after)
         assert killed or now == after
-        found[("new" if now == after else "old") if killed else "ended by itself"] += 1
+        outcomes[("new" if now == after else "old") if killed else "ended by itself"] += 1
         published = now
         assert releases.verify(now[-1]).name == now[-1]
-        if found.total() - found["ended by itself"] == KILLS:
+        if outcomes.total() - outcomes["ended by itself"] == KILLS:
             break
-    print(f"\npublish and rollback: {KILLS} kills in {span * 1e3:.0f} ms each: {dict(found)}")
+    print(f"\npublish and rollback: {KILLS} kills in {span * 1e3:.0f} ms each: {dict(outcomes)}")
     releases.prune(keep=2)
     assert {path.name for path in releases.root.iterdir()} == {".lock", "CURRENT", "a", "b"}
 

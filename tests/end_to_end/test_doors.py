@@ -156,24 +156,26 @@ DRAFTED = [
 """Files that are drafted from, too, which takes longer."""
 
 
-def cell(place: int, form: str, name: str) -> object:
+def cell(row_number: int, form: str, name: str) -> object:
     """A file of the zoo, nightly but for Parquet, those drafted from, and every third: of every form and every name."""
-    daily = form == "Parquet" or (form, name) in DRAFTED or place % 3 == 0
+    daily = form == "Parquet" or (form, name) in DRAFTED or row_number % 3 == 0
     return pytest.param(form, name, marks=() if daily else pytest.mark.nightly)
 
 
 def pairs_of(dataset: Dataset) -> Pairs:
     queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
     assert dataset.report.unit is not None
-    found: Pairs = set()
+    triples: Pairs = set()
     for pairs in (dataset.train, dataset.valid, dataset.test):
         assert pairs.times is not None
         rows = zip(pairs.queries, pairs.labels, pairs.times / UNITS[dataset.report.unit] // 1, strict=True)
-        found |= {(queries[query], labels[label], float(time)) for query, label, time in rows}
-    return found
+        triples |= {(queries[query], labels[label], float(time)) for query, label, time in rows}
+    return triples
 
 
-@pytest.mark.parametrize(("form", "name"), [cell(place, *each) for place, each in enumerate(dict.fromkeys(ZOO))])
+@pytest.mark.parametrize(
+    ("form", "name"), [cell(row_number, *cell_key) for row_number, cell_key in enumerate(dict.fromkeys(ZOO))]
+)
 def test_every_door_reads_the_same(tmp_path: Path, form: str, name: str) -> None:
     animal = TYPED[name]
     path = as_parquet(animal, tmp_path)
@@ -191,8 +193,8 @@ def test_every_door_reads_the_same(tmp_path: Path, form: str, name: str) -> None
     assert pairs_of(dataset) == expected, "training"
 
     read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
-    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
-    assert {(user, item, second // 1) for user, item, second in found} == expected, "a refresh"
+    triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {(user, item, second // 1) for user, item, second in triples} == expected, "a refresh"
 
     if (form, name) in DRAFTED:
         roles = draft_recipe(path, tmp_path / "drafted.toml")
@@ -234,8 +236,8 @@ def test_missing_ids_are_missing_in_every_door(tmp_path: Path, kind: str) -> Non
 
     assert pairs_of(load_dataset(DataConfig.model_validate(data), seed=0)) == expected
     read = read_pairs(path, LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
-    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
-    assert {*found} == expected
+    triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {*triples} == expected
 
 
 def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> None:
@@ -250,17 +252,17 @@ def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> Non
     data = {"train": log, "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
 
     pairs = pairs_of(load_dataset(DataConfig.model_validate(data), seed=0))
-    said: list[str] = []
-    read = read_pairs(log, LogColumns(query_id="user_id", label_id="item_id"), said.append)
+    messages: list[str] = []
+    read = read_pairs(log, LogColumns(query_id="user_id", label_id="item_id"), messages.append)
 
-    found = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
-    assert {*found} == pairs
+    triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), read["time"].to_pylist(), strict=True)
+    assert {*triples} == pairs
     assert {time for user, _, time in pairs if user[0] == "a"} == {time for user, _, time in pairs if user[0] == "c"}
-    assert said == [f"pairs: without rows: {log}/e.csv"]
+    assert messages == [f"pairs: without rows: {log}/e.csv"]
 
 
 def test_files_without_rows_are_named_at_every_door(tmp_path: Path) -> None:
-    folder, said = tmp_path / "a", list[str]()
+    folder, messages = tmp_path / "a", list[str]()
     folder.mkdir()
     bundle = make_bundle(labels=20)
     ids = bundle.labels.ids
@@ -275,9 +277,9 @@ def test_files_without_rows_are_named_at_every_door(tmp_path: Path) -> None:
     (folder / "b.csv").write_text("")
     line = f"without rows: {folder}/b.csv"
 
-    VectorFiles(folder).read("given", said.append)
-    PriorTable(folder, {"margin": Limits(-1, 1)}).read(bundle, progress=said.append)
-    assert [text for text in said if "without rows" in text] == [f"labels: {line}", f"priors: {line}"]
+    VectorFiles(folder).read("given", messages.append)
+    PriorTable(folder, {"margin": Limits(-1, 1)}).read(bundle, progress=messages.append)
+    assert [text for text in messages if "without rows" in text] == [f"labels: {line}", f"priors: {line}"]
 
     pq.write_table(pa.table(table).select(["label_id", "query_id"]), folder / "a.parquet")
     assert read_lists(folder, Columns("query_id", "label_id"), 5).empty_files == f"W{line[1:]}"
@@ -333,18 +335,18 @@ def test_a_batch_reads_as_training(tmp_path: Path, retriever: Retriever, form: s
         else:
             rows = zip(values(users), [[item] for item in items], strict=True)
             if form == "CSV":
-                text = [f'{user},"{str(given).replace(chr(34), chr(39))}","{given}"' for user, given in rows]
+                text = [f'{user},"{str(history).replace(chr(34), chr(39))}","{history}"' for user, history in rows]
                 path.write_text("\n".join(["user_id,history,without", *text]) + "\n")
             else:
-                text = [json.dumps({"user_id": user, "history": given, "without": given}) for user, given in rows]
+                text = [json.dumps({"user_id": user, "history": history, "without": history}) for user, history in rows]
                 path.write_text("\n".join(text) + "\n")
         options = TableOptions({"k": 5, "bias_removal": 0.0}, exclude="without", keep=[])
-        found = [
+        triples = [
             [label["id"] for label in result["labels"]]
             for _, retrieval in answers_to(retriever, path, options, lambda _: None)
             for result in retrieval.results
         ]
-        assert found == answers_of(retriever, animal), name
+        assert triples == answers_of(retriever, animal), name
 
 
 def posted(animal: Animal) -> Iterator[tuple[Any, Any]]:
@@ -367,8 +369,8 @@ def test_requests_and_feedback_are_read_as_training(tmp_path: Path, releases: Re
             ]
             answer = http.post("/v1/retrieve", json={"queries": queries})
             assert answer.status_code == 200, f"{name}: {answer.text}"
-            found = [[label["id"] for label in result["labels"]] for result in answer.json()["results"]]
-            assert found == answers_of(retriever, animal), name
+            triples = [[label["id"] for label in result["labels"]] for result in answer.json()["results"]]
+            assert triples == answers_of(retriever, animal), name
             events = [
                 {"features": {"user_id": user, "history": [item]}, "labels": [item], "event": name}
                 for user, item in posted(animal)
@@ -387,5 +389,5 @@ def test_requests_and_feedback_are_read_as_training(tmp_path: Path, releases: Re
         expected = {(animal.id(user), animal.id(item)) for user, item in zip(USERS, ITEMS, strict=True)}
         assert {(user, item) for user, item, _ in pairs} == expected, f"export of {name}"
         read = read_pairs(tmp_path / "a.parquet", LogColumns(query_id="user_id", label_id="item_id"), lambda _: None)
-        found = zip(read["id"].to_pylist(), read["label"].to_pylist(), strict=True)
-        assert {*found} == expected, f"a refresh by the export of {name}"
+        triples = zip(read["id"].to_pylist(), read["label"].to_pylist(), strict=True)
+        assert {*triples} == expected, f"a refresh by the export of {name}"

@@ -94,26 +94,26 @@ def look(process: ServerProcess, longtail: Client, queries: int) -> Look:
 @pytest.fixture(scope="module")
 def looks(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Look]:
     """One service's story: quiet, previewed, drifted, after SIGTERM, after SIGKILL."""
-    state, told = tmp_path_factory.mktemp("looks") / "state", {}
+    state, looks_by_name = tmp_path_factory.mktemp("looks") / "state", {}
     with started(releases, state) as process, Client(process.url) as longtail:
         process.wait_until_ready()
         ask(longtail, QUIET // 2, bias_removal=0.0)
         ask(longtail, QUIET // 2, bias_removal=1.0)
-        told["quiet"] = look(process, longtail, QUIET)
+        looks_by_name["quiet"] = look(process, longtail, QUIET)
         ask(longtail, PREVIEWED, bias_removal=1.0, preview=True)
         longtail.similar("item-1", preview=True)
         ask(longtail, 1, bias_removal=0.0)
-        told["previewed"] = look(process, longtail, QUIET + 1)
+        looks_by_name["previewed"] = look(process, longtail, QUIET + 1)
         ask(longtail, LOUD, exclude=beyond_the_head())
-        told["drifted"] = look(process, longtail, QUIET + 1 + LOUD)
+        looks_by_name["drifted"] = look(process, longtail, QUIET + 1 + LOUD)
         assert process.terminate() == 0
     for after in ("terminated", "killed"):
         with started(releases, state) as process, Client(process.url) as longtail:
             process.wait_until_ready()
-            told[after] = look(process, longtail, QUIET + 1 + LOUD)
+            looks_by_name[after] = look(process, longtail, QUIET + 1 + LOUD)
             process.process.kill()
             process.process.wait()
-    return told
+    return looks_by_name
 
 
 def test_previews_count_nothing(looks: dict[str, Look]) -> None:
@@ -165,9 +165,9 @@ def test_drift_shows_in_shares_psi_and_series(looks: dict[str, Look]) -> None:
 def test_the_verdict_is_the_drift_and_what_made_it(looks: dict[str, Look]) -> None:
     def drifted(when: str, *severities: str) -> set[tuple[str, str | None]]:
         return {
-            (found["signal"], found["bucket"])
-            for found in looks[when].report["verdict"]["findings"]
-            if found["severity"] in severities
+            (finding["signal"], finding["bucket"])
+            for finding in looks[when].report["verdict"]["findings"]
+            if finding["severity"] in severities
         }
 
     for when in ("quiet", "previewed"):
@@ -193,12 +193,14 @@ def test_the_alerts_on_buckets_fire_on_what_was_scraped(
             counts = name.endswith(("_total", "_bucket", "_count", "_sum"))
             values = f"0+{value / 60:.9f}x120" if counts else f"{value:.9f}x120"
             series.append({"series": f"{name}{{{written}}}", "values": values if value == value else "NaN " * 121})
-    asked = 'count by (alertname) (ALERTS{alertstate="firing",alertname=~"Longtail(Tail|Exposure|Score|Online).*"})'
+    expression = (
+        'count by (alertname) (ALERTS{alertstate="firing",alertname=~"Longtail(Tail|Exposure|Score|Online).*"})'
+    )
     expected = [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(fire)]
     case = {
         "interval": "1m",
         "input_series": series,
-        "promql_expr_test": [{"expr": asked, "eval_time": "90m", "exp_samples": expected}],
+        "promql_expr_test": [{"expr": expression, "eval_time": "90m", "exp_samples": expected}],
     }
     rules = {"rule_files": [str(DOCKER / "prometheus/rules.yml")], "evaluation_interval": "1m", "tests": [case]}
     (tmp_path / "test.yml").write_text(json.dumps(rules))

@@ -35,9 +35,9 @@ def published(folder: Path) -> Path:
     return folder / "releases"
 
 
-def place_and_propensity(result: Result, label: str) -> tuple[int, float]:
-    (found,) = [(place, shown.propensity) for place, shown in enumerate(result.labels) if shown.id == label]
-    return found[0], pytest.approx(found[1], rel=1e-3)  # type: ignore[return-value]
+def find_label(result: Result, label: str) -> tuple[int, float]:
+    (actual,) = [(i, answered.propensity) for i, answered in enumerate(result.labels) if answered.id == label]
+    return actual[0], pytest.approx(actual[1], rel=1e-3)  # type: ignore[return-value]
 
 
 def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
@@ -50,17 +50,17 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             query = Query(FEATURES, k=6, bias_removal=0.25, explore={"new": 2})
 
             def has_new() -> bool:
-                (found,) = client.retrieve(query, preview=True).results
-                return found.exploration is not None and found.exploration["slots"] == {"new": 2}
+                (actual,) = client.retrieve(query, preview=True).results
+                return actual.exploration is not None and actual.exploration["slots"] == {"new": 2}
 
             until(lambda: all(has_new() for _ in range(8)), "every worker to have the new labels")
             first, second = client.retrieve([query, query]).results
             drawn = next(label.id for label in second.labels if label.propensity < 1)
-            kept = next(label.id for label in first.labels if label.propensity == 1)
+            sure_label = next(label.id for label in first.labels if label.propensity == 1)
             (near,) = client.similar("item-3", k=2).results
             names = [str(result.answer_id) for result in (first, second, near)]
             events = [
-                Feedback(names[0], [kept, "never shown"], FEATURES),
+                Feedback(names[0], [sure_label, "never shown"], FEATURES),
                 Feedback(names[1], [drawn]),  # its features came with the question
                 Feedback(names[1], [drawn], event="purchase", weight=10.0),
                 Feedback(names[2], [near.labels[0].id]),  # and these were not known
@@ -70,7 +70,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             client.feedback(events)
             client.feedback(Feedback(None, ["item-5"], {"user_id": 7}, event="view", weight=0.5))
             with pytest.raises(LongtailError, match=r"events\.1\.answer_id: .* changed or cut"):
-                client.feedback([events[0], Feedback(names[0][:-5] + names[1][-5:], [kept])])
+                client.feedback([events[0], Feedback(names[0][:-5] + names[1][-5:], [sure_label])])
 
         def metrics() -> str:
             return httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
@@ -78,20 +78,20 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
         until(lambda: 'longtail_explored_total{bucket="new"} 4.0' in metrics(), "both workers to have counted")
         assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics()
         assert "left out: " in longtail("serving", "export-feedback", releases, "--out", out), "the last minute's"
-        said = longtail("serving", "export-feedback", releases, "--out", out, "--until", "0m")
+        output = longtail("serving", "export-feedback", releases, "--out", out, "--until", "0m")
         assert process.terminate() == 0
-    assert "left out: 1 labels whose query's features are not known" in said
+    assert "left out: 1 labels whose query's features are not known" in output
     table = pq.read_table(out)
     rows = {(row["label_id"], row["event"]): row for row in table.to_pylist()}
     assert len(rows) == table.num_rows
     assert set(rows) == {
-        (kept, "click"), ("never shown", "click"), (drawn, "click"), (drawn, "purchase"), ("item-5", "view"),
+        (sure_label, "click"), ("never shown", "click"), (drawn, "click"), (drawn, "purchase"), ("item-5", "view"),
     }  # fmt: skip
-    for label, result in ((kept, first), (drawn, second)):
+    for label, result in ((sure_label, first), (drawn, second)):
         row = rows[label, "click"]
-        assert (row["position"], row["propensity"]) == place_and_propensity(result, label)
+        assert (row["position"], row["propensity"]) == find_label(result, label)
         assert (row["user_id"], row["history"]) == ("u1", ["item-1", "2"])
-        assert row["impressions"] == [shown.id for shown in result.labels]
+        assert row["impressions"] == [label.id for label in result.labels]
         assert (row["release"], row["bias_removal"], row["popularity"], row["source"]) == ("first", 0.25, 0.0, "answer")
         assert abs(datetime.now(UTC) - row["time"]) < timedelta(minutes=5)
     bought, missed, organic = rows[drawn, "purchase"], rows["never shown", "click"], rows["item-5", "view"]
@@ -109,7 +109,9 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
     dataset = load_dataset(data, seed=0)
     assert (len(dataset.train), set(dataset.query_ids.to_pylist())) == (5, {"u1", "7"})
     assert "0 labels chosen" in longtail("serving", "export-feedback", releases, "--until", "1h", "--out", out)
-    assert [(field.name, field.type) for field in pq.read_schema(out)] == [(one.name, one.type) for one in table.schema]
+    assert [(field.name, field.type) for field in pq.read_schema(out)] == [
+        (column.name, column.type) for column in table.schema
+    ]
 
 
 def recorded(out: Path) -> Path:
@@ -154,8 +156,8 @@ def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> No
             assert refusal("after") is None
             assert process.terminate() == 0
         export(releases, disk / "events", tmp_path / "out.parquet", window=(0, time.time() + 1))
-        found = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
-        assert sorted(found) == sorted(acknowledged)
+        actual = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
+        assert sorted(actual) == sorted(acknowledged)
         assert "after" in acknowledged
         assert len(acknowledged) > 5
     finally:
@@ -179,16 +181,16 @@ def test_events_of_a_clock_that_was_days_ahead_are_kept_and_said(tmp_path: Path)
 
             def is_said() -> bool:
                 verdict = httpx.get(f"{process.url}/v1/monitoring").json()["verdict"]
-                findings.update({found["signal"]: found for found in verdict["findings"]})
+                findings.update({finding["signal"]: finding for finding in verdict["findings"]})
                 return "clock" in findings
 
             until(is_said, "the verdict to name the clock")
     assert findings["clock"]["severity"] == "watch"
     assert findings["clock"]["sentence"].startswith("Older events are dated up to 20")
 
-    said = longtail("serving", "export-feedback", releases, "--events", folder, "--out", out, "--until", "0m")
-    assert "2 labels chosen" in said
-    assert "of these 1 are dated ahead of this machine's clock" in said
+    output = longtail("serving", "export-feedback", releases, "--events", folder, "--out", out, "--until", "0m")
+    assert "2 labels chosen" in output
+    assert "of these 1 are dated ahead of this machine's clock" in output
     ahead = datetime.fromtimestamp(now + 10 * days, UTC).isoformat()
     assert "3 labels chosen" in longtail(
         "serving", "export-feedback", releases, "--events", folder, "--out", out, "--until", ahead

@@ -66,9 +66,9 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(releases: Path, directory: Path, **given: object) -> Iterator[ServerProcess]:
+def serving(releases: Path, directory: Path, **options: object) -> Iterator[ServerProcess]:
     """A server whose log and exit code are looked at in the end."""
-    with server(releases, directory / "log", state=directory / "state", **given) as process:
+    with server(releases, directory / "log", state=directory / "state", **options) as process:
         process.wait_until_ready()
         yield process
         assert process.terminate() == 0
@@ -91,8 +91,11 @@ def check_log(log: Path) -> None:
 def tightened(document: dict[str, Any]) -> dict[str, Any]:
     """The document with what only this release knows, so that half of the valid requests are answerable."""
     schemas = document["components"]["schemas"]
-    known: dict[str, Any] = {"enum": [f"item-{row}" for row in range(20)]}
-    query_features = {"user_id": {"enum": ["u1", "stranger", None, 3]}, "history": {"type": "array", "items": known}}
+    known_ids: dict[str, Any] = {"enum": [f"item-{row}" for row in range(20)]}
+    query_features = {
+        "user_id": {"enum": ["u1", "stranger", None, 3]},
+        "history": {"type": "array", "items": known_ids},
+    }
     label_features = {"genres": {"type": "array", "items": {"enum": ["g1", "g9"]}}, "year": {"type": "number"}}
     label_features["year"] |= {"minimum": -10, "maximum": 10}
 
@@ -106,7 +109,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
         limits["filter"] = exactly({"title": {"enum": ["Title 9", {"not_in": ["Title 1"]}]}})
         limits["max_per"] = exactly({"title": {"type": "integer", "minimum": 1, "maximum": 9}})
         schemas[name]["properties"] |= limits | {
-            field: {"type": "array", "items": known} for field in ("exclude", "allow")
+            field: {"type": "array", "items": known_ids} for field in ("exclude", "allow")
         }
         for field in ("explore", "pool"):  # one rules the other out, and has its limits
             del schemas[name]["properties"][field]
@@ -115,19 +118,19 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
         schemas[name]["required"] = ["features"]
     del schemas["Query"]["properties"]["vector"]
     schemas["RetrieveRequest"]["properties"]["arm"] = {"enum": ["control", "tail", None]}
-    schemas["LabelIdsRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
+    schemas["LabelIdsRequest"]["properties"]["ids"] = {"type": "array", "items": known_ids, "minItems": 1}
     schemas["Event"]["properties"] |= {"features": exactly(query_features), "bias_removal": {"enum": [0, 0.5, None]}}
     schemas["NewLabel"]["properties"] |= {
         "features": exactly(label_features), "display": exactly({"title": {"type": "string"}}),
         "id": {"type": "string", "pattern": "^[a-z]{1,4}$"},
         "priors": exactly({"recent": {"type": "number", "minimum": -9, "maximum": 9}}),
     }  # fmt: skip
-    schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
+    schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known_ids, "minItems": 1}
     schemas["QueriesRequest"]["properties"] |= {
         "k": {"type": "integer", "minimum": 1, "maximum": 60}, "bias_removal": {"enum": [0, 0.5, 1, None]},
         "filter": exactly({"age": {"enum": [9, {"lt": 5}, {"not_in": [1]}]}}),
         "exclude_history": {"enum": [False, None]},
-        "ids": {"type": "array", "items": known, "minItems": 1}, "display": {"enum": [True, False, ["age"]]},
+        "ids": {"type": "array", "items": known_ids, "minItems": 1}, "display": {"enum": [True, False, ["age"]]},
     }  # fmt: skip
     del schemas["QueriesRequest"]["properties"]["features"]
     of_two = [
@@ -136,9 +139,9 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
         ("Event", "features", "answer_id"),
         ("EmbedRequest", "queries", "labels"),
     ]
-    for name, one, other in of_two:
+    for name, left_schema, other in of_two:
         del schemas[name]["properties"][other]
-        schemas[name]["required"] = [*schemas[name].get("required", []), one]
+        schemas[name]["required"] = [*schemas[name].get("required", []), left_schema]
     for name in ("RetrieveRequest", "SimilarRequest", "QueriesRequest", "EmbedRequest"):
         schemas[name]["properties"]["release"] = {"enum": ["only", None]}
     return document
@@ -168,8 +171,8 @@ def explored(
     statuses: Counter[tuple[str, int]] = Counter()
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=service.url)
-    for mode, found in product(modes, list(schema.get_all_operations())):
-        operation = found.ok()
+    for mode, operation in product(modes, list(schema.get_all_operations())):
+        operation = operation.ok()
         if mode is GenerationMode.NEGATIVE and not operation.body:
             continue  # any string is an id
 

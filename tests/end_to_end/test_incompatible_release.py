@@ -77,17 +77,17 @@ def service(releases: Path, tmp_path: Path) -> Iterator[tuple[ServerProcess, Cli
 
 def publish(releases: Path, name: str, *options: str) -> tuple[int, str]:
     """Run `longtail-index publish`; its exit code and what it says on stderr."""
-    with redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit) as ended:
+    with redirect_stderr(io.StringIO()) as stderr, pytest.raises(SystemExit) as ended:
         main(["publish", str(releases), name, *options])
-    return int(ended.value.code or 0), said.getvalue()
+    return int(ended.value.code or 0), stderr.getvalue()
 
 
 def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]) -> None:
     _, client = service
-    code, said = publish(releases, "narrow")
+    code, stderr = publish(releases, "narrow")
     assert code == 2
-    assert "narrow is not published, CURRENT stays as it was" in said
-    assert "query feature 'history'" in said
+    assert "narrow is not published, CURRENT stays as it was" in stderr
+    assert "query feature 'history'" in stderr
     assert Releases(releases).current() == "first"
     # Somebody points CURRENT at it all the same: the service says no, and goes on.
     (releases / "CURRENT").write_text('{"current": "narrow"}')
@@ -97,9 +97,9 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert client.retrieve(features=FEATURES).release == "first"
     # By force it is published and served. This is what happened without a word before: ready, and 422 for everybody.
     (releases / "CURRENT").write_text('{"current": "first", "history": ["first"]}')
-    code, said = publish(releases, "narrow", "--force")
+    code, stderr = publish(releases, "narrow", "--force")
     assert code == 0
-    assert "query feature 'history'" in said
+    assert "query feature 'history'" in stderr
     until(lambda: client.release()["name"] == "narrow", "the forced release to be served")
     with pytest.raises(LongtailError) as caught:
         client.retrieve(features=FEATURES)

@@ -47,12 +47,12 @@ def test_what_is_acknowledged_is_in_the_topic_and_in_the_export(tmp_path: Path, 
 
         def choose(key: str, answer: str) -> int:
             event = {"answer_id": answer, "labels": ["item-1"], "features": {"user_id": 1}, "idempotency_key": key}
-            said = client.post("/v1/feedback", json={"events": [event]}, timeout=30)
-            if said.status_code == 200:
+            response = client.post("/v1/feedback", json={"events": [event]}, timeout=30)
+            if response.status_code == 200:
                 acknowledged.add(key)
             else:
-                assert (said.status_code, said.json()["error"]["type"]) == (503, "storage")
-            return said.status_code
+                assert (response.status_code, response.json()["error"]["type"]) == (503, "storage")
+            return response.status_code
 
         for number in range(10):
             assert choose(f"before-{number}", answer_id()) == 200

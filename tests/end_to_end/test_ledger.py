@@ -26,8 +26,8 @@ from longtail.serving.compare import compare, read_experiment
 from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import KILLS, Service, moments, serving
-from tests.end_to_end.ledger import Catalogue, Chooser, LabelWriter, check_export
+from tests.end_to_end.killing import KILLS, KilledService, moments, serving
+from tests.end_to_end.ledger import BuiltLabels, Chooser, LabelWriter, check_export
 from tests.serving.process import free_port, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
@@ -43,7 +43,7 @@ bias_removal = 0.3
 
 
 @dataclass
-class Shop:
+class KilledShop:
     """A directory of releases, what is written to its service, and what became of that.
 
     Attributes:
@@ -55,7 +55,7 @@ class Shop:
     releases: Path
     writers: list[LabelWriter]
     choosers: list[Chooser]
-    found: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     @property
     def events(self) -> Path:
@@ -64,29 +64,31 @@ class Shop:
     @property
     def acknowledged(self) -> int:
         """Labels and events of all."""
-        return sum(writer.acknowledged.total() for writer in self.writers) + sum(one.events for one in self.choosers)
+        return sum(writer.acknowledged.total() for writer in self.writers) + sum(
+            chooser.events for chooser in self.choosers
+        )
 
     @contextmanager
     def load(self, url: str, rng: random.Random) -> Iterator[None]:
         """All write while this lasts, one request after the other; begins with the first that is acknowledged."""
         stop, before = threading.Event(), self.acknowledged
         with ThreadPoolExecutor(len(self.writers) + len(self.choosers)) as pool:
-            writing = [pool.submit(each.write, url, stop, random.Random(rng.random())) for each in self.writers]
-            writing += [pool.submit(each.write, [url], stop, random.Random(rng.random())) for each in self.choosers]
+            writing = [pool.submit(writer.write, url, stop, random.Random(rng.random())) for writer in self.writers]
+            writing += [pool.submit(writer.write, [url], stop, random.Random(rng.random())) for writer in self.choosers]
             try:
                 until(lambda: self.acknowledged > before, "anything to be acknowledged")
                 yield
             finally:
                 stop.set()
-        for each in writing:
-            each.result()
+        for writer in writing:
+            writer.result()
 
     def tear(self) -> None:
         """Leave of an event what a kill in the middle of writing leaves."""
         for segment in self.events.glob("*.jsonl"):
             with segment.open("ab") as file:
                 file.write(event_json(kind="choice", labels=["torn"])[:-7])
-            self.found["torn line"] += 1
+            self.outcomes["torn line"] += 1
 
     def check(self, url: str) -> None:
         """What a service shows that has been started, or has lost a worker, beside the ledger."""
@@ -94,9 +96,9 @@ class Shop:
         with httpx.Client(base_url=url, timeout=20) as client:
             for writer in self.writers:
                 if state := writer.check(client):
-                    self.found[f"label change under way: {state}"] += 1
+                    self.outcomes[f"label change under way: {state}"] += 1
             for chooser in self.choosers:
-                self.found["feedback under way"] += chooser.asked is not None
+                self.outcomes["feedback under way"] += chooser.pending is not None
                 chooser.send(client)
         # Connections that other workers may have taken.
         for _ in range(3):
@@ -112,7 +114,9 @@ class Shop:
             of["all"]["positives"]
             for of in httpx.get(f"{url}/v1/monitoring").json()["windows"]["24h"]["recall"].values()
         )
-        acknowledged, sent = map(sum, zip(*((len(one.choices), one.sent) for one in self.choosers), strict=True))
+        acknowledged, sent = map(
+            sum, zip(*((len(chooser.choices), chooser.sent) for chooser in self.choosers), strict=True)
+        )
         return bool(acknowledged <= positives <= sent)
 
     def _check_arms(self) -> None:
@@ -120,14 +124,14 @@ class Shop:
         experiment = read_experiment(self.releases)
         assert experiment is not None
         report = compare(experiment, self.events, (0.0, time.time()))
-        said = [said for chooser in self.choosers for said in chooser.choices.values() if said is not None]
+        choices = [choice for chooser in self.choosers for choice in chooser.choices.values() if choice is not None]
         for arm in report["arms"]:
-            mine = [each for each in said if each.arm == arm["name"]]
-            assert (arm["chosen"], arm["hits"]) == (len(mine), sum(each.position is not None for each in mine))
+            mine = [choice for choice in choices if choice.arm == arm["name"]]
+            assert (arm["chosen"], arm["hits"]) == (len(mine), sum(choice.position is not None for choice in mine))
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
+def shop(tmp_path: Path) -> KilledShop:
     bundle = make_bundle(labels=LABELS, label_tower=True)
     bundle.write(tmp_path / "bundle")
     recent = [float(row % 7 - 3) for row in range(LABELS)]
@@ -136,17 +140,17 @@ def shop(tmp_path: Path) -> Shop:
     build(tmp_path / "bundle", releases, spec=IndexSpec("flat"), name="a", priors=tmp_path / "recent.parquet")
     Releases(releases).publish("a")
     (releases / "experiments.toml").write_text(EXPERIMENT)
-    catalogue = Catalogue(bundle, recent)
+    catalogue = BuiltLabels(bundle, recent)
     ids = list(catalogue.built)
-    asked_for, written = ids[::3], [id_ for place, id_ in enumerate(ids) if place % 3]
+    asked_for, written = ids[::3], [id_ for i, id_ in enumerate(ids) if i % 3]
     writers = [
-        LabelWriter.of(catalogue, written[number::WRITERS], [f"new-{number}-{place}" for place in range(20)])
+        LabelWriter.of(catalogue, written[number::WRITERS], [f"new-{number}-{i}" for i in range(20)])
         for number in range(WRITERS)
     ]
-    return Shop(releases, writers, [Chooser(f"chooser-{number}", asked_for) for number in range(CHOOSERS)])
+    return KilledShop(releases, writers, [Chooser(f"chooser-{number}", asked_for) for number in range(CHOOSERS)])
 
 
-def wait_for_all(service: Service, before: list[int]) -> None:
+def wait_for_all(service: KilledService, before: list[int]) -> None:
     """Until others are in the place of workers that were killed."""
     until(lambda: len(now := service.workers) == len(before) and now != before, "another worker in its place", 60)
 
@@ -157,7 +161,9 @@ def wait_for_all(service: Service, before: list[int]) -> None:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, tmp_path: Path, workers: int) -> None:
+def test_killed_under_load_all_that_was_acknowledged_is_there_once(
+    shop: KilledShop, tmp_path: Path, workers: int
+) -> None:
     rng = random.Random(workers)
     times, span = moments(rng), 1.0
     kills, log = 0, tmp_path / "log"
@@ -171,7 +177,7 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
                 time.sleep(next(times) * span)
                 service.kill()
                 kills += 1
-                shop.found["killed while starting"] += 1
+                shop.outcomes["killed while starting"] += 1
                 continue
             span = service.wait_until_ready()
             shop.check(service.url)
@@ -181,14 +187,14 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
                     time.sleep(0.7 * next(times))
                     service.kill_worker(rng)
                 kills += 1
-                shop.found["one worker killed under load"] += 1
+                shop.outcomes["one worker killed under load"] += 1
                 wait_for_all(service, before)
                 shop.check(service.url)
             with shop.load(service.url, rng):
                 time.sleep(0.7 * next(times))
                 service.kill()
             kills += 1
-            shop.found["all killed under load"] += 1
+            shop.outcomes["all killed under load"] += 1
             shop.tear()
         assert "Traceback" not in log.read_text()
     with started() as service:
@@ -198,7 +204,7 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
     exported = check_export(shop.releases, shop.events, shop.choosers)
     assert {path.suffix for path in shop.events.iterdir()} == {".parquet"}
     acknowledged = sum((writer.acknowledged for writer in shop.writers), Counter[str]())
-    print(f"\n{workers} workers, {kills} kills: {dict(shop.found)}")
+    print(f"\n{workers} workers, {kills} kills: {dict(shop.outcomes)}")
     print(f"acknowledged: labels {dict(acknowledged)}, {exported} chosen labels in "
           f"{sum(chooser.events for chooser in shop.choosers)} events, "
           f"{sum(chooser.sent for chooser in shop.choosers)} sent; "

@@ -34,24 +34,24 @@ def test_no_client_sees_a_label_outside_its_time(tmp_path: Path) -> None:
             change = datetime.fromisoformat(admin.get("/v1/release").json()["available"]["next_change"])
 
         def ask(_: int) -> list[tuple[float, float, bool]]:
-            seen = []
+            observations = []
             with httpx.Client(base_url=process.url, timeout=30) as client:
-                while not seen or seen[-1][0] < begin + SECONDS + 0.5:
-                    asked = time.time()
+                while not observations or observations[-1][0] < begin + SECONDS + 0.5:
+                    asked_at = time.time()
                     answer = client.post("/v1/retrieve", json={"queries": [QUERY]}).raise_for_status().json()
                     ids = [label["id"] for label in answer["results"][0]["labels"]]
-                    seen.append((asked, time.time(), "item-1" in ids))
-            return seen
+                    observations.append((asked_at, time.time(), "item-1" in ids))
+            return observations
 
         with ThreadPoolExecutor(CLIENTS) as pool:
-            seen = [each for of_client in pool.map(ask, range(CLIENTS)) for each in of_client]
+            observations = [observation for of_client in pool.map(ask, range(CLIENTS)) for observation in of_client]
         process.terminate()
     assert (before, change.timestamp()) == (False, begin)
-    for asked, answered, is_seen in seen:
+    for asked_at, answered, is_seen in observations:
         if is_seen:
             assert answered >= begin
-            assert asked < begin + SECONDS
+            assert asked_at < begin + SECONDS
         else:
-            assert asked < begin or answered >= begin + SECONDS
-    times = [(is_seen, asked >= begin + SECONDS) for asked, _, is_seen in seen]
+            assert asked_at < begin or answered >= begin + SECONDS
+    times = [(is_seen, asked_at >= begin + SECONDS) for asked_at, _, is_seen in observations]
     assert {*times} >= {(False, False), (True, False), (False, True)}

@@ -17,7 +17,7 @@ import pytest
 from longtail.index import Releases, build
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import Service, serving
+from tests.end_to_end.killing import KilledService, serving
 from tests.milvus import RunningMilvus
 from tests.milvus import milvus as milvus
 from tests.serving.process import free_port, until
@@ -40,7 +40,7 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def service(releases: Releases, milvus: RunningMilvus, tmp_path: Path) -> Iterator[Service]:
+def service(releases: Releases, milvus: RunningMilvus, tmp_path: Path) -> Iterator[KilledService]:
     releases.publish("exact")
     with serving(_settings(releases, tmp_path), tmp_path / "log", {"LONGTAIL_MILVUS": milvus.uri}) as started:
         started.wait_until_ready()
@@ -59,7 +59,7 @@ def _settings(releases: Releases, folder: Path) -> Settings:
 
 
 @dataclass
-class Load:
+class QueryLoad:
     """What clients were answered: status and type of error, and the longest that any waited."""
 
     url: str
@@ -84,35 +84,35 @@ class Load:
         with httpx.Client(base_url=self.url, timeout=30) as http:
             while not self._stop.is_set():
                 began = time.monotonic()
-                said = http.post("/v1/retrieve", json={"queries": [QUERY]})
+                response = http.post("/v1/retrieve", json={"queries": [QUERY]})
                 self.slowest = max(self.slowest, time.monotonic() - began)
-                if said.status_code == 200:
+                if response.status_code == 200:
                     self.counted["200"] += 1
-                    self.answers.add(str(_labels(said)))
+                    self.answers.add(str(_labels(response)))
                 else:
-                    self.counted[f"{said.status_code} {said.json()['error']['type']}"] += 1
-                    assert int(said.headers["Retry-After"]) >= 1
+                    self.counted[f"{response.status_code} {response.json()['error']['type']}"] += 1
+                    assert int(response.headers["Retry-After"]) >= 1
 
 
-def _ask(service: Service, **more: Any) -> httpx.Response:
+def _ask(service: KilledService, **more: Any) -> httpx.Response:
     return httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY | more]}, timeout=30)
 
 
-def _labels(said: httpx.Response) -> list[tuple[str, float]]:
-    return [(label["id"], round(label["score"], 4)) for label in said.json()["results"][0]["labels"]]
+def _labels(response: httpx.Response) -> list[tuple[str, float]]:
+    return [(label["id"], round(label["score"], 4)) for label in response.json()["results"][0]["labels"]]
 
 
-def _told(service: Service) -> list[str]:
+def _engine_findings(service: KilledService) -> list[str]:
     """What the verdict says of the engine."""
     report = httpx.get(f"{service.url}/v1/monitoring", timeout=30).json()
-    return [each["sentence"] for each in report["verdict"]["findings"] if each["signal"] == "engine"]
+    return [finding["sentence"] for finding in report["verdict"]["findings"] if finding["signal"] == "engine"]
 
 
-def _answers(service: Service) -> bool:
+def _answers(service: KilledService) -> bool:
     return _ask(service).status_code == 200
 
 
-def test_the_road_over_http(service: Service, releases: Releases) -> None:
+def test_the_road_over_http(service: KilledService, releases: Releases) -> None:
     answers = {}
     for name in ("faiss", "banded", "exact"):
         releases.publish(name)
@@ -129,20 +129,20 @@ def test_the_road_over_http(service: Service, releases: Releases) -> None:
     assert best not in dict(_labels(_ask(service)))
 
 
-def test_killed_and_started_again_under_load(service: Service, milvus: RunningMilvus) -> None:
+def test_killed_and_started_again_under_load(service: KilledService, milvus: RunningMilvus) -> None:
     expected = str(_labels(_ask(service)))
-    load = Load(service.url)
+    load = QueryLoad(service.url)
     with load.running():
         time.sleep(1)
         milvus.kill()
         until(lambda: load.counted["503 engine"] > 50, "refusals")
         httpx.get(f"{service.url}/livez", timeout=1).raise_for_status()
-        until(lambda: _told(service), "the verdict to tell")
+        until(lambda: _engine_findings(service), "the verdict to tell")
         milvus.start()
         until(lambda: _answers(service), "answers", seconds=90)
         answered = load.counted["200"]
         until(lambda: load.counted["200"] > answered + 50, "answers to all", seconds=30)
-        until(lambda: not _told(service), "the verdict to be well", seconds=30)
+        until(lambda: not _engine_findings(service), "the verdict to be well", seconds=30)
     assert load.counted.keys() == {"200", "503 engine"}
     assert load.answers == {expected}
     assert load.slowest < SECONDS + 4, "expected no request to hang"
@@ -150,15 +150,15 @@ def test_killed_and_started_again_under_load(service: Service, milvus: RunningMi
     print(f"\n{dict(load.counted)}, the slowest in {load.slowest:.2f} s")
 
 
-def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service, milvus: RunningMilvus) -> None:
+def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: KilledService, milvus: RunningMilvus) -> None:
     milvus.pause()
     try:
         waits = []
         for _ in range(8):
             began = time.monotonic()
-            said = _ask(service)
+            response = _ask(service)
             waits.append(time.monotonic() - began)
-            assert (said.status_code, said.json()["error"]["type"]) == (503, "engine")
+            assert (response.status_code, response.json()["error"]["type"]) == (503, "engine")
         assert max(waits) < SECONDS + 2
         assert sum(wait < SECONDS / 2 for wait in waits) >= 3, f"expected refusals without a wait, found {waits}"
     finally:
@@ -182,7 +182,7 @@ def test_a_service_that_starts_without_its_server_waits_for_it(
 
 
 def test_a_collection_that_is_dropped_is_told_and_another_release_takes_over(
-    service: Service, releases: Releases
+    service: KilledService, releases: Releases
 ) -> None:
     expected = _labels(_ask(service))
     bundle = releases.open("faiss").bundle
@@ -196,7 +196,7 @@ def test_a_collection_that_is_dropped_is_told_and_another_release_takes_over(
 
     releases.milvus().ask(drop)
     until(lambda: _ask(service).status_code == 503, "the collection to be missed")
-    until(lambda: any("collection" in told for told in _told(service)), "the verdict to tell")
+    until(lambda: any("collection" in sentence for sentence in _engine_findings(service)), "the verdict to tell")
     build(bundle, releases.root, spec="milvus_flat", name="again")
     releases.publish("again")
     until(lambda: _answers(service), "answers", seconds=30)

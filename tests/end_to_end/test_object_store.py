@@ -18,7 +18,7 @@ from longtail.bundle.remote import copies_path
 from longtail.index import Releases, build
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import Service, serving
+from tests.end_to_end.killing import KilledService, serving
 from tests.s3 import S3Server
 from tests.serving.process import free_port, until
 
@@ -26,14 +26,14 @@ QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 5}
 
 
 @dataclass
-class Shop:
+class StoredShop:
     """One host: a service, its cache and its state."""
 
     url: str
     folder: Path
     environment: dict[str, str]
     releases: Releases
-    given: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -44,7 +44,7 @@ class Shop:
             "cache": self.folder / "host",
             "state": self.folder / "state",
         }
-        return Settings(releases=self.url, port=free_port(), **(usual | self.given))
+        return Settings(releases=self.url, port=free_port(), **(usual | self.overrides))
 
     @property
     def directory(self) -> Path:
@@ -54,7 +54,7 @@ class Shop:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def start(self, *, ready: bool = True) -> Service:
+    def start(self, *, ready: bool = True) -> KilledService:
         service = self.stack.enter_context(serving(self.settings, self.folder / "log", self.environment))
         if ready:
             service.wait_until_ready()
@@ -62,7 +62,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(s3: S3Server, tmp_path: Path) -> Iterator[Shop]:
+def shop(s3: S3Server, tmp_path: Path) -> Iterator[StoredShop]:
     """Releases `a`, which is published, and `b`; no service yet."""
     make_bundle(labels=40).write(tmp_path / "bundle")
     url = s3.url()
@@ -70,35 +70,37 @@ def shop(s3: S3Server, tmp_path: Path) -> Iterator[Shop]:
         build(tmp_path / "bundle", url, name=name, spec="flat")
     releases = Releases(url)
     releases.publish("a")
-    found = Shop(url, tmp_path, s3.environment, releases)
-    with found.stack:
-        yield found
+    shop = StoredShop(url, tmp_path, s3.environment, releases)
+    with shop.stack:
+        yield shop
 
 
-def served(service: Service) -> str | None:
+def served(service: KilledService) -> str | None:
     """The release that answers a query; None if none does."""
     with suppress(httpx.TransportError):
-        said = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]}, timeout=10)
-        if said.status_code == 200:
-            return str(said.json()["release"])
+        response = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]}, timeout=10)
+        if response.status_code == 200:
+            return str(response.json()["release"])
     return None
 
 
-def told(service: Service) -> str:
+def read_verdict(service: KilledService) -> str:
     """What the service says is wrong with its release."""
     report = httpx.get(f"{service.url}/v1/monitoring", timeout=30).json()
-    return str([each for each in report["verdict"]["findings"] if each["signal"] == "refused_release"])
+    return str([finding for finding in report["verdict"]["findings"] if finding["signal"] == "refused_release"])
 
 
-def test_a_reload_looks_at_the_store_at_once(shop: Shop) -> None:
-    shop.given = {"poll_seconds": 60.0, "admin_keys": ("k" * 16,)}
+def test_a_reload_looks_at_the_store_at_once(shop: StoredShop) -> None:
+    shop.overrides = {"poll_seconds": 60.0, "admin_keys": ("k" * 16,)}
     service = shop.start()
     shop.releases.publish("b")
-    said = httpx.post(f"{service.url}/v1/release/reload", headers={"Authorization": f"Bearer {'k' * 16}"}, timeout=30)
-    assert (said.json()["release"], said.json()["changed"]) == ("b", True)
+    response = httpx.post(
+        f"{service.url}/v1/release/reload", headers={"Authorization": f"Bearer {'k' * 16}"}, timeout=30
+    )
+    assert (response.json()["release"], response.json()["changed"]) == ("b", True)
 
 
-def _ready(service: Service) -> int | None:
+def _ready(service: KilledService) -> int | None:
     with suppress(httpx.TransportError):
         return httpx.get(f"{service.url}/readyz", timeout=10).status_code
     return None
@@ -107,7 +109,7 @@ def _ready(service: Service) -> int | None:
 @pytest.mark.parametrize(
     "fault", [*(pytest.param(fault, marks=pytest.mark.nightly) for fault in ("fail", "garble")), "tear", "hang"]
 )
-def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop: Shop, s3: S3Server) -> None:
+def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")  # an index that is not here yet
     with s3.failing(lambda method, path: fault if method == "GET" and "/c/index/" in path else None):
@@ -116,21 +118,23 @@ def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop
         while time.monotonic() < began + 3:
             assert served(service) == "a"
         if fault != "hang":
-            until(lambda: "c, cannot be fetched, the one before is served" in told(service), "it to be told", 90)
+            until(
+                lambda: "c, cannot be fetched, the one before is served" in read_verdict(service), "it to be told", 90
+            )
             assert "c cannot be fetched: ObjectStoreError: s3://" in shop.log
         assert _ready(service) == 200
     until(lambda: served(service) == "c", "c to be served once the store is well", 90)
-    until(lambda: "cannot be fetched" not in told(service), "nothing to be told any more")
+    until(lambda: "cannot be fetched" not in read_verdict(service), "nothing to be told any more")
 
 
-def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: Shop, s3: S3Server) -> None:
+def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     service.kill()
     s3.stop()
     try:
         service = shop.start()
         assert served(service) == "a"
-        until(lambda: f"at {shop.url}, cannot be looked for" in told(service), "it to be told", 60)
+        until(lambda: f"at {shop.url}, cannot be looked for" in read_verdict(service), "it to be told", 60)
         assert service.terminate() == 0
     finally:
         s3.start()
@@ -139,7 +143,7 @@ def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: Shop
     until(lambda: served(service) == "b", "b to be served")
 
 
-def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3: S3Server) -> None:
+def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     with s3.failing(lambda *_: "hang"):
         time.sleep(0.5)
@@ -149,17 +153,17 @@ def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3:
         assert time.monotonic() - began < 10
 
 
-def test_a_store_that_has_become_empty_changes_nothing(shop: Shop) -> None:
+def test_a_store_that_has_become_empty_changes_nothing(shop: StoredShop) -> None:
     service = shop.start()
     store = ObjectStore(shop.url)
     store.delete(store.list())
     assert service.terminate() == 0
     service = shop.start()
     assert served(service) == "a"
-    until(lambda: "is not there, the one before is served" in told(service), "it to be told", 60)
+    until(lambda: "is not there, the one before is served" in read_verdict(service), "it to be told", 60)
 
 
-def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s3: S3Server) -> None:
+def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
     store = ObjectStore(shop.url)
@@ -169,15 +173,15 @@ def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s
     s3.requests.clear()
     with Releases(shop.url).shelf.turn() as (now, move):
         move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
-    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
+    until(lambda: "c, cannot be fetched" in read_verdict(service), "it to be told", 60)
     time.sleep(3)
     assert 1 <= len([path for method, path in s3.requests if method == "GET" and path.endswith(wrong)]) <= 3
     assert served(service) == "a"
 
 
 @pytest.mark.nightly
-def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop: Shop, s3: S3Server) -> None:
-    shop.given = {"workers": 2}
+def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop: StoredShop, s3: S3Server) -> None:
+    shop.overrides = {"workers": 2}
     s3.requests.clear()
     service = shop.start()
     reads = [path for method, path in s3.requests if method == "GET" and path.endswith("index.faiss")]
@@ -189,7 +193,7 @@ def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop:
     until(lambda: {served(service) for _ in range(10)} == {"a"}, "a to be served by all", 60)
 
 
-def test_staged_and_experiments_come_along(shop: Shop) -> None:
+def test_staged_and_experiments_come_along(shop: StoredShop) -> None:
     service = shop.start()
     shop.releases.stage("b")
     staged = f"{service.url}/v1/release/staged"
@@ -214,6 +218,6 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
     until(lambda: httpx.get(staged).status_code == 404, "it to be asked no more")
 
 
-def test_releases_at_urls_need_a_state_of_their_own(shop: Shop) -> None:
+def test_releases_at_urls_need_a_state_of_their_own(shop: StoredShop) -> None:
     with pytest.raises(ValueError, match="releases at a URL, received none: use --state"):
         Settings(releases=shop.url)

@@ -29,11 +29,11 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
     Releases(releases).publish("only")
     tastes = chance.uniform(0.02, 0.1, (USERS, LABELS)) * np.where(bundle.labels.buckets == 0, 8.0, 1.0)
 
-    def chance_of(user: int, label: dict[str, Any]) -> float:
+    def choice_probability(user: int, label: dict[str, Any]) -> float:
         return float(tastes[user, int(label["id"].removeprefix("item-"))])
 
-    def estimated(*options: object) -> dict[str, Any]:
-        at = [option for each in LAMBDAS for option in ("--at", each)]
+    def estimate(*options: object) -> dict[str, Any]:
+        at = [option for dial in LAMBDAS for option in ("--at", dial)]
         words = "off-policy", releases, "--until", "0m", *at, *options, "--json"
         report: dict[str, Any] = json.loads(longtail("serving", *words))
         return report
@@ -52,23 +52,30 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
             for _ in range(visits):
                 events = []
                 for user, result in enumerate(answers(LAMBDAS[0], explore=explore)):
-                    labels = [one["id"] for one in result["labels"] if chance.random() < chance_of(user, one)]
+                    labels = [
+                        label["id"] for label in result["labels"] if chance.random() < choice_probability(user, label)
+                    ]
                     if labels:
                         events.append({"answer_id": result["answer_id"], "labels": labels})
                 assert client.post("/v1/feedback", json={"events": events}, timeout=30).status_code == 200
 
-        shown = {at: [label | {"user": user} for user, result in enumerate(answers(at)) for label in result["labels"]]
-                 for at in LAMBDAS}  # fmt: skip
-        truth = {at: sum(chance_of(label["user"], label) for label in labels) / USERS for at, labels in shown.items()}
+        labels_by_dial = {
+            at: [label | {"user": user} for user, result in enumerate(answers(at)) for label in result["labels"]]
+            for at in LAMBDAS
+        }
+        truth = {
+            at: sum(choice_probability(label["user"], label) for label in labels) / USERS
+            for at, labels in labels_by_dial.items()
+        }
         visit(VISITS, head=1, torso=1, tail=1)
-        report = estimated("--unit", "user_id", "--out", page)
+        report = estimate("--unit", "user_id", "--out", page)
         began = datetime.now(UTC)
         visit(3, tail=1)  # of head and torso that λ = 0.8 would show besides, it says nothing
-        later = estimated("--since", began.isoformat(), "--event", "purchase")
-    own, *others = report["settings"]
+        later = estimate("--since", began.isoformat(), "--event", "purchase")
+    logged, *others = report["settings"]
     assert (report["answers"], report["units"], report["left_out"]) == (VISITS * USERS, USERS, {})
     for setting, (at, expected) in zip(others, truth.items(), strict=True):
-        figure, labels = setting["chosen_per_answer"], shown[at]
+        figure, labels = setting["chosen_per_answer"], labels_by_dial[at]
         print(f"λ {at}: {expected:.4f}, estimated {figure}, {setting['covered']}, {setting['says']}")
         assert setting["exposures"]["tail"] == sum(label["bucket"] == "tail" for label in labels) / len(labels)
         assert setting["covered"] == 1
@@ -76,7 +83,10 @@ def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
         # The bounds are three to four standard errors away.
         assert abs(figure["value"] - expected) < 0.5 * (figure["high"] - figure["low"])
     assert [setting["says"] for setting in others] == ["the same", "not yet", "better"]
-    assert (own["bias_removal"], own["chosen_per_answer"]["value"]) == (None, others[0]["chosen_per_answer"]["value"])
+    assert (logged["bias_removal"], logged["chosen_per_answer"]["value"]) == (
+        None,
+        others[0]["chosen_per_answer"]["value"],
+    )
     assert others[0]["changed"] == 0 < others[1]["changed"] < others[2]["changed"] <= VISITS * USERS
     assert page.read_text().count("<figure>") == 4
     assert [setting["says"] for setting in later["settings"][1:]] == ["the same", "not yet", "cannot tell"]

@@ -72,10 +72,10 @@ def share_of(folder: Path, name: str) -> float:
 
 
 def test_a_command_refreshes_the_prior_and_the_lists_follow(folder: Path) -> None:
-    place = later(folder, [f"u{user}" for user in range(300)])
-    said = longtail("index", "refresh", folder / "releases", place, "--name", "second", "--every", "90m")
+    log = later(folder, [f"u{user}" for user in range(300)])
+    output = longtail("index", "refresh", folder / "releases", log, "--name", "second", "--every", "90m")
 
-    assert "second" in said
+    assert "second" in output
     assert share_of(folder, "second") > 10 * share_of(folder, first(folder))
     second = Releases(folder / "releases").open("second").bundle
     assert second.forecast is not None
@@ -101,20 +101,20 @@ def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
 
 
 def test_a_refresh_that_no_person_attends_refuses_a_flood(folder: Path) -> None:
-    place, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
+    log, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
     with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from [\d.e-]+ to 0\.\d+"):
-        refresh_release(folder / "releases", place, source=first(folder), name="flood", unattended=True)
+        refresh_release(folder / "releases", log, source=first(folder), name="flood", unattended=True)
     assert Releases(folder / "releases").names() == names
-    refresh_release(folder / "releases", place, source=first(folder), name="flood")
+    refresh_release(folder / "releases", log, source=first(folder), name="flood")
     assert share_of(folder, "flood") > 55 * share_of(folder, first(folder))
 
 
 def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
     forecast = Bundle.load(folder / "model").forecast
     assert forecast is not None
-    given = [{"category": "c1", "price": 2.0}, {"category": "c5", "price": 55.0, "listed": "2000-01-01"}]
-    places = np.r_[4:10, len(forecast.first) + np.arange(2)]
-    more = forecast.with_labels(np.array([3, -1]), given, [forecast.settings.until] * 2).take(places)
+    features = [{"category": "c1", "price": 2.0}, {"category": "c5", "price": 55.0, "listed": "2000-01-01"}]
+    rows = np.r_[4:10, len(forecast.first) + np.arange(2)]
+    more = forecast.with_labels(np.array([3, -1]), features, [forecast.settings.until] * 2).take(rows)
 
     np.testing.assert_array_equal(more.sums[-2], forecast.sums[3])
     assert not more.sums[-1].any()
@@ -153,8 +153,8 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    there, end = Releases(tmp_path / "releases"), int(time.time()) - 60
-    there.publish(first(folder))
+    releases, end = Releases(tmp_path / "releases"), int(time.time()) - 60
+    releases.publish(first(folder))
     lines = [
         event_json(
             kind="organic", time=end + micros / 1e6, labels=["i8"], event="click", features=f'{{"user": "{user}"}}'
@@ -163,19 +163,19 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     ]
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-an-end.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    settings = Settings(releases=there.root, state=tmp_path, record_features=True)
-    rows, counts = there.open(first(folder)).bundle.labels.row_of, list[float]()
-    before = there.open(first(folder)).bundle.forecast
+    settings = Settings(releases=releases.root, state=tmp_path, record_features=True)
+    rows, counts = releases.open(first(folder)).bundle.labels.row_of, list[float]()
+    before = releases.open(first(folder)).bundle.forecast
     for now in (end + 5 + 123e-6, end + 8.0):
         clock = SimpleNamespace(
             time=lambda now=now: now, gmtime=lambda now=now: time.gmtime(now), strftime=time.strftime
         )
         monkeypatch.setattr("longtail.serving.refresh.time", clock)
-        after = there.open(refresh(settings)).bundle.forecast
+        after = releases.open(refresh(settings)).bundle.forecast
         assert before is not None
         assert after is not None
-        kept = 0.5 ** ((after.settings.until - before.settings.until) / before.settings.half_lives[0])
-        counts.append(after.sums[rows["i8"], 0] - before.sums[rows["i8"], 0] * kept)
+        decay = 0.5 ** ((after.settings.until - before.settings.until) / before.settings.half_lives[0])
+        counts.append(after.sums[rows["i8"], 0] - before.sums[rows["i8"], 0] * decay)
         before = after
 
     assert counts == pytest.approx([2, 1], rel=1e-3)
@@ -183,8 +183,8 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
 
 def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    there, now = Releases(tmp_path / "releases"), time.time() - 60
-    there.publish(first(folder))
+    releases, now = Releases(tmp_path / "releases"), time.time() - 60
+    releases.publish(first(folder))
     clicks = [({"seen": ["i3"] + [RARE] * click}, RARE) for click in range(300)]  # the history grows with each click
     clicks += [({"user": "u1", "seen": [f"i{click % 40}"]}, "i8") for click in range(300)]
     clicks += [({"user": f"u{user}", "seen": ["i9"]}, "i9") for user in range(30)]
@@ -195,15 +195,15 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
     ]
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-clients.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    settings = Settings(releases=there.root, state=tmp_path, record_features=True, refresh="1h")
-    before, after = (there.open(name).bundle.forecast for name in (first(folder), refresh(settings)))
+    settings = Settings(releases=releases.root, state=tmp_path, record_features=True, refresh="1h")
+    before, after = (releases.open(name).bundle.forecast for name in (first(folder), refresh(settings)))
 
     assert before is not None
     assert after is not None
     assert after.settings.ahead == 3600
-    kept = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
-    rows = [there.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9", "i10")]
-    added = (after.sums[:, :5] - before.sums[:, :5] * kept)[rows]
+    decay = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
+    rows = [releases.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9", "i10")]
+    added = (after.sums[:, :5] - before.sums[:, :5] * decay)[rows]
     assert (added[:2] <= 1).all()
     np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5, [20] * 5], rtol=0.02)
 
@@ -215,14 +215,14 @@ def test_a_refresh_whose_process_dies_is_tried_again_ever_later(folder: Path, tm
     (tmp_path / "events").mkdir()
     Releases(settings.releases).publish(first(folder))
 
-    def one(other_than: int) -> int:
+    def find_child(other_than: int) -> int:
         until(lambda: any(it.pid != other_than for it in multiprocessing.active_children()), seconds=30)
         return multiprocessing.active_children()[0].pid or 0
 
     with refreshing(settings, "info"):
         killed, waits = 0, list[float]()
         for attempts in (1, 2, 3):
-            began, killed = time.monotonic(), one(killed)
+            began, killed = time.monotonic(), find_child(killed)
             waits.append(time.monotonic() - began)
             os.kill(killed, signal.SIGKILL)
             expected = (
@@ -288,8 +288,8 @@ def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path
         running.wait_until_ready()
 
         def findings() -> dict[str, str]:
-            found = http.get("/v1/monitoring").json()["verdict"]["findings"]
-            return {one["signal"]: f"{one['severity']}: {one['sentence']}" for one in found}
+            findings = http.get("/v1/monitoring").json()["verdict"]["findings"]
+            return {finding["signal"]: f"{finding['severity']}: {finding['sentence']}" for finding in findings}
 
         others = set(children(running.process.pid))
 
@@ -312,24 +312,24 @@ def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path
 @pytest.mark.process
 def test_a_service_waits_after_a_rollback(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    there = Releases(tmp_path / "releases")
-    refresh_release(there.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))
-    there.publish("again")
-    assert there.rollback() == first(folder)
-    settings = Settings(releases=there.root, state=tmp_path, refresh=0.05)
+    releases = Releases(tmp_path / "releases")
+    refresh_release(releases.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))
+    releases.publish("again")
+    assert releases.rollback() == first(folder)
+    settings = Settings(releases=releases.root, state=tmp_path, refresh=0.05)
 
-    def said() -> int:
+    def count_warnings() -> int:
         return caplog.text.count("not refreshed after a rollback, until `longtail-index publish`")
 
     with refreshing(settings, "info"):
-        until(said, seconds=10)
+        until(count_warnings, seconds=10)
         time.sleep(0.5)
         assert not multiprocessing.active_children()
         assert _says(settings.refresh_problem, "after a rollback")
-        there.publish("again")
+        releases.publish("again")
         until(multiprocessing.active_children, seconds=30)
-    assert said() == 1
-    assert there.current() == "again"
+    assert count_warnings() == 1
+    assert releases.current() == "again"
 
 
 def before_test(folder: Path) -> Path:

@@ -69,7 +69,7 @@ def test_the_version_of_a_tracked_training_is_of_its_run_and_is_built_by_alias(
     data = client().get_run(run).data
     assert json.loads(data.params["model.dim"]) == bundle.manifest.dim
     dial = bundle.manifest.bias_removal
-    (point,) = [each for each in dial.curve if each.bias_removal == dial.default]
+    (point,) = [entry for entry in dial.curve if entry.bias_removal == dial.default]
     assert data.metrics[f"{dial.curve_split}/recall_at_3"] == point.metrics["recall@3"].value
     assert "train/loss" in data.metrics
 
@@ -95,19 +95,21 @@ def test_a_training_that_is_resumed_goes_on_in_its_run(tmp_path: Path) -> None:
         with trackers(tmp_path, recipe(), ["mlflow"], runs) as record:
             record({"train/loss": loss}, step)
     measured = client().get_metric_history(runs["mlflow"], "train/loss")
-    assert [(each.step, each.value) for each in measured] == [(1, 1.0), (2, 0.5)]
+    assert [(entry.step, entry.value) for entry in measured] == [(1, 1.0), (2, 0.5)]
 
 
 @pytest.mark.usefixtures("books")
 def test_a_build_asks_the_registry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an alias that moves between two questions gives the bundle of one version the name of another."""
-    asked: list[str] = []
+    calls: list[str] = []
     of_client = type(client())
     for name in ("get_model_version", "get_model_version_by_alias"):
         real = getattr(of_client, name)
-        monkeypatch.setattr(of_client, name, lambda *given, real=real, name=name: asked.append(name) or real(*given))
+        monkeypatch.setattr(
+            of_client, name, lambda *arguments, real=real, name=name: calls.append(name) or real(*arguments)
+        )
     build("models:/books@champion", tmp_path / "releases", name="once")
-    assert asked == ["get_model_version_by_alias"]
+    assert calls == ["get_model_version_by_alias"]
 
 
 def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
@@ -116,8 +118,8 @@ def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
     assert second.version == 2
     assert build("models:/books@champion", tmp_path / "releases", name="a").labels == 60
     client().set_registered_model_alias("books", "champion", 2)
-    made = build("models:/books@champion", tmp_path / "releases", name="b")
-    assert (made.labels, made.registered) == (70, second)
+    built = build("models:/books@champion", tmp_path / "releases", name="b")
+    assert (built.labels, built.registered) == (70, second)
     assert build("models:/books/1", tmp_path / "releases", name="c").labels == 60
     assert download_version("models:/books@champion")[1] == second
     copy, _ = download_version("models:/books/1")
@@ -128,33 +130,33 @@ def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
 def test_a_release_with_new_priors_keeps_the_version(books: Path, tmp_path: Path) -> None:
     ids = Bundle.load(books).labels.ids
     pq.write_table(pa.table({"label_id": ids, "margin": np.linspace(0, 1, len(ids))}), tmp_path / "priors.parquet")
-    made = build("models:/books/1", tmp_path / "releases", name="a", priors=tmp_path / "priors.parquet")
+    built = build("models:/books/1", tmp_path / "releases", name="a", priors=tmp_path / "priors.parquet")
     again = refresh_priors(tmp_path / "releases", tmp_path / "priors.parquet", source="a", name="b")
-    assert made.registered is not None
-    assert again.registered == made.registered
+    assert built.registered is not None
+    assert again.registered == built.registered
 
 
 def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: Path) -> None:
     make_bundle(labels=80, dim=4, queries=20).write(tmp_path / "third")
-    made = upload_version(tmp_path / "third", "models:/damaged")
-    (file,) = store.glob(f"{made.run}/artifacts/*/embeddings.npy")
+    built = upload_version(tmp_path / "third", "models:/damaged")
+    (file,) = store.glob(f"{built.run}/artifacts/*/embeddings.npy")
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(BundleCorruptError, match=r"embeddings\.npy: expected sha256"):
-        download_version(made.source)
+        download_version(built.source)
     file.write_bytes(content)
-    assert (download_version(made.source)[0] / "embeddings.npy").read_bytes() == content
+    assert (download_version(built.source)[0] / "embeddings.npy").read_bytes() == content
 
 
 @pytest.mark.usefixtures("store")
 def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp_path: Path) -> None:
     run = client().create_run(client().get_experiment_by_name("shop").experiment_id).info.run_id
     client().set_terminated(run)
-    made = replace(
+    built = replace(
         make_bundle(labels=90, dim=4, queries=20),
         reports={"history.json": json.dumps({"runs": {"mlflow": run}}).encode()},
     )
-    made.write(tmp_path / "fourth")
+    built.write(tmp_path / "fourth")
     for _ in range(2):
         with pytest.raises(ObjectStoreError, match="v1"):
             upload_version(tmp_path / "fourth", "models:/fourth@v1")  # an alias that MLflow reserves
@@ -172,9 +174,9 @@ def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp
         ("models:/films/1", "models:/films/1: MLflow at sqlite:///.*films"),
     ],
 )
-def test_what_is_not_there_is_said(place: str, said: str) -> None:
-    with pytest.raises(ObjectStoreError, match=said):
-        download_version(place)
+def test_missing_model_is_named(url: str, message: str) -> None:
+    with pytest.raises(ObjectStoreError, match=message):
+        download_version(url)
 
 
 def test_a_version_has_its_number_from_the_registry(books: Path) -> None:
@@ -184,8 +186,8 @@ def test_a_version_has_its_number_from_the_registry(books: Path) -> None:
 
 @pytest.mark.usefixtures("books")
 def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = make_bundle(labels=60, dim=4, queries=20)
-    replace(made, reports={"history.json": b'{"runs": {"mlflow": "0123456789abcdef0123456789abcdef"}}'}).write(
+    built = make_bundle(labels=60, dim=4, queries=20)
+    replace(built, reports={"history.json": b'{"runs": {"mlflow": "0123456789abcdef0123456789abcdef"}}'}).write(
         tmp_path / "elsewhere"
     )
     with pytest.raises(ObjectStoreError, match=r"run 0123\w+ \(MLFLOW_RUN_ID names another\)"):

@@ -22,14 +22,14 @@ ENOUGH = 12
 
 def statuses(url: str, key: str) -> set[int]:
     """Of many requests, on a connection each."""
-    found = set()
+    releases = set()
     with closing(HTTPConnection(url.removeprefix("http://"), timeout=10)) as connection:
         for _ in range(ENOUGH):
             connection.request("GET", "/v1/release", headers={"Authorization": f"Bearer {key}", "Connection": "close"})
             with connection.getresponse() as response:
-                found.add(response.status)
+                releases.add(response.status)
                 response.read()
-    return found
+    return releases
 
 
 @pytest.mark.parametrize("workers", [1, 2])

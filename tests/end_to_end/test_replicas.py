@@ -33,7 +33,7 @@ from longtail.serving.settings import Settings
 from longtail.state import LabelStore, parse_location, read_label_changes
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.commands import longtail
-from tests.end_to_end.killing import Service, serving
+from tests.end_to_end.killing import KilledService, serving
 from tests.end_to_end.ledger import Chooser, check_export
 from tests.postgres import PostgresServer, postgres
 from tests.s3 import S3Server
@@ -78,11 +78,11 @@ class Replicas:
     environment: Mapping[str, str]
     workers: int = 1
     ports: list[int] = field(default_factory=lambda: [kept_port() for _ in range(REPLICAS)])
-    services: dict[int, Service] = field(default_factory=dict)
+    services: dict[int, KilledService] = field(default_factory=dict)
     clients: dict[int, httpx.Client] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
 
-    def start(self, number: int, *, ready: bool = True) -> Service:
+    def start(self, number: int, *, ready: bool = True) -> KilledService:
         settings = Settings(
             releases=self.releases,
             database_url=self.database,
@@ -104,24 +104,24 @@ class Replicas:
     def kill(self, number: int) -> None:
         self.services.pop(number).kill()
 
-    def asked(self, number: int, method: str, path: str, **content: Any) -> httpx.Response:
+    def request(self, number: int, method: str, path: str, **content: Any) -> httpx.Response:
         return self.clients[number].request(method, path, **content)
 
     def titles(self, number: int, ids: Iterable[str]) -> dict[str, str]:
         """The titles that a replica shows of some labels."""
-        return {id_: self.asked(number, "GET", f"/v1/labels/{id_}").json()["display"]["title"] for id_ in ids}
+        return {id_: self.request(number, "GET", f"/v1/labels/{id_}").json()["display"]["title"] for id_ in ids}
 
     def answered(self, number: int) -> set[str]:
         """Every label that a replica answers: it gives at most as many at once as the release has."""
-        found: set[str] = set()
+        answered_ids: set[str] = set()
         while True:
-            query = QUERY | {"exclude": sorted(found)}
-            said = self.asked(number, "POST", "/v1/retrieve", json={"queries": [query]})
-            assert said.status_code == 200, said.text
-            labels = {label["id"] for label in said.json()["results"][0]["labels"]}
-            found |= labels
+            query = QUERY | {"exclude": sorted(answered_ids)}
+            response = self.request(number, "POST", "/v1/retrieve", json={"queries": [query]})
+            assert response.status_code == 200, response.text
+            labels = {label["id"] for label in response.json()["results"][0]["labels"]}
+            answered_ids |= labels
             if len(labels) < LABELS:
-                return found
+                return answered_ids
 
 
 @pytest.fixture(params=[1])
@@ -133,11 +133,11 @@ def replicas(
     for name in ("a", "b"):
         build(bundle, releases, spec=IndexSpec("flat"), name=name)
     Releases(releases).publish("a")
-    found = Replicas(releases, database.url(), tmp_path, s3.environment, request.param)
-    with found.stack:
+    replicas = Replicas(releases, database.url(), tmp_path, s3.environment, request.param)
+    with replicas.stack:
         for number in range(REPLICAS):
-            found.start(number)
-        yield found
+            replicas.start(number)
+        yield replicas
 
 
 def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, database: PostgresServer) -> None:
@@ -156,24 +156,24 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
         )[0]
         if kind == "upsert":
             label = {"id": f"new-{count}", "features": label_features(count % 5)}
-            assert replicas.asked(by, "POST", "/v1/labels", json={"labels": [label]}).status_code == 200
+            assert replicas.request(by, "POST", "/v1/labels", json={"labels": [label]}).status_code == 200
             expected.add(label["id"])
         elif kind == "hide":
             id_ = rng.choice(sorted(expected))
-            assert replicas.asked(by, "DELETE", f"/v1/labels/{id_}").status_code == 200
+            assert replicas.request(by, "DELETE", f"/v1/labels/{id_}").status_code == 200
             expected.remove(id_)
         elif kind == "restore":
             hidden = [f"item-{row}" for row in range(LABELS) if f"item-{row}" not in expected]
             if not hidden:
                 continue
             id_ = rng.choice(hidden)
-            assert replicas.asked(by, "POST", "/v1/labels/restore", json={"ids": [id_]}).status_code == 200
+            assert replicas.request(by, "POST", "/v1/labels/restore", json={"ids": [id_]}).status_code == 200
             expected.add(id_)
         elif kind == "patch":
             id_ = rng.choice(sorted(expected))
             titles[id_] = f"patched {count}"
             patch = {"display": {"title": titles[id_]}}
-            assert replicas.asked(by, "PATCH", f"/v1/labels/{id_}", json=patch).status_code == 200
+            assert replicas.request(by, "PATCH", f"/v1/labels/{id_}", json=patch).status_code == 200
         elif kind == "publish":
             shelf.publish("b" if shelf.current() == "a" else "a", force=True)
         elif kind == "rollback":
@@ -185,26 +185,29 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
             replicas.start(by)
         else:
             database.kill()
-            refused = replicas.asked(by, "DELETE", "/v1/labels/item-0")
+            refused = replicas.request(by, "DELETE", "/v1/labels/item-0")
             assert refused.status_code == 503, refused.text
             assert replicas.answered(by) <= expected, "nothing that was hidden comes back"
             until(
-                lambda: all(replicas.asked(each, "GET", "/readyz").status_code == 503 for each in numbers),  # noqa: B023
+                lambda: all(replicas.request(item, "GET", "/readyz").status_code == 503 for item in numbers),  # noqa: B023
                 "every replica to say that it cannot read the state",
             )
             database.start()
             until(
-                lambda: all(replicas.asked(each, "GET", "/readyz").status_code == 200 for each in numbers),  # noqa: B023
+                lambda: all(replicas.request(item, "GET", "/readyz").status_code == 200 for item in numbers),  # noqa: B023
                 "every replica to be ready again",
             )
         done[kind] += 1
         began = time.monotonic()
-        until(lambda: all(replicas.answered(each) == expected for each in replicas.services), "replicas to agree")
-        shown = {id_: title for id_, title in titles.items() if id_ in expected}
-        until(lambda: all(replicas.titles(each, shown) == shown for each in replicas.services), "columns to agree")  # noqa: B023
+        until(lambda: all(replicas.answered(item) == expected for item in replicas.services), "replicas to agree")
+        wanted_titles = {id_: title for id_, title in titles.items() if id_ in expected}
+        until(
+            lambda: all(replicas.titles(item, wanted_titles) == wanted_titles for item in replicas.services),  # noqa: B023
+            "columns to agree",
+        )
         took.append((time.monotonic() - began, kind))
-    within = [sum(each <= bound for each, _ in took) for bound in (0.1, 0.2, 0.5, 1)]
-    slowest = ", ".join(f"{each:.2f} s {kind}" for each, kind in sorted(took, reverse=True)[:5])
+    within = [sum(item <= bound for item, _ in took) for bound in (0.1, 0.2, 0.5, 1)]
+    slowest = ", ".join(f"{item:.2f} s {kind}" for item, kind in sorted(took, reverse=True)[:5])
     print(f"\n{dict(done)}; agreed within 0.1, 0.2, 0.5, 1 s: {within} of {len(took)}; slowest: {slowest}")
     changes = read_label_changes(parse_location(replicas.database))
     assert set(changes.upserts) == {id_ for id_ in expected if id_.startswith("new-")}
@@ -218,7 +221,7 @@ def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replica
     choosers = [Chooser(f"chooser-{number}", [f"item-{row}" for row in range(LABELS)]) for number in range(CHOOSERS)]
     urls = [replicas.services[number].url for number in range(REPLICAS)]
     with ThreadPoolExecutor(CHOOSERS) as pool:
-        choosing = [pool.submit(each.write, urls, stop, random.Random(rng.random())) for each in choosers]
+        choosing = [pool.submit(item.write, urls, stop, random.Random(rng.random())) for item in choosers]
         try:
             deadline = time.monotonic() + SECONDS
             while time.monotonic() < deadline:
@@ -237,8 +240,8 @@ def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replica
                 replicas.start(number, ready=rng.random() < 0.7)
         finally:
             stop.set()
-    for each in choosing:
-        each.result()
+    for item in choosing:
+        item.result()
     for number in range(REPLICAS):
         if not replicas.services[number].process.is_alive():
             replicas.start(number)
@@ -253,34 +256,37 @@ def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replica
         for path in (tmp_path / f"replica-{number}" / "events").iterdir():
             shutil.copy(path, together)
     exported = check_export(replicas.releases, together, choosers)
-    sent, elsewhere = (sum(getattr(each, name) for each in choosers) for name in ("sent", "elsewhere"))
+    sent, elsewhere = (sum(getattr(item, name) for item in choosers) for name in ("sent", "elsewhere"))
     print(f"\n{SECONDS:g} s, {dict(done)}: {exported} chosen labels, of {sent} sent, in "
-          f"{sum(each.events for each in choosers)} events, {elsewhere} requests to others than answered: "
+          f"{sum(item.events for item in choosers)} events, {elsewhere} requests to others than answered: "
           "all there once")  # fmt: skip
     assert min(elsewhere, done.total()) > 0
 
 
 def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> None:
-    left = replicas.folder / "replica-9"
-    left.mkdir()
-    with closing(LabelStore(left)) as store:
+    state_folder = replicas.folder / "replica-9"
+    state_folder.mkdir()
+    with closing(LabelStore(state_folder)) as store:
         store.append([Hide(id="item-1", at=datetime.now(UTC))])
-    command = ["-m", "longtail.serving", "run", replicas.releases, "--port", "0", "--state", str(left)]
-    place = f"{replicas.database}_other"
+    command = ["-m", "longtail.serving", "run", replicas.releases, "--port", "0", "--state", str(state_folder)]
+    schema = f"{replicas.database}_other"
     refused = subprocess.run(
         [sys.executable, *command],
-        env=os.environ | {"LONGTAIL_DATABASE_URL": place}, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"LONGTAIL_DATABASE_URL": schema}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert refused.returncode == 2
-    assert f"found none, and 1 in {left}: copy them with longtail-serve copy-labels {left}" in refused.stderr
-    copied = longtail("serving", "copy-labels", left, "--state", place)
+    assert (
+        f"found none, and 1 in {state_folder}: copy them with longtail-serve copy-labels {state_folder}"
+        in refused.stderr
+    )
+    copied = longtail("serving", "copy-labels", state_folder, "--state", schema)
     assert copied.startswith("1 label changes copied to postgresql://longtail@127.0.0.1")
-    assert set(read_label_changes(place).hidden) == {"item-1"}
+    assert set(read_label_changes(schema).hidden) == {"item-1"}
 
 
 def _status(replicas: Replicas, number: int) -> int | None:
     try:
-        return replicas.asked(number, "GET", "/readyz").status_code
+        return replicas.request(number, "GET", "/readyz").status_code
     except httpx.TransportError:
         return None
 
@@ -290,7 +296,7 @@ def test_a_database_that_is_gone_or_hangs(
     replicas: Replicas, database: PostgresServer, bundle: Path, tmp_path: Path
 ) -> None:
     """A replica that starts without it serves nothing, others answer on; a rebuild takes in what any has changed."""
-    assert replicas.asked(0, "DELETE", "/v1/labels/item-3").status_code == 200
+    assert replicas.request(0, "DELETE", "/v1/labels/item-3").status_code == 200
     replicas.kill(0)
     database.kill()
     replicas.start(0, ready=False)
@@ -298,7 +304,7 @@ def test_a_database_that_is_gone_or_hangs(
         lambda: replicas.services[0].process.is_alive() and _status(replicas, 0) == 503, "a replica that is not ready"
     )
     time.sleep(1)
-    assert replicas.asked(0, "POST", "/v1/retrieve", json={"queries": [QUERY]}).status_code == 503
+    assert replicas.request(0, "POST", "/v1/retrieve", json={"queries": [QUERY]}).status_code == 503
     database.start()
     replicas.services[0].wait_until_ready()
     assert "item-3" not in replicas.answered(0)
@@ -307,14 +313,14 @@ def test_a_database_that_is_gone_or_hangs(
     try:
         until(lambda: _status(replicas, 1) == 503, "a replica to say that it cannot read the state")
         assert len(replicas.answered(1)) == LABELS - 1
-        assert replicas.asked(1, "DELETE", "/v1/labels/item-4").status_code == 503
+        assert replicas.request(1, "DELETE", "/v1/labels/item-4").status_code == 503
         assert replicas.services.pop(2).terminate() == 0, "one that is told to stop does"
     finally:
         database.go_on()
     until(lambda: _status(replicas, 1) == 200, "the replica to be ready again")
     added = {"id": "fresh", "features": label_features(1)}
-    assert replicas.asked(0, "POST", "/v1/labels", json={"labels": [added]}).status_code == 200
-    assert replicas.asked(1, "DELETE", "/v1/labels/item-9").status_code == 200
+    assert replicas.request(0, "POST", "/v1/labels", json={"labels": [added]}).status_code == 200
+    assert replicas.request(1, "DELETE", "/v1/labels/item-9").status_code == 200
     report = merge_labels(bundle, replicas.database, tmp_path / "merged")
     assert (report.added, report.labels) == (1, LABELS + 1 - report.removed)
     assert report.removed in (2, 3), "what was not acknowledged is there whole or not at all"

@@ -54,7 +54,7 @@ def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) 
                 assert process.process.wait(40) == 0
                 seconds.append(time.monotonic() - began)
         total += gateway.answered
-        lost += [f"{turn}, {round(float(one.rsplit(' ', 1)[1]) - began, 3)} s after: {one}" for one in gateway.lost]
+        lost += [f"{turn}, {round(float(line.rsplit(' ', 1)[1]) - began, 3)} s after: {line}" for line in gateway.lost]
         assert "Traceback" not in log.read_text()
     print(f"\n{workers} workers, {RESTARTS} restarts: {dict(total)}, {len(lost)} lost; stops took "
           f"{min(seconds):.1f} to {max(seconds):.1f} s")  # fmt: skip
@@ -63,7 +63,7 @@ def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) 
     assert total["last"] >= RESTARTS
 
 
-def asked(connection: HTTPConnection, path: str = "/livez") -> tuple[int, str | None]:
+def ask(connection: HTTPConnection, path: str = "/livez") -> tuple[int, str | None]:
     """Status and `Connection` of an answer."""
     connection.request("GET", path)
     response = connection.getresponse()
@@ -76,7 +76,7 @@ def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_pat
     with server(releases, tmp_path / "log", workers=workers, drain_seconds=60, state=tmp_path / "state") as process:
         process.wait_until_ready()
         with closing(HTTPConnection(process.url.removeprefix("http://"), timeout=10)) as idle:
-            assert asked(idle) == (200, None)
+            assert ask(idle) == (200, None)
             process.process.send_signal(signal.SIGTERM)
             until(lambda: httpx.get(f"{process.url}/readyz").status_code == 503, "not to be ready")
             assert httpx.get(f"{process.url}/v1/release").status_code == 200, "requests are taken all the same"
@@ -94,7 +94,7 @@ def test_a_connection_that_was_just_made_has_its_request_answered(releases: Path
             connection.connect()
             process.process.send_signal(signal.SIGTERM)
             until(lambda: not listens(address), "the server to accept no more connections")
-            assert asked(connection) == (200, "close")
+            assert ask(connection) == (200, "close")
             assert process.process.wait(40) == 0
 
 

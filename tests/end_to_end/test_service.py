@@ -50,18 +50,18 @@ class Reference:
             return self.log_pi_L
         row = {id_: row for row, id_ in enumerate(self.users, start=1)}
         item = {id_: row for row, id_ in enumerate(self.ids, start=1)}
-        seen = [item.get(id_, 0) for id_ in history[-10:]] or [0]
+        recent = [item.get(id_, 0) for id_ in history[-10:]] or [0]
         weights = [1.0] * len(history[-10:]) or [0.0]
         inputs = {
             "user_id": np.array([row.get(user, 0)], np.int32),
-            "history": np.array([seen], np.int32),
+            "history": np.array([recent], np.int32),
             "history__weight": np.array([weights], np.float32),
         }
         query_D = self.tower.run(None, inputs)[0][0].astype(np.float64)
         log_pn_L = self.log_pn_L
         if self.tree is not None:
             projection = {name: rows.astype(np.float64) for name, rows in self.tree.projection.items()}
-            bag_K = np.array(weights) @ projection["history"][seen]
+            bag_K = np.array(weights) @ projection["history"][recent]
             log_pn_L = log_p_n(self.tree, projection["user_id"][row.get(user, 0)] + bag_K + self.tree.offset)
         f_L = self.embeddings_LD @ query_D / self.temperature + self.bias_L
         return f_L + bias_removal * log_pn_L + popularity * self.log_pi_L
@@ -109,8 +109,8 @@ def check_ranking(labels: list[dict], ids: list[str], scores_L: np.ndarray, k: i
     order = np.argsort(-scores_L, kind="stable")
     gaps = -np.diff(scores_L[order])
     for rank, label in enumerate(labels):
-        apart = (rank == 0 or gaps[rank - 1] > 1e-4) and (rank == len(gaps) or gaps[rank] > 1e-4)
-        assert not apart or label["id"] == ids[order[rank]]
+        is_separate = (rank == 0 or gaps[rank - 1] > 1e-4) and (rank == len(gaps) or gaps[rank] > 1e-4)
+        assert not is_separate or label["id"] == ids[order[rank]]
 
 
 query = st.tuples(
@@ -149,14 +149,14 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
             answer = client.post("/v1/retrieve", json={"queries": body}).json()
             assert answer["release"] == name
             for (user, history, _, _, k, exclude), dial, result in zip(queries, dials, answer["results"], strict=True):
-                known = reference.knows(user, history)
-                used = dial if known else {"bias_removal": 0.0, "popularity": 1.0}
+                is_known = reference.knows(user, history)
+                used = dial if is_known else {"bias_removal": 0.0, "popularity": 1.0}
                 assert {key: result[key] for key in used} == used
-                assert result["basis"] == ("model" if known else "popularity")
-                left = [row for row, id_ in enumerate(reference.ids) if id_ not in exclude]
-                scores_L = reference.scores(user, history, **dial)[left]
-                ids = [reference.ids[row] for row in left]
-                check_ranking(result["labels"], ids, scores_L, min(k, len(left)))
+                assert result["basis"] == ("model" if is_known else "popularity")
+                eligible_rows = [row for row, id_ in enumerate(reference.ids) if id_ not in exclude]
+                scores_L = reference.scores(user, history, **dial)[eligible_rows]
+                ids = [reference.ids[row] for row in eligible_rows]
+                check_ranking(result["labels"], ids, scores_L, min(k, len(eligible_rows)))
 
         holds()
 

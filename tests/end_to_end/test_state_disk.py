@@ -76,10 +76,10 @@ def test_a_disk_that_turns_read_only_refuses_changes_and_answers_go_on(releases:
             assert not any(acknowledged(http, row) for row in range(3, 6))
             answer = http.post("/v1/retrieve", json={"queries": [{"features": FEATURES, "k": 60}]})
             assert answer.status_code == 200
-            shown = {label["id"] for label in answer.json()["results"][0]["labels"]}
-            assert shown.isdisjoint(f"item-{row}" for row in range(3))
+            answered_ids = {label["id"] for label in answer.json()["results"][0]["labels"]}
+            assert answered_ids.isdisjoint(f"item-{row}" for row in range(3))
             assert http.get("/livez").status_code == 200
-            signals = {found["signal"] for found in http.get("/v1/monitoring").json()["verdict"]["findings"]}
+            signals = {finding["signal"] for finding in http.get("/v1/monitoring").json()["verdict"]["findings"]}
             assert "records" in signals
         assert process.terminate() == 0
     subprocess.run(["umount", "-l", disk], check=True)
@@ -89,11 +89,11 @@ def test_a_disk_that_turns_read_only_refuses_changes_and_answers_go_on(releases:
 
 @pytest.mark.nightly
 def test_a_kill_while_the_disk_stalls_loses_nothing_acknowledged(releases: Path, disk: Path) -> None:
-    kept: list[int] = []
+    stored: list[int] = []
 
     def write(url: str) -> None:
         with httpx.Client(base_url=url, timeout=30) as http, suppress(httpx.TransportError):
-            kept.extend(row for row in range(40) if acknowledged(http, row))
+            stored.extend(row for row in range(40) if acknowledged(http, row))
 
     with server(releases, releases.parent / "log", state=disk) as process:
         process.wait_until_ready()
@@ -108,7 +108,7 @@ def test_a_kill_while_the_disk_stalls_loses_nothing_acknowledged(releases: Path,
             subprocess.run(["fsfreeze", "-u", disk], check=True)
         process.process.wait(20)
         writer.join()
-    check_kept(releases, disk, kept)
+    check_kept(releases, disk, stored)
     with server(releases, releases.parent / "log", state=disk) as process:
         process.wait_until_ready()
         with httpx.Client(base_url=process.url, timeout=30) as http:

@@ -76,7 +76,7 @@ class Shelf:
 
 
 @dataclass
-class Load:
+class SwapLoad:
     """Requests one after the other until told to stop, every answer looked at.
 
     Attributes:
@@ -89,7 +89,7 @@ class Load:
     url: str
     stop: Event
     expected: dict[str, Any]
-    seen: Counter[str] = field(default_factory=Counter)
+    releases_seen: Counter[str] = field(default_factory=Counter)
 
     def current(self) -> None:
         """Whatever is served."""
@@ -104,9 +104,9 @@ class Load:
             while not self.stop.is_set():
                 answer = self.answer(client, "/v1/similar", {"ids": ["item-3", "item-4"], "k": LABELS - 2})
                 ids = [{label["id"] for label in result["labels"]} for result in answer["results"]]
-                assert not any("item-7" in each for each in ids)
+                assert not any("item-7" in answer_ids for answer_ids in ids)
                 # No label tower, no added labels.
-                assert all(("added" in each) == ("tree" not in answer["release"]) for each in ids)
+                assert all(("added" in answer_ids) == ("tree" not in answer["release"]) for answer_ids in ids)
 
     def pinned(self) -> None:
         """A release for as long as it is there, then the next."""
@@ -119,11 +119,11 @@ class Load:
                     )
                     if response.status_code == 404:
                         assert response.json()["error"]["type"] == "unknown_release"
-                        self.seen["unknown"] += 1
+                        self.releases_seen["unknown"] += 1
                         break
                     assert (response.status_code, response.json()["release"]) == (200, name), response.text
                     assert response.json()["results"] == within_rounding(self.expected[name.split("-")[0]])
-                    self.seen[f"pinned {name}"] += 1
+                    self.releases_seen[f"pinned {name}"] += 1
 
     def answer(self, client: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
         response = client.post(path, json=body)
@@ -132,7 +132,7 @@ class Load:
         model = answer["release"].split("-")[0]
         titles = {label["display"]["title"] for result in answer["results"] for label in result["labels"]}
         assert {title.split(" ")[0] for title in titles - {"Added"}} == {model}
-        self.seen[answer["release"]] += 1
+        self.releases_seen[answer["release"]] += 1
         return answer
 
 
@@ -204,12 +204,12 @@ def test_swaps_fail_no_request_mix_no_releases_and_hold_nothing(bundles: Path, t
     shelf, stop = Shelf(bundles, tmp_path / "releases"), Event()
     with server(shelf.root, tmp_path / "log", poll_seconds=0.05, drain_seconds=0) as process:
         process.wait_until_ready()
-        load = Load(process.url, stop, expected_of(shelf, process))
+        load = SwapLoad(process.url, stop, expected_of(shelf, process))
         looks: list[Held] = []
         with Client(process.url) as longtail, under_load([load.current, load.similar, load.pinned], stop):
             for swap in range(SWAPS):
                 name = shelf.publish()
-                until(lambda name=name: load.seen[name] >= 3)  # type: ignore[misc]
+                until(lambda name=name: load.releases_seen[name] >= 3)  # type: ignore[misc]
                 assert longtail.release()["name"] == name
                 if (swap + 1) % LEVEL_AFTER == 0 or swap + 1 == SWAPS:
                     looks.append(Held.by(process.process.pid, shelf.root))
@@ -218,11 +218,11 @@ def test_swaps_fail_no_request_mix_no_releases_and_hold_nothing(bundles: Path, t
         assert f"longtail_release_swaps_total {SWAPS + 1 + len(MODELS)}.0" in scraped
         assert "longtail_release_load_failures_total 0.0" in scraped
         assert not re.search('route="/v1/[^"]*",status="5xx"} [1-9]', scraped)
-    answers = load.seen.total() - load.seen["unknown"]
-    print(f"\n{SWAPS} swaps amid {answers} answers, {load.seen['unknown']} pins given up; held:")
+    answers = load.releases_seen.total() - load.releases_seen["unknown"]
+    print(f"\n{SWAPS} swaps amid {answers} answers, {load.releases_seen['unknown']} pins given up; held:")
     for look in looks:
         print(f"  {look.bytes / 1e6:.1f} MB, {look.open} open, {look.mapped} mapped, {look.deleted} of them deleted")
-    assert load.seen["unknown"] > 0
+    assert load.releases_seen["unknown"] > 0
     assert last.bytes <= level.bytes + SLACK_BYTES
     assert last.open <= level.open + 4
     # A follower between two releases may hold a third.
@@ -236,12 +236,12 @@ def test_two_workers_follow_every_swap_and_fail_no_request(bundles: Path, tmp_pa
     settings: dict[str, object] = {"poll_seconds": 0.05, "drain_seconds": 0, "workers": 2}
     with server(shelf.root, tmp_path / "log", **settings) as process:
         process.wait_until_ready()
-        load = Load(process.url, stop, expected_of(shelf, process))
+        load = SwapLoad(process.url, stop, expected_of(shelf, process))
         with under_load([load.current, load.current, load.similar], stop):
             for _ in range(4):
                 name = shelf.publish()
-                until(lambda name=name: load.seen[name] >= 20)  # type: ignore[misc]
+                until(lambda name=name: load.releases_seen[name] >= 20)  # type: ignore[misc]
             time.sleep(0.5)
-            before = load.seen.copy()
-            until(lambda: load.seen.total() > before.total() + 100)
-            assert (load.seen - before).keys() == {name}
+            before = load.releases_seen.copy()
+            until(lambda: load.releases_seen.total() > before.total() + 100)
+            assert (load.releases_seen - before).keys() == {name}

@@ -166,7 +166,7 @@ def write_shop(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Shop:
+class TrainedShop:
     """A release that is served, what it was trained on, and the Keras model that it was exported from."""
 
     root: Path
@@ -181,8 +181,8 @@ class Shop:
         requests, train, ids = self.dataset.requests, self.dataset.train, self.dataset.label_ids.to_pylist()
         query, version = int(requests.queries[at]), int(requests.attributes[at])
         id_, users = self.dataset.query_ids[query].as_py(), pq.read_table(self.root / "users.parquet").to_pylist()
-        known = version < len(users)
-        user = users[3 * int(id_[1:]) + version % 3] if known else dict.fromkeys(users[0])
+        is_known = version < len(users)
+        user = users[3 * int(id_[1:]) + version % 3] if is_known else dict.fromkeys(users[0])
         context = self.dataset.contexts.slice(int(requests.contexts[at]), 1).to_pylist()[0]
         user |= {"user_id": id_, "again": user.pop("recent"), "since": None}
         user |= {"joined": user["joined"] and user["joined"].isoformat(), "interests": dict(user["interests"] or {})}
@@ -196,8 +196,8 @@ class Shop:
     def scores(self, *features: dict[str, Any], **more: Any) -> list[dict[str, float]]:
         """Scores by label of queries over HTTP."""
         every = {"k": ITEMS + 1, "bias_removal": 0, "popularity": 0, "exclude_history": False}
-        asked = [{"features": of, **every, **more} for of in features]
-        answer = self.http.post("/v1/retrieve", json={"queries": asked})
+        queries = [{"features": of, **every, **more} for of in features]
+        answer = self.http.post("/v1/retrieve", json={"queries": queries})
         assert answer.status_code == 200, answer.text
         return [{label["id"]: label["score"] for label in result["labels"]} for result in answer.json()["results"]]
 
@@ -207,7 +207,7 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedShop]:
     root = tmp_path_factory.mktemp("shop")
     write_shop(root)
     write_package(root / "site")
@@ -224,40 +224,44 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         model = TwoTower(recipe, encoding, len(dataset.label_ids))
         assert WarmStart.read(root / "model").carry_over(model, encoding.vocabularies, dataset.label_ids).skipped == {}
         with served(root) as http:
-            yield Shop(root, http, dataset, bundle, encoding, model)
+            yield TrainedShop(root, http, dataset, bundle, encoding, model)
 
 
 @pytest.mark.parametrize("bias_removal", [-0.5, 0.0, 0.4, 1.0])
-def test_http_scores_are_the_trained_models_row_by_row(shop: Shop, bias_removal: float) -> None:
+def test_http_scores_are_the_trained_models_row_by_row(shop: TrainedShop, bias_removal: float) -> None:
     requests, labels = shop.dataset.requests, shop.bundle.labels
     rows = np.arange(0, len(requests.queries), 10, dtype=np.int32)
     versions = requests.attributes[rows]
-    assert len({int(each) % 3 for each in versions if each < 3 * USERS}) == 3, "attributes of every time"
+    assert len({int(version_id) % 3 for version_id in versions if version_id < 3 * USERS}) == 3, (
+        "attributes of every time"
+    )
     assert (versions == 3 * USERS).any(), "and missing ones"
     queries_BD = np.asarray(shop.model.embed_queries(shop.encoding.query.query_inputs(rows)), np.float64)
     expected_BL = queries_BD @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
     expected_BL += bias_removal * labels.log_pn + labels.bias
 
-    found = shop.scores(*(shop.request(int(row)) for row in rows), bias_removal=bias_removal)
+    actual = shop.scores(*(shop.request(int(row)) for row in rows), bias_removal=bias_removal)
 
-    for scores, expected_L in zip(found, expected_BL, strict=True):
-        wanted = dict(zip(labels.ids.to_pylist(), expected_L.tolist(), strict=True))
-        assert scores == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+    for scores, expected_L in zip(actual, expected_BL, strict=True):
+        expected_scores = dict(zip(labels.ids.to_pylist(), expected_L.tolist(), strict=True))
+        assert scores == pytest.approx(expected_scores, rel=1e-4, abs=1e-4)
         assert list(scores) == sorted(scores, key=lambda id_: -scores[id_])
-    assert len({tuple(scores.values()) for scores in found}) == len(found), "features tell queries apart"
+    assert len({tuple(scores.values()) for scores in actual}) == len(actual), "features tell queries apart"
 
 
-def test_what_is_missing_is_what_training_calls_unknown(shop: Shop) -> None:
-    given = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
+def test_what_is_missing_is_what_training_calls_unknown(shop: TrainedShop) -> None:
+    features = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
     spelt_out = {"device": "a watch, never seen", "searched": "", "about": "", "interests": {}, "again": [], "seen": []}
-    missing, unknown, known = shop.scores(given, given | spelt_out, given | {"device": "web", "searched": "green hat"})
+    missing, unknown, is_known = shop.scores(
+        features, features | spelt_out, features | {"device": "web", "searched": "green hat"}
+    )
     assert missing == unknown
-    assert missing != known
+    assert missing != is_known
     (stranger,) = shop.scores({"user_id": "nobody", "seen": ["nothing"]})
     assert len(stranger) == ITEMS + 1
 
 
-def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: Shop) -> None:
+def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: TrainedShop) -> None:
     items, names, train = [3, WITHOUT, 11], shop.dataset.label_ids.to_pylist(), shop.dataset.train
     rows = [names.index(str(item)) for item in items]
     inputs = {name: column[rows] for name, column in shop.encoding.label_inputs.items()}
@@ -277,10 +281,12 @@ def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: Shop) -> 
     query_D = np.asarray(shop.model.embed_queries(shop.encoding.query.query_inputs(np.int32([7]))))[0]
 
     shop.change("POST", "/v1/labels", json={"labels": new})
-    (found,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])
+    (actual,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])
 
     expected = labels_CD @ query_D / shop.bundle.manifest.temperature
-    differences = {id_: found[id_] - score for id_, score in zip((label["id"] for label in new), expected, strict=True)}
+    differences = {
+        id_: actual[id_] - score for id_, score in zip((label["id"] for label in new), expected, strict=True)
+    }
     assert max(differences.values()) - min(differences.values()) < 1e-4, "but for the bias of a label without pairs"
     for label in new:
         shop.change("DELETE", f"/v1/labels/{label['id']}")
@@ -299,7 +305,9 @@ BAD: dict[str, tuple[str, Any, str, str]] = {
 
 
 @pytest.mark.parametrize(("name", "value", "part", "message"), BAD.values(), ids=BAD)
-def test_a_bad_value_is_refused_with_its_feature(shop: Shop, name: str, value: Any, part: str, message: str) -> None:
+def test_a_bad_value_is_refused_with_its_feature(
+    shop: TrainedShop, name: str, value: Any, part: str, message: str
+) -> None:
     answer = shop.http.post("/v1/retrieve", json={"queries": [{"features": {}}, {"features": {name: value}}]})
 
     assert answer.status_code == 422
@@ -309,32 +317,32 @@ def test_a_bad_value_is_refused_with_its_feature(shop: Shop, name: str, value: A
     assert re.search(message, error["message"]), error["message"]
 
 
-def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
+def test_the_release_says_what_each_kind_expects(shop: TrainedShop) -> None:
     response = shop.http.get("/v1/release")
     assert len(response.content) < 5_000 < len(shop.http.get("/v1/release?include=curve").content)
     answer = response.json()
-    said = {feature["name"]: feature for feature in answer["query_features"]}
-    assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
-    assert said["taste"]["expects"] == "a list of 6 finite numbers"
-    assert said["hour"]["kind"] == "number"
+    features_by_name = {feature["name"]: feature for feature in answer["query_features"]}
+    assert (features_by_name["taste"]["kind"], features_by_name["taste"]["dims"]) == ("vector", DIMS)
+    assert features_by_name["taste"]["expects"] == "a list of 6 finite numbers"
+    assert features_by_name["hour"]["kind"] == "number"
     assert shop.scores(answer["example"])
     label = shop.http.get(f"/v1/labels/{ITEMS}").json()
     assert (label["display"], label["count"], label["bucket"]) == ({"title": "The red thing, no. 24"}, 0, "new")
 
 
-def test_the_bundle_says_what_it_was_trained_on_and_measures_the_same_again(shop: Shop) -> None:
+def test_the_bundle_says_what_it_was_trained_on_and_measures_the_same_again(shop: TrainedShop) -> None:
     manifest = shop.bundle.manifest
     assert manifest.bias_removal.noise == "π of the draws, not of the impressions"
-    own = {name: where for name, where in manifest.software.items() if " " in name}
-    assert own.keys() == {"tower gated", "feature cyclic"}
-    assert own["feature cyclic"].startswith("shop.layers:cyclic of shop 1.0 ")
+    own_software = {name: value for name, value in manifest.software.items() if " " in name}
+    assert own_software.keys() == {"tower gated", "feature cyclic"}
+    assert own_software["feature cyclic"].startswith("shop.layers:cyclic of shop 1.0 ")
     assert "about" in shop.bundle.tables, "a table of a mebibyte lies beside its tower"
     stored, again = evaluate(shop.bundle), evaluate(shop.bundle, shop.root / "recipe.toml")
     for at in (0.0, 1.0):
         assert again.value("recall@5", bias_removal=at) == pytest.approx(stored.value("recall@5", bias_removal=at))
 
 
-def test_labels_that_change_while_serving_are_found_and_merged(shop: Shop) -> None:
+def test_labels_that_change_while_serving_are_found_and_merged(shop: TrainedShop) -> None:
     """Added with and without a picture, embedded again with another, deleted, brought back; then rows of a bundle."""
     first, other = [0.25, -1.0, 0.5, 2.0, 0.0, 1.0], [1.0, 1.0, -1.0, 0.125, 0.5, 0.0]
     labels = [{"id": "new", "features": {"picture": first}}, {"id": "bare", "features": {"price": 3}},

@@ -67,8 +67,8 @@ def test_weighted_recall_of_exported_clicks_is_the_true_one(tmp_path: Path) -> N
         value = hits_A.sum() / all_A.sum()
         return value, float(np.sqrt(((hits_A - value * all_A) ** 2).sum()) / all_A.sum())
 
-    wanted = sum(chances[label] for label in always)
-    truth = wanted / (wanted + sum(chances[label] for label in drawn))
+    expected = sum(chances[label] for label in always)
+    truth = expected / (expected + sum(chances[label] for label in drawn))
     (weighted, error), (plain, _) = recall("debiased_weight"), recall("weight")
     print(f"\ntrue recall {truth:.4f}, weighted {weighted:.4f} ± {error:.4f}, unweighted {plain:.4f}")
     assert abs(weighted - truth) < 4 * error < 0.1

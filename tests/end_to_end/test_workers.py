@@ -108,14 +108,14 @@ def both(service: ServerProcess) -> Iterator[list[tuple[Client, httpx.Client]]]:
 def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
     service: ServerProcess, both: list[tuple[Client, httpx.Client]]
 ) -> None:
-    (one, http_one), (other, http_other) = both
-    before, reported = samples(http_one), one.monitoring()["windows"]["1h"]["queries"]
+    (first, http_one), (other, http_other) = both
+    before, reported = samples(http_one), first.monitoring()["windows"]["1h"]["queries"]
 
     def once(_: int) -> int:
         with Client(service.url) as longtail:
             return len(longtail.retrieve(features=FEATURES, k=7).results[0].labels)
 
-    for longtail, requests in ((one, 30), (other, 50)):
+    for longtail, requests in ((first, 30), (other, 50)):
         assert {len(longtail.retrieve(features=FEATURES, k=7).results[0].labels) for _ in range(requests)} == {7}
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(once, range(60))) == {7}
@@ -134,7 +134,7 @@ def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
         assert more(http, "longtail_stage_seconds_count stage=queue") == 140
         after = samples(http)
         assert (after["longtail_ready"], after["longtail_release_info release=first"]) == (1, 1)
-    for longtail in (one, other):
+    for longtail in (first, other):
         until(
             lambda longtail=longtail: longtail.monitoring()["windows"]["1h"]["queries"] == reported + 140,  # type: ignore[misc]
             "the report to count what both answered",
@@ -146,50 +146,50 @@ def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
 def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
     both: list[tuple[Client, httpx.Client]],
 ) -> None:
-    (one, _), (other, _) = both
+    (first, _), (other, _) = both
 
     def answers(longtail: Client, id_: str) -> bool:
         return len(longtail.retrieve(features=FEATURES, allow=[id_]).results[0].labels) == 1
 
-    one.add_labels(NewLabel("fresh", label_features(1), {"title": "Fresh"}))
-    assert answers(one, "fresh")
+    first.add_labels(NewLabel("fresh", label_features(1), {"title": "Fresh"}))
+    assert answers(first, "fresh")
     until(lambda: answers(other, "fresh"), "the other worker to answer with the label")
     assert other.label("fresh")["display"] == {"title": "Fresh"}
     other.delete_label("fresh")
     with pytest.raises(NotFoundError):
         other.label("fresh")
-    until(lambda: not answers(one, "fresh"), "the label to be gone from the first worker's answers")
-    one.delete_label("item-9")
+    until(lambda: not answers(first, "fresh"), "the label to be gone from the first worker's answers")
+    first.delete_label("item-9")
     until(lambda: not answers(other, "item-9"), "the label to be hidden by the other worker")
     other.restore_labels(["item-9"])
-    until(lambda: answers(one, "item-9"), "the label to be back")
-    assert [longtail.monitoring()["labels"] for longtail in (one, other)] == [
+    until(lambda: answers(first, "item-9"), "the label to be back")
+    assert [longtail.monitoring()["labels"] for longtail in (first, other)] == [
         {"added": 0, "hidden": 0, "available": 20_000}
     ] * 2
 
 
 def mapped(worker: int) -> dict[str, dict[str, int]]:
     """KiB of the mapped files of a release: Rss and Pss by file name."""
-    found: dict[str, dict[str, int]] = {}
+    mapped_files: dict[str, dict[str, int]] = {}
     name = ""
     for line in Path(f"/proc/{worker}/smaps").read_text().splitlines():
         key, _, rest = line.partition(" ")
         if not key.endswith(":"):
             name = line.rpartition("/")[2] if line.endswith(MAPPED) else ""
         elif name and key in ("Rss:", "Pss:"):
-            sizes = found.setdefault(name, {"Rss:": 0, "Pss:": 0})
+            sizes = mapped_files.setdefault(name, {"Rss:": 0, "Pss:": 0})
             sizes[key] += int(rest.split()[0])
-    return found
+    return mapped_files
 
 
 def test_the_index_is_in_memory_once(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
     for longtail, _ in both:
         longtail.retrieve(features=FEATURES)
         longtail.similar([f"item-{row}" for row in range(0, LABELS, LABELS // 200)])
-    one, other = map(mapped, workers_of(service))
-    assert any(name.endswith(".faiss") for name in one)
-    assert "embeddings.npy" in one
-    for name, sizes in one.items():
+    first, other = map(mapped, workers_of(service))
+    assert any(name.endswith(".faiss") for name in first)
+    assert "embeddings.npy" in first
+    for name, sizes in first.items():
         both_together = sizes["Pss:"] + other[name]["Pss:"]
         assert sizes["Rss:"] > 1000 or name == "embeddings.npy"
         assert both_together < 1.2 * max(sizes["Rss:"], other[name]["Rss:"]), name
@@ -200,13 +200,13 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
     with Client(service.url) as longtail, connected(service, before[1]) as (survivor, http):
         counted = samples(http)["longtail_queries_total"]
         os.kill(before[0], signal.SIGKILL)
-        asked = 0
+        requests = 0
 
         def replaced() -> bool:
-            nonlocal asked
+            nonlocal requests
             assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             assert len(survivor.retrieve(features=FEATURES, k=3).results[0].labels) == 3
-            asked += 2
+            requests += 2
             # The survivor's alone: it answers, whatever becomes of the other.
             assert http.get("/readyz").status_code == 200
             assert samples(http)["longtail_ready"] == 1
@@ -217,8 +217,8 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
         (fresh,) = set(workers_of(service)) - set(before)
         with connected(service, fresh) as (replacement, its_http):
             assert len(replacement.retrieve(features=FEATURES, k=3).results[0].labels) == 3
-            assert samples(its_http)["longtail_queries_total"] == counted + asked + 1
-            assert samples(http)["longtail_queries_total"] == counted + asked + 1
+            assert samples(its_http)["longtail_queries_total"] == counted + requests + 1
+            assert samples(http)["longtail_queries_total"] == counted + requests + 1
             assert samples(its_http)["longtail_ready"] == 1
 
 
@@ -284,9 +284,9 @@ def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> 
             killed = old[1]
             for _ in range(6):
                 os.kill(killed, signal.SIGKILL)
-                known = {old[0], killed}
-                until(lambda known=known: set(workers_of(process)) - known, "another worker in its place")  # type: ignore[misc]
-                (killed,) = set(workers_of(process)) - known
+                pids = {old[0], killed}
+                until(lambda pids=pids: set(workers_of(process)) - pids, "another worker in its place")  # type: ignore[misc]
+                (killed,) = set(workers_of(process)) - pids
                 assert len(longtail.retrieve(features=FEATURES, k=3).results[0].labels) == 3
             assert process.process.poll() is None
             assert http.get("/readyz").json()["workers"] == {"expected": 2, "ready": 1}
@@ -296,9 +296,9 @@ def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> 
             assert figures["longtail_workers"] == 2
             until(lambda: http.get("/readyz").json()["workers"]["ready"] == 2, "the last one to serve")
             assert workers_of(process) == sorted([old[0], killed])
-        said = (tmp_path / "server.log").read_text()
-        assert said.count("another is started in") == 6
-        assert "1 of 2 workers are healthy" in said
+        log = (tmp_path / "server.log").read_text()
+        assert log.count("another is started in") == 6
+        assert "1 of 2 workers are healthy" in log
 
 
 @pytest.mark.nightly
@@ -342,7 +342,7 @@ def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_pat
                     assert answer.status_code == 200
                     closed[client] += answer.headers.get("connection") == "close"
 
-    def held() -> list[float]:
+    def read_connections() -> list[float]:
         with httpx.Client(base_url=process.url, timeout=60) as http:
             figures = samples(http)
         return [figures[f"longtail_worker_connections worker={worker}"] for worker in (0, 1)]
@@ -351,14 +351,14 @@ def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_pat
         """Whether each worker holds a quarter of the connections, and closes none for two of its looks at them."""
         before = sum(closed)
         time.sleep(2)
-        return min(held()) >= clients / 4 and sum(closed) == before
+        return min(read_connections()) >= clients / 4 and sum(closed) == before
 
     with several_workers(releases, tmp_path / "state") as process:
         process.wait_until_ready()
         with ThreadPoolExecutor(clients) as pool:
             try:
                 asking = [pool.submit(keep_asking, client) for client in range(clients)]
-                until(lambda: sum(held()) >= clients, "every client to be connected")
+                until(lambda: sum(read_connections()) >= clients, "every client to be connected")
                 before = workers_of(process)
                 os.kill(before[0], signal.SIGKILL)
                 until(lambda: len(set(workers_of(process)) - set(before)) == 1, "another in its place", 90)

@@ -34,7 +34,7 @@ def opened(folder: Path, **options: Any) -> FolderEvents:
 def labels(folder: Path) -> list[str]:
     with open_events(folder) as connection:
         return sorted(
-            label for (found,) in connection.execute("SELECT labels FROM events").fetchall() for label in found
+            label for (label_ids,) in connection.execute("SELECT labels FROM events").fetchall() for label in label_ids
         )
 
 
@@ -44,8 +44,8 @@ def names(folder: Path) -> list[str]:
 
 def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path) -> None:
     events = opened(tmp_path)
-    for kept in [events.append([line(str(number)), line(f"{number}b")]) for number in range(50)]:
-        kept.result(10)
+    for stored in [events.append([line(str(number)), line(f"{number}b")]) for number in range(50)]:
+        stored.result(10)
     expected = sorted([str(number) for number in range(50)] + [f"{number}b" for number in range(50)])
     assert names(tmp_path) == [".jsonl"]
     assert labels(tmp_path) == expected
@@ -105,18 +105,18 @@ def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeyp
     monkeypatch.setattr(Segment, "write", lambda *_, **__: time.sleep(0.3))
     events = opened(tmp_path)
     waiting = [events.append([line(str(number))]) for number in range(12)]
-    refused = [kept for kept in waiting if kept.done() and kept.exception()]
+    refused = [stored for stored in waiting if stored.done() and stored.exception()]
     assert refused
-    assert all(isinstance(kept.exception(), StorageError) for kept in refused)
+    assert all(isinstance(stored.exception(), StorageError) for stored in refused)
     assert events.offer([line("x"), line("y")]) == 2
     events.close()
 
 
 def test_who_goes_away_and_what_nobody_expected_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = opened(tmp_path)
-    kept = events.append([line("a")])
-    assert not kept.cancel()
-    kept.result(10)
+    stored = events.append([line("a")])
+    assert not stored.cancel()
+    stored.result(10)
     monkeypatch.setattr(Segment, "write", lambda *_, **__: 1 / 0)
     with pytest.raises(StorageError):
         events.append([line("b")]).result(10)
@@ -185,7 +185,7 @@ def aged(folder: Path, *days: float) -> None:
         os.utime(path, (NOW - 86_400 * age,) * 2)
 
 
-def left(folder: Path) -> list[float]:
+def read_times(folder: Path) -> list[float]:
     return sorted(float(path.stem) for path in folder.glob("*.parquet"))
 
 
@@ -207,7 +207,7 @@ def test_rare_events_go_at_their_age_too(
 ) -> None:
     aged(tmp_path, *ages)
     opened(tmp_path, days=7.0, clock=lambda: NOW + 86_400 * after).close()
-    assert left(tmp_path) == list(expected)
+    assert read_times(tmp_path) == list(expected)
 
 
 def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
@@ -295,16 +295,16 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
         opened(tmp_path).close()
         assert names(tmp_path) == [".jsonl"]
         writer.send_signal(signal.SIGKILL)
-        acknowledged = max(acknowledged, *(int(told) for told in writer.stdout.read().split()), 0)
+        acknowledged = max(acknowledged, *(int(number) for number in writer.stdout.read().split()), 0)
     (segment,) = tmp_path.glob("*.jsonl")
     with segment.open("ab") as file:
         file.write(line("cut")[:-9])
-    found = set(labels(tmp_path))
+    label_ids = set(labels(tmp_path))
     opened(tmp_path).close()
     assert names(tmp_path) == [".parquet"]
-    assert set(labels(tmp_path)) == found
-    assert {str(number) for number in range(acknowledged)} <= found
-    assert "cut" not in found
+    assert set(labels(tmp_path)) == label_ids
+    assert {str(number) for number in range(acknowledged)} <= label_ids
+    assert "cut" not in label_ids
 
 
 def test_lines_that_are_no_events_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

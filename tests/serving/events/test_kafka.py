@@ -43,8 +43,8 @@ def sink(kafka: MockKafka, dropped: list[int]) -> Iterator[Callable[..., KafkaEv
         return sinks[-1]
 
     yield make
-    for each in sinks:
-        each.close()
+    for record in sinks:
+        record.close()
 
 
 def events(count: int, first: int = 0) -> list[bytes]:
@@ -173,17 +173,17 @@ def test_trouble_is_logged_once_without_the_password(caplog: pytest.LogCaptureFi
     for future in [some.append(events(1)), some.append(events(20))]:
         not_kept(future)
     some.close()
-    refused, timed_out = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
+    refused, timed_out = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert "Connection refused" in refused
     assert timed_out == "Kafka did not acknowledge all of 1 events: Local: Message timed out"
     assert "hush" not in caplog.text + repr(some)
 
 
 def test_urls() -> None:
-    kept = {"enable.idempotence": "true", "acks": "all"}
+    required = {"enable.idempotence": "true", "acks": "all"}
     url = "kafka://one:9092,[::1]:9093,three/shop.events-1?sasl.password=a+b%26c=d&linger.ms=20"
     settings = {"bootstrap.servers": "one:9092,[::1]:9093,three", "sasl.password": "a+b&c=d", "linger.ms": "20"}
-    assert parse_kafka(url) == (settings | kept, "shop.events-1")
+    assert parse_kafka(url) == (settings | required, "shop.events-1")
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_urls() -> None:
         ("kafka://one:9092/events?linger.ms=1&linger.ms=2", 'once, received "linger.ms" twice'),
     ],
 )
-def test_urls_that_are_none(url: str, said: str) -> None:
+def test_urls_that_are_none(url: str, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         parse_kafka(url)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "hush" not in str(caught.value)
 
 
@@ -225,10 +225,10 @@ def test_urls_that_are_none(url: str, said: str) -> None:
         ("security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.password=hush", "sasl.username and sasl.password"),
     ],
 )
-def test_settings_that_are_none(query: str, said: str) -> None:
+def test_settings_that_are_none(query: str, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         KafkaEvents(f"kafka://127.0.0.1:1/events?{query}", [].append)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "hush" not in str(caught.value)
 
 

@@ -30,16 +30,16 @@ def keys_in(folder: Path) -> list[str]:
 
 
 def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> None:
-    url, (one, other) = s3.url(), (tmp_path / name for name in ("one", "other"))
-    assert upload_events(one, url) == 0, "no folder yet"
-    keep(one, "a", "b")
+    url, (first_folder, other) = s3.url(), (tmp_path / name for name in ("one", "other"))
+    assert upload_events(first_folder, url) == 0, "no folder yet"
+    keep(first_folder, "a", "b")
     keep(other, "c")
     (other / "unfinished.jsonl").write_bytes(event_json(kind="organic", time=1e9, labels=["x"]) + b"\n")
-    assert (upload_events(one, url), upload_events(other, f"{url}/")) == (1, 1)
+    assert (upload_events(first_folder, url), upload_events(other, f"{url}/")) == (1, 1)
     assert keys_in(download_events(url)) == ["a", "b", "c"]
-    keep(one, "d")
+    keep(first_folder, "d")
     s3.requests.clear()
-    assert upload_events(one, url) == 1
+    assert upload_events(first_folder, url) == 1
     assert sum(method == "PUT" for method, _ in s3.requests) == 1
     s3.requests.clear()
     assert keys_in(download_events(url)) == ["a", "b", "c", "d"]
@@ -78,10 +78,10 @@ def test_a_folder_that_is_not_there_is_said(s3: S3Server, tmp_path: Path, capsys
     ):
         with pytest.raises(SystemExit, match="0"):
             cli.main(["upload-events", str(tmp_path / name), url])
-        said = capsys.readouterr()
-        assert said.out == f"uploaded: {uploaded} files\n"
-        assert said.err.startswith(warning)
-        assert bool(said.err) == bool(warning)
+        captured = capsys.readouterr()
+        assert captured.out == f"uploaded: {uploaded} files\n"
+        assert captured.err.startswith(warning)
+        assert bool(captured.err) == bool(warning)
 
 
 def test_a_store_that_does_not_answer_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

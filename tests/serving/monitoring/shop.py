@@ -67,7 +67,7 @@ def answered(
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since, which are new."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
-    known = rows < 12
+    is_known = rows < 12
     return AnsweredBatch(
         release=release,
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
@@ -77,8 +77,8 @@ def answered(
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
-        buckets_N=np.where(known, BUCKETS[rows % 12], 3).astype(np.int8),
-        counts_N=np.where(known, COUNTS[rows % 12], 0),
+        buckets_N=np.where(is_known, BUCKETS[rows % 12], 3).astype(np.int8),
+        counts_N=np.where(is_known, COUNTS[rows % 12], 0),
         restrictions_B=[restrictions] * len(lists),
         ids=ids or {},
         floored=floored,

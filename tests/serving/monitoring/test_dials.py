@@ -44,7 +44,7 @@ def vectors(rng: np.random.Generator, count: int) -> np.ndarray:
     return queries_BD / np.linalg.norm(queries_BD, axis=1, keepdims=True)
 
 
-def made(seed: int) -> Bundle:
+def make_shop_bundle(seed: int) -> Bundle:
     """A bundle with a thousand calibration queries and the curve of an evaluation that had the same queries."""
     bundle, rng = make_bundle(labels=300, dim=DIM, seed=seed), np.random.default_rng(1000 + seed)
     embeddings_LD = np.array(bundle.embeddings)
@@ -83,8 +83,8 @@ def verdict_of(retriever: Retriever, queries: Sequence[Query], state: Path) -> d
     report = monitoring.report()
     monitoring.close()
     assert report["windows"]["1h"]["judged"]["queries"] == len(queries)
-    said: dict[str, Any] = report["verdict"]
-    return said
+    verdict: dict[str, Any] = report["verdict"]
+    return verdict
 
 
 def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], float]) -> list[Query]:
@@ -93,15 +93,15 @@ def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], flo
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_mix_of_the_dial_is_steady(seed: int, tmp_path: Path) -> None:
-    retriever, rng = loaded(made(seed), tmp_path), np.random.default_rng(seed)
+    retriever, rng = loaded(make_shop_bundle(seed), tmp_path), np.random.default_rng(seed)
     for name, dials in MIXES.items():
-        said = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
-        assert (said["severity"], said["findings"]) == ("steady", []), name
+        verdict = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
+        assert (verdict["severity"], verdict["findings"]) == ("steady", []), name
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_experiment_of_the_documentation_is_steady(seed: int, tmp_path: Path) -> None:
-    retriever, rng = loaded(made(seed), tmp_path), np.random.default_rng(seed)
+    retriever, rng = loaded(make_shop_bundle(seed), tmp_path), np.random.default_rng(seed)
     page = (Path(__file__).parents[3] / "docs/experiments.md").read_text()
     experiment = parse_experiments(page.split("```toml\n")[1].split("```")[0].encode())
     assert experiment is not None
@@ -110,19 +110,19 @@ def test_the_experiment_of_the_documentation_is_steady(seed: int, tmp_path: Path
         experiment.assign(query, "", unit=f"u{unit}", arm=None, pinned=False)[0] for unit, query in enumerate(plain)
     ]
     assert {query.bias_removal for query in in_arms} == {None, 0.3}
-    said = verdict_of(retriever, in_arms, tmp_path / "state")
-    assert (said["severity"], said["findings"]) == ("steady", [])
+    verdict = verdict_of(retriever, in_arms, tmp_path / "state")
+    assert (verdict["severity"], verdict["findings"]) == ("steady", [])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_permuted_counts_call_for_action(seed: int, tmp_path: Path) -> None:
     """Counts that do not belong to their labels are consistent with themselves: with log p_n and buckets."""
-    bundle, rng = made(seed), np.random.default_rng(seed)
+    bundle, rng = make_shop_bundle(seed), np.random.default_rng(seed)
     order_L, labels = rng.permutation(300), bundle.labels
     permuted = replace(
         labels, counts=labels.counts[order_L], log_pn=labels.log_pn[order_L], buckets=labels.buckets[order_L]
     )
     retriever = loaded(replace(bundle, labels=permuted), tmp_path)
     for name, dials in MIXES.items():
-        said = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
-        assert (said["severity"], said["findings"][0]["signal"]) == ("act", "evaluation"), name
+        verdict = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
+        assert (verdict["severity"], verdict["findings"][0]["signal"]) == ("act", "evaluation"), name

@@ -39,9 +39,9 @@ def figures(state: Path) -> tuple[int, int, int]:
     """Queries, and positives and hits of choices."""
     monitoring = Monitoring(state)
     monitoring.begin_release("r1", BUCKETS, Promises(BASELINE))
-    found: dict[str, Any] = monitoring.report()["windows"]["24h"]
+    figures_24h: dict[str, Any] = monitoring.report()["windows"]["24h"]
     monitoring.close()
-    return found["queries"], *(found["recall"]["feedback"]["all"][name] for name in ("positives", "hits"))
+    return figures_24h["queries"], *(figures_24h["recall"]["feedback"]["all"][name] for name in ("positives", "hits"))
 
 
 def test_two_processes_add_up(tmp_path: Path) -> None:
@@ -56,11 +56,14 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
 def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, after: int) -> None:
     process = worker(tmp_path, 0, 1_000_000)
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(after)]
+    printed = [process.stdout.readline() for _ in range(after)]
     os.kill(process.pid, signal.SIGKILL)
-    said += process.stdout.readlines()
+    printed += process.stdout.readlines()
     process.wait(60)
     process.stdout.close()
-    done = len([line for line in said if line.endswith("\n")])
+    done = len([line for line in printed if line.endswith("\n")])
     # The batch it was killed in may be counted, no other.
-    assert all(of * done <= found <= of * (done + 1) for of, found in zip((2, 2, 1), figures(tmp_path), strict=True))
+    assert all(
+        of * done <= figures_24h <= of * (done + 1)
+        for of, figures_24h in zip((2, 2, 1), figures(tmp_path), strict=True)
+    )

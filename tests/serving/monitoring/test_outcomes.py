@@ -55,8 +55,8 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     counted = scrape(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
-    shown = {name: counted[f'longtail_exposures_total{{bucket="{name}",restricted="no"}}'] for name in exposures}
-    assert shown == exposures
+    by_bucket = {name: counted[f'longtail_exposures_total{{bucket="{name}",restricted="no"}}'] for name in exposures}
+    assert by_bucket == exposures
     dial = [counted[f'longtail_query_bias_removal_bucket{{le="{le}"}}'] for le in ("0.25", "0.5")]
     assert (dial, counted["longtail_query_bias_removal_count"]) == ([0, 2], 2)
     assert counted['longtail_scores_total{decile="1"}'] == 6
@@ -98,8 +98,8 @@ def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     assert (at, counted['longtail_choice_bias_removal_bucket{hit="no",le="0.25"}']) == ([1, 2], 0)
     assert counted['longtail_arm_choices_total{arm="tail",bucket="head",run="week-1"}'] == 1
     clock.pass_(1)
-    found = monitoring.report()["windows"]["5m"]["recall"]
-    assert [(of["all"]["positives"], of["all"]["hits"]) for of in found.values()] == [(2, 1), (1, 0)]
+    results = monitoring.report()["windows"]["5m"]["recall"]
+    assert [(of["all"]["positives"], of["all"]["hits"]) for of in results.values()] == [(2, 1), (1, 0)]
 
 
 def test_dropped_events_are_in_both(monitoring: Monitoring) -> None:
@@ -135,7 +135,7 @@ def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(clock: 
         replace(answered([[5, 6], [7]]), arms_B=[None, ArmAnswer("week-1", "tail", 7)], explored={2: 3}),
         replace(answered([[9]], cooccurrence=0.7, ids={"query": IdCounts(1, 1, 0)}), bases={"model": 1}),
     ]
-    found = []
+    results = []
     for together in (True, False):
         monitoring = Monitoring(tmp_path / str(together), routes=["/v1/retrieve"], clock=clock)
         monitoring.begin_release("r1", BUCKETS, None)
@@ -145,10 +145,10 @@ def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(clock: 
             monitoring.count_answers(AnsweredSearch(batch, {"exclude": position, "allow": 1}, [0.001, 20.0], seconds))
             if not together:
                 monitoring.flush()
-        found.append((scrape(monitoring), monitoring.report()))
+        results.append((scrape(monitoring), monitoring.report()))
     of_process = "process_", "python_", "longtail_coverage_", "longtail_gini"
     first, second = (
-        {name: of for name, of in counted.items() if not name.startswith(of_process)} for counted, _ in found
+        {name: of for name, of in counted.items() if not name.startswith(of_process)} for counted, _ in results
     )
     assert first == pytest.approx(second, nan_ok=True)
-    assert found[0][1] == found[1][1]
+    assert results[0][1] == results[1][1]

@@ -31,8 +31,12 @@ def baseline(shares: Mapping[str, float] = PROMISED, queries: int = 1000) -> dic
 def recall(positives: int = 0, hits: int = 0) -> dict[str, Any]:
     """Recall that the evaluation promises to be 0.26."""
     promised = (0.26, 0.23, 0.29) if positives else (None, None, None)
-    found = {"positives": positives, "hits": hits, **dict(zip(("promised", "low", "high"), promised, strict=True))}
-    return {kind: dict(found) for kind in (*BUCKET_NAMES, "all")}
+    result = {
+        "positives": positives,
+        "hits": hits,
+        **dict(zip(("promised", "low", "high"), promised, strict=True)),
+    }
+    return {kind: dict(result) for kind in (*BUCKET_NAMES, "all")}
 
 
 def window(
@@ -78,39 +82,39 @@ def evidence(hour: dict[str, Any], day: dict[str, Any] | None = None, **changes:
     return {"report": report, "troubles": {}, **changes}
 
 
-def judge(given: dict[str, Any]) -> dict[str, Any]:
-    return verdict.judge(**given)
+def judge(evidence_json: dict[str, Any]) -> dict[str, Any]:
+    return verdict.judge(**evidence_json)
 
 
 def findings(found_of: Mapping[str, Any], *severities: str) -> dict[tuple[str, str | None], dict[str, Any]]:
     return {
-        (found["signal"], found["bucket"]): found
-        for found in found_of["findings"]
-        if found["severity"] in (severities or ("watch", "act"))
+        (result["signal"], result["bucket"]): result
+        for result in found_of["findings"]
+        if result["severity"] in (severities or ("watch", "act"))
     }
 
 
 def test_a_bucket_that_doubled_its_share_comes_first() -> None:
     """Torso 14.2 % against 6.5 %, where the PSI of all shares is 0.07."""
     shares = {"head": 0.853, "torso": 0.142, "tail": 0.005, "new": 0.0}
-    said = judge(evidence(window(shares=shares, scores=2.54)))
+    verdict = judge(evidence(window(shares=shares, scores=2.54)))
     sentence = "Torso gets 14.2 % of the answers in the last hour where the release promised 6.5 %, 2.2 times as much."
-    assert said["severity"] == "act"
-    assert said["headline"].startswith(f"{sentence} Look at the features that queries send")
-    first, second = said["findings"][:2]
+    assert verdict["severity"] == "act"
+    assert verdict["headline"].startswith(f"{sentence} Look at the features that queries send")
+    first, second = verdict["findings"][:2]
     assert (first["signal"], first["bucket"], first["severity"]) == ("share_drift", "torso", "act")
     assert (first["observed"], first["expected"]) == (0.142, 0.065)
     # Clopper and Pearson: 284 of 2,000 queries, 99.9 %.
     assert (first["low"], first["high"]) == (pytest.approx(0.1175, abs=1e-4), pytest.approx(0.1693, abs=1e-4))
     assert (second["signal"], second["severity"], second["observed"]) == ("score_drift", "act", 2.54)
     assert "other queries or features" in second["sentence"]
-    assert set(findings(said)) == {("share_drift", "torso"), ("score_drift", None)}
+    assert set(findings(verdict)) == {("share_drift", "torso"), ("score_drift", None)}
 
 
 def test_all_well_says_so_and_on_what_it_rests() -> None:
-    said = judge(evidence(window()))
-    assert (said["severity"], said["findings"]) == ("steady", [])
-    assert said["headline"] == "The answers are what the release promised: 2,000 queries in the last 24 hours."
+    verdict = judge(evidence(window()))
+    assert (verdict["severity"], verdict["findings"]) == ("steady", [])
+    assert verdict["headline"] == "The answers are what the release promised: 2,000 queries in the last 24 hours."
 
 
 @pytest.mark.parametrize(
@@ -119,26 +123,26 @@ def test_all_well_says_so_and_on_what_it_rests() -> None:
 )
 def test_what_matters_of_what_is_real(torso: float, severity: str | None) -> None:
     hour = window(50_000, {"head": 0.995 - torso, "torso": torso, "tail": 0.005, "new": 0.0})
-    found = findings(judge(evidence(hour, baseline=baseline(queries=50_000))))
-    assert found.get(("share_drift", "torso"), {"severity": None})["severity"] == severity
+    result = findings(judge(evidence(hour, baseline=baseline(queries=50_000))))
+    assert result.get(("share_drift", "torso"), {"severity": None})["severity"] == severity
 
 
 @pytest.mark.parametrize("queries", [1, 10, 30])
 def test_few_answers_are_neither_drift_nor_steady(queries: int) -> None:
     shares = {"head": 0.9, "torso": 0.09, "tail": 0.01, "new": 0.0}
-    said = judge(evidence(window(queries, shares, scores=0.6)))
-    assert (said["severity"], findings(said)) == ("unknown", {})
-    assert said["headline"].startswith("Too few answers of this release to judge ")
-    missing = {found["bucket"]: found["enough"] for found in said["findings"]}
+    verdict = judge(evidence(window(queries, shares, scores=0.6)))
+    assert (verdict["severity"], findings(verdict)) == ("unknown", {})
+    assert verdict["headline"].startswith("Too few answers of this release to judge ")
+    missing = {result["bucket"]: result["enough"] for result in verdict["findings"]}
     # 3.84·p(1 − p)/d² of a normal interval is 221 for torso, d = p/2, less as the exact one is not symmetric.
     assert 120 <= missing["torso"] <= 250
-    assert said["headline"].endswith(f"about {max(each or 0 for each in missing.values()):,} would do.")
+    assert verdict["headline"].endswith(f"about {max(shares_B or 0 for shares_B in missing.values()):,} would do.")
 
 
 def test_the_day_counts_where_the_hour_cannot_tell() -> None:
     drifted = {"head": 0.85, "torso": 0.145, "tail": 0.005, "new": 0.0}
-    said = judge(evidence(window(4, drifted), window(9000, drifted)))
-    assert "in the last 24 hours where the release promised 6.5 %" in said["headline"]
+    verdict = judge(evidence(window(4, drifted), window(9000, drifted)))
+    assert "in the last 24 hours where the release promised 6.5 %" in verdict["headline"]
     assert judge(evidence(window(0), window(9000)))["severity"] == "steady"
 
 
@@ -157,56 +161,56 @@ def test_labels_added_since_have_no_promise_and_take_from_the_others() -> None:
 def test_recall_against_the_evaluation(positives: int, hits: int, severity: str | None) -> None:
     """0.26 promised: more is no matter, and an interval that holds it is none either."""
     figures = {"feedback": recall(), "organic": recall() | {"all": recall(positives, hits)["all"]}}
-    found = findings(judge(evidence(window(recalled=figures)))).get(("organic_recall", None))
-    assert (found and found["severity"]) == severity
-    if found:
-        assert (found["observed"], found["expected"]) == (hits / positives, 0.26)
-        assert "promised 0.260 (0.230–0.290) at the same λ" in found["sentence"]
+    result = findings(judge(evidence(window(recalled=figures)))).get(("organic_recall", None))
+    assert (result and result["severity"]) == severity
+    if result:
+        assert (result["observed"], result["expected"]) == (hits / positives, 0.26)
+        assert "promised 0.260 (0.230–0.290) at the same λ" in result["sentence"]
 
 
 def test_what_is_broken_comes_before_what_has_drifted() -> None:
     shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=shares, requests={"count": 1000, "errors": 40, "shed": 3}, dropped=7)
     troubles = {"refused_release": "The published release, r2, could not be loaded.", "label_log": "No log."}
-    said = judge(evidence(hour, troubles=troubles, age_days=45.0))
-    told = [(found["signal"], found["severity"]) for found in said["findings"]]
-    assert told[:4] == [("label_log", "act"), ("refused_release", "act"), ("errors", "act"), ("share_drift", "act")]
-    assert said["headline"].startswith("No log. Look at the service's log")
-    found = findings(said)
-    assert found["errors", None]["sentence"] == "40 of 1,003 requests in the last 5 minutes broke (5xx)."
-    assert {signal for (signal, _), of in found.items() if of["severity"] == "watch"} >= {
+    verdict = judge(evidence(hour, troubles=troubles, age_days=45.0))
+    signals = [(result["signal"], result["severity"]) for result in verdict["findings"]]
+    assert signals[:4] == [("label_log", "act"), ("refused_release", "act"), ("errors", "act"), ("share_drift", "act")]
+    assert verdict["headline"].startswith("No log. Look at the service's log")
+    result = findings(verdict)
+    assert result["errors", None]["sentence"] == "40 of 1,003 requests in the last 5 minutes broke (5xx)."
+    assert {signal for (signal, _), of in result.items() if of["severity"] == "watch"} >= {
         "records", "shed", "stale_release",
     }  # fmt: skip
-    worst_first = [("act", "watch", "unknown").index(severity) for _, severity in told]
+    worst_first = [("act", "watch", "unknown").index(severity) for _, severity in signals]
     assert worst_first == sorted(worst_first)
 
 
 def test_feedback_that_cannot_be_kept_comes_before_the_events_that_were_not() -> None:
     troubles = {"records": "Feedback cannot be kept, and is answered 503."}
-    said = judge(evidence(window(dropped=232), troubles=troubles))
-    assert said["headline"].startswith(
+    verdict = judge(evidence(window(dropped=232), troubles=troubles))
+    assert verdict["headline"].startswith(
         "Feedback cannot be kept, and is answered 503. Look at the disk, database or broker"
     )
-    assert [found["signal"] for found in said["findings"]] == ["records", "records"]
-    assert said["findings"][1]["sentence"].startswith("232 events of the last 24 hours were not kept")
+    assert [result["signal"] for result in verdict["findings"]] == ["records", "records"]
+    assert verdict["findings"][1]["sentence"].startswith("232 events of the last 24 hours were not kept")
 
 
 def test_healthy_traffic_raises_no_alarm_and_drift_does() -> None:
     """200 services whose every answer leans its own way (a Dirichlet's), at 40 to 4,000 queries."""
     rng, shares = np.random.default_rng(3), np.array([0.6, 0.3, 0.1])
 
-    def shown(queries: int, of: np.ndarray) -> np.ndarray:
+    def draw_exposures(queries: int, of: np.ndarray) -> np.ndarray:
         return np.append(rng.multinomial(20, rng.dirichlet(8 * of, queries)).sum(axis=0), 0)
 
     def alarms(of: np.ndarray, services: int) -> list[bool]:
         raised = []
         for _ in range(services):
-            usual, queries = shown(1000, shares) / 20_000, int(10 ** rng.uniform(1.6, 3.6))
-            counts = shown(queries, of)
-            found, promised = (
-                dict(zip(BUCKET_NAMES, each.tolist(), strict=True)) for each in (counts / counts.sum(), usual)
+            usual, queries = draw_exposures(1000, shares) / 20_000, int(10 ** rng.uniform(1.6, 3.6))
+            counts = draw_exposures(queries, of)
+            result, promised = (
+                dict(zip(BUCKET_NAMES, shares_B.tolist(), strict=True)) for shares_B in (counts / counts.sum(), usual)
             )
-            figures = window(queries, found, promised=promised)
+            figures = window(queries, result, promised=promised)
             figures["psi"]["buckets"] = psi(counts, usual.tolist())
             raised.append(bool(findings(judge(evidence(figures)))))
         return raised
@@ -233,31 +237,31 @@ def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Pat
         monitoring = Monitoring(tmp_path / name, clock=clock)
         monitoring.begin_release("r1", buckets, Promises(measured))
         for k in mix:
-            found = retrieved(6000 // len(mix), k, lean)
+            result = retrieved(6000 // len(mix), k, lean)
             batch = AnsweredBatch(
-                release="r1", bias_removal_B=np.zeros(len(found), np.float32),
-                popularity_B=np.zeros(len(found), np.float32), cooccurrence_B=np.zeros(len(found), np.float32),
-                judged_at_B=np.zeros(len(found), np.float32), rows_N=found.ravel(),
-                scores_N=np.tile(-np.arange(k, dtype=np.float32), len(found)),
-                ends_B=(k * np.arange(1, 1 + len(found))).tolist(), buckets_N=buckets[found.ravel()],
-                counts_N=np.ones(found.size, np.int64),
+                release="r1", bias_removal_B=np.zeros(len(result), np.float32),
+                popularity_B=np.zeros(len(result), np.float32), cooccurrence_B=np.zeros(len(result), np.float32),
+                judged_at_B=np.zeros(len(result), np.float32), rows_N=result.ravel(),
+                scores_N=np.tile(-np.arange(k, dtype=np.float32), len(result)),
+                ends_B=(k * np.arange(1, 1 + len(result))).tolist(), buckets_N=buckets[result.ravel()],
+                counts_N=np.ones(result.size, np.int64),
             )  # fmt: skip
             count_batch(monitoring, batch)
-        said = judge_report(monitoring, clock)
-        assert (said["severity"] == "act", bool(findings(said))) == (drifts, drifts)
+        verdict = judge_report(monitoring, clock)
+        assert (verdict["severity"] == "act", bool(findings(verdict))) == (drifts, drifts)
 
 
 def judge_report(monitoring: Monitoring, clock: Clock) -> dict[str, Any]:
     clock.pass_(1)
-    said: dict[str, Any] = monitoring.report()["verdict"]
-    return said
+    verdict: dict[str, Any] = monitoring.report()["verdict"]
+    return verdict
 
 
 def test_restricted_answers_are_not_judged(monitoring: Monitoring, clock: Clock) -> None:
     """One request with `"buckets": ["torso", "tail"]` once said "Act: Head gets 0.0 %"."""
     count_batch(monitoring, answered([[4, 5, 8, 9]] * 2000, bias_removal=0.0, restrictions=["buckets"]))
-    said = judge_report(monitoring, clock)
-    assert (said["severity"], findings(said)) == ("unknown", {})
+    verdict = judge_report(monitoring, clock)
+    assert (verdict["severity"], findings(verdict)) == ("unknown", {})
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 2000, bias_removal=0.0, score=0.5))
     assert not [bucket for signal, bucket in findings(judge_report(monitoring, clock)) if signal == "share_drift"]
 
@@ -295,8 +299,8 @@ def test_unknown_ids_that_are_most_or_jump(
     now: tuple[int, int, int], before: tuple[int, int, int], severity: str | None
 ) -> None:
     hour = window(ids=NO_IDS | {"query": named(*now)})
-    found = findings(judge(evidence(hour, ids_before=NO_IDS | {"query": named(*before)})))
-    finding = found.get(("unknown_ids", None))
+    result = findings(judge(evidence(hour, ids_before=NO_IDS | {"query": named(*before)})))
+    finding = result.get(("unknown_ids", None))
     assert (finding and finding["severity"]) == severity
     if finding:
         assert f"{now[2]:,} of {now[1]:,}" in finding["sentence"]
@@ -305,19 +309,19 @@ def test_unknown_ids_that_are_most_or_jump(
 
 def test_wrong_ids_of_five_minutes_after_an_hour_of_known_ones() -> None:
     minutes, hour = (window(ids=NO_IDS | {"query": named(*of)}) for of in ((100, 100, 100), (1000, 1000, 110)))
-    given = evidence(hour)
-    given["report"]["windows"]["5m"] = minutes
-    found = findings(judge(given))["unknown_ids", None]
-    assert (found["severity"], found["window"]) == ("act", "5m")
-    assert "100 of 100, 1.1 % in the rest of the day" in found["sentence"]
+    evidence_json = evidence(hour)
+    evidence_json["report"]["windows"]["5m"] = minutes
+    result = findings(judge(evidence_json))["unknown_ids", None]
+    assert (result["severity"], result["window"]) == ("act", "5m")
+    assert "100 of 100, 1.1 % in the rest of the day" in result["sentence"]
 
 
 def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
     shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=shares, ids=NO_IDS | {"query": named(900, 900, 900)})
-    said = judge(evidence(hour))
-    assert [found["signal"] for found in said["findings"][:2]] == ["unknown_ids", "share_drift"]
-    assert said["findings"][1]["look_at"].startswith("the unknown ids first")
+    verdict = judge(evidence(hour))
+    assert [result["signal"] for result in verdict["findings"][:2]] == ["unknown_ids", "share_drift"]
+    assert verdict["findings"][1]["look_at"].startswith("the unknown ids first")
 
 
 def restricted(queries: int, **by_option: int) -> dict[str, int]:
@@ -341,32 +345,36 @@ def test_restrictions_that_are_most_or_jump(of_hour: int, of_day: int, severity:
         window(queries, restricted=restricted(count, filter=count))
         for queries, count in ((2000, of_hour), (18_000, of_day))
     )
-    found = findings(judge(evidence(hour, day)), "unknown", "watch", "act")
-    assert found.get(("restricted", None), {"severity": None})["severity"] == severity
+    result = findings(judge(evidence(hour, day)), "unknown", "watch", "act")
+    assert result.get(("restricted", None), {"severity": None})["severity"] == severity
 
 
 @pytest.mark.parametrize(("unmet", "severity"), [(0, None), (12, None), (90, "watch"), (1000, "watch")])
 def test_floors_that_answers_do_not_meet(unmet: int, severity: str | None) -> None:
-    said = judge(evidence(window(2000, floored={"queries": 1000, "unmet": unmet})))
-    found = findings(said, "watch").get(("floors", None))
-    assert (found and found["severity"]) == severity
-    if found is not None:
-        assert found["sentence"].startswith(f"{unmet:,} of 1,000 answers with floors in the last hour do not")
+    verdict = judge(evidence(window(2000, floored={"queries": 1000, "unmet": unmet})))
+    result = findings(verdict, "watch").get(("floors", None))
+    assert (result and result["severity"]) == severity
+    if result is not None:
+        assert result["sentence"].startswith(f"{unmet:,} of 1,000 answers with floors in the last hour do not")
 
 
 def test_a_filter_that_hides_the_tail_is_the_headline(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 600))
     count_batch(monitoring, answered([[0, 1, 4, 5]] * 1380, restrictions=["buckets"]))
     count_batch(monitoring, answered([[0, 1, 4, 5]] * 20, restrictions=["buckets", "filter"]))
-    said = judge_report(monitoring, clock)
+    verdict = judge_report(monitoring, clock)
     sentence = "1,400 of 2,000 queries in the last hour are restricted, so that nothing is promised for their answers"
-    assert findings(said, "unknown")["restricted", None]["sentence"] == f"{sentence}: by buckets 1,400, by filter 20."
+    assert (
+        findings(verdict, "unknown")["restricted", None]["sentence"] == f"{sentence}: by buckets 1,400, by filter 20."
+    )
 
 
 def test_traffic_without_any_promise_says_why(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[4, 5, 8, 9]] * 2000, judged_at=np.nan))
-    said = judge_report(monitoring, clock)
-    assert said["headline"].startswith("None of the 2,000 queries of this release in the last 24 hours has a promise")
+    verdict = judge_report(monitoring, clock)
+    assert verdict["headline"].startswith(
+        "None of the 2,000 queries of this release in the last 24 hours has a promise"
+    )
 
 
 def test_a_new_release_is_not_said_to_be_without_queries(monitoring: Monitoring, clock: Clock) -> None:

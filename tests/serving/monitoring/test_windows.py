@@ -249,8 +249,8 @@ def test_a_file_of_another_size_is_started_again(
 @pytest.mark.parametrize("back", [90.0, 3 * 3600, 86_400, 400 * 86_400])
 def test_a_clock_that_was_set_back_hides_nothing(open_monitoring: Opening, clock: Clock, back: float) -> None:
     monitoring = open_monitoring()
-    for place in range(3):
-        count_batch(monitoring, answered([[0, 1, 4, 8]] * (1 + place)))
+    for i in range(3):
+        count_batch(monitoring, answered([[0, 1, 4, 8]] * (1 + i)))
         clock.pass_(60)
     clock.pass_(-back)
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 20))
