@@ -28,16 +28,16 @@ _STEPS_PER_UNIT = 100
 """Places of λ per unit that have their own promise: shares that halve within 0.05 differ by 7 % within half a step."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AnswerBaseline:
-    """Distributions of the answers to calibration queries.
+    """Distributions of the answers to calibration queries at one λ.
 
     Attributes:
         shares: shares of the buckets in the answered labels; the sum is 1.
         coverage: share of each bucket's labels that were answered at all.
-        by_k: for the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
-            `score_edges`.
-        score_edges: nine deciles of the scores, ascending.
+        by_k: labels per query by bucket and by decile of `score_edges`, among the first 0, 1, …, k labels, float64
+            [1 + k, 14].
+        score_edges: nine deciles of the scores, ascending, float64 [9].
         score_shares: shares of the scores in the ten ranges; near 1/10 each, unless scores tie.
     """
 
@@ -45,18 +45,18 @@ class AnswerBaseline:
     k: int
     shares: tuple[float, ...]
     popularity: float
-    score_edges: tuple[float, ...]
+    score_edges: Float64
     score_shares: tuple[float, ...]
     popularity_weight: float
     queries: int
     coverage: tuple[float, ...]
-    by_k: tuple[tuple[float, ...], ...]
+    by_k: Float64
 
     def report_json(self) -> dict[str, Any]:
         """Return the baseline in the form of GET /v1/monitoring."""
         figures = asdict(self)
         del figures["by_k"]
-        scores = {"edges": list(figures.pop("score_edges")), "shares": list(figures.pop("score_shares"))}
+        scores = {"edges": figures.pop("score_edges").tolist(), "shares": list(figures.pop("score_shares"))}
         of_buckets = {name: dict(zip(BUCKET_NAMES, figures[name], strict=True)) for name in ("shares", "coverage")}
         return figures | of_buckets | {"scores": scores}
 
@@ -85,21 +85,21 @@ def measure_baseline(
     # A score equal to an edge counts in the upper decile.
     decile_N = np.searchsorted(edges, scores_N, side="right")
     in_decile = np.bincount(decile_N, minlength=DECILES)
-    counts_KC = np.zeros((rows_BK.shape[1], len(BUCKET_NAMES) + DECILES))
+    counts_KC = np.zeros((1 + rows_BK.shape[1], len(BUCKET_NAMES) + DECILES))
     for columns_N in (buckets_L[rows_N], len(BUCKET_NAMES) + decile_N):
-        np.add.at(counts_KC, (rank_N, columns_N), 1 / len(rows_BK))
+        np.add.at(counts_KC, (1 + rank_N, columns_N), 1 / len(rows_BK))
     coverage = coverage_by_bucket(np.bincount(rows_N, minlength=len(buckets_L)), buckets_L, sizes)
     return AnswerBaseline(
         bias_removal=float(bias_removal),
         k=int(k),
         shares=tuple((exposures / len(rows_N)).tolist()),
         popularity=float(counts_L[rows_N].mean()),
-        score_edges=tuple(edges.tolist()),
+        score_edges=edges,
         score_shares=tuple((in_decile / len(rows_N)).tolist()),
         popularity_weight=float(popularity_weight),
         queries=len(rows_BK),
         coverage=tuple(coverage),
-        by_k=tuple(map(tuple, counts_KC.cumsum(axis=0).tolist())),
+        by_k=counts_KC.cumsum(axis=0),
     )
 
 
@@ -129,25 +129,6 @@ class CalibrationCandidates:
         return np.take_along_axis(scores_BK, order_BK, axis=1), np.take_along_axis(self.rows_BP, best_BK, axis=1)
 
 
-@dataclass(frozen=True, slots=True)
-class DialPromise:
-    """The baseline at one λ, as arrays.
-
-    Attributes:
-        edges: deciles of the scores, float64 [9].
-        by_k: labels per query by bucket and decile, for k = 0, 1, …, float64 [1 + k, 14].
-    """
-
-    edges: Float64
-    by_k: Float64
-
-    @classmethod
-    def from_baseline(cls, baseline: AnswerBaseline) -> Self:
-        """Convert a baseline."""
-        by_k = np.array(baseline.by_k)
-        return cls(np.array(baseline.score_edges), np.concatenate([np.zeros_like(by_k[:1]), by_k]))
-
-
 class Promises:
     """What a release promises at every λ, other dials at their defaults. Thread-safe.
 
@@ -168,24 +149,22 @@ class Promises:
         is_complete: bool = True,
     ) -> None:
         self.default, self.is_complete = default, is_complete
-        at_default = DialPromise.from_baseline(default)
 
         @lru_cache(1024)
-        def measure(step: int) -> DialPromise | None:
+        def measure(step: int) -> AnswerBaseline | None:
             if step == round(_STEPS_PER_UNIT * default.bias_removal):
-                return at_default
+                return default
             if candidates is None or buckets_L is None or counts_L is None:
                 return None
             bias_removal = step / _STEPS_PER_UNIT
             if not candidates.minimum - _TOLERANCE <= bias_removal <= candidates.maximum + _TOLERANCE:
                 return None
             scores_BK, rows_BK = candidates.rank(bias_removal, default.k)
-            baseline = measure_baseline(scores_BK, rows_BK, buckets_L, counts_L, bias_removal, default.k)
-            return None if baseline is None else DialPromise.from_baseline(baseline)
+            return measure_baseline(scores_BK, rows_BK, buckets_L, counts_L, bias_removal, default.k)
 
         self._measure = measure
 
-    def get(self, bias_removal: float) -> DialPromise | None:
+    def get(self, bias_removal: float) -> AnswerBaseline | None:
         """Return the promise at the nearest hundredth of λ."""
         return self._measure(round(_STEPS_PER_UNIT * bias_removal))
 

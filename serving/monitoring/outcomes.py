@@ -509,7 +509,7 @@ def _judge(batch: AnsweredBatch, promises: Promises | None) -> _JudgedAnswers:
         )
         exposures += np.bincount(batch.buckets_N[judged_N], minlength=_BUCKETS)
         if promise is not None:
-            deciles_N = np.searchsorted(promise.edges, batch.scores_N[judged_N], side="right")
+            deciles_N = np.searchsorted(promise.score_edges, batch.scores_N[judged_N], side="right")
             deciles += np.bincount(deciles_N, minlength=DECILES)
             for depth in depths:
                 promised += promise.by_k[depth]

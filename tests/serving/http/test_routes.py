@@ -21,6 +21,7 @@ from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
 from longtail.serving.monitoring import AnswerBaseline, Promises
 from tests.serving.client import client_of
+from tests.serving.monitoring.shop import BASELINE
 from tests.serving.plane import plane_retriever, plane_settings
 
 EAST = {"features": {"user": "east"}, "k": 3, "bias_removal": 0}
@@ -107,20 +108,6 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
     assert series(client)["longtail_release_load_failures_total"] == 3
     (tmp_path / "CURRENT").write_text('{"current": "plane-3"}')
     assert reload().json()["changed"] is False
-
-
-BASELINE = AnswerBaseline(
-    0.0,
-    3,
-    (0.5, 0.25, 0.25, 0.0),
-    4.0,
-    tuple(range(9)),
-    (0.1,) * 10,
-    0.0,
-    100,
-    (1.0, 1.0, 1.0, 0.0),
-    tuple((0.5 * k, 0.25 * k, 0.25 * k, 0.0, *(0.1 * k,) * 10) for k in (1, 2, 3)),
-)
 
 
 @pytest.mark.parametrize("baseline", [None, BASELINE])

@@ -29,12 +29,12 @@ BASELINE = AnswerBaseline(
     k=4,
     shares=(0.5, 0.25, 0.25, 0.0),
     popularity=52.75,
-    score_edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
+    score_edges=np.arange(1.0, 10.0),
     score_shares=(0.1,) * 10,
     popularity_weight=0.0,
     queries=1000,
     coverage=(1.0, 1.0, 1.0, 0.0),
-    by_k=tuple((0.5 * k, 0.25 * k, 0.25 * k, 0.0, *(0.1 * k,) * 10) for k in (1, 2, 3, 4)),
+    by_k=np.arange(5)[:, None] * np.array([0.5, 0.25, 0.25, 0.0, *[0.1] * 10]),
 )
 NOON = 1_700_006_400.0 - 1_700_006_400.0 % 86_400 + 12 * 3600
 

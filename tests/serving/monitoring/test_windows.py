@@ -192,7 +192,7 @@ def test_the_baseline_by_hand() -> None:
     assert baseline.popularity == pytest.approx((300 + 10 + 2) / 6)
     assert baseline.score_edges[4] == pytest.approx(3.5)
     assert sum(baseline.score_shares) == pytest.approx(1)
-    by_k = np.array(baseline.by_k)
+    by_k = baseline.by_k[1:]
     assert by_k[:, :4].tolist() == [[1, 0, 0, 0], [1.5, 0, 0.5, 0], [1.5, 0.5, 0.5, 0], [1.5, 0.5, 1, 0]]
     assert by_k[:, 4:14].sum(axis=1) == pytest.approx([1, 2, 2.5, 3])
     assert by_k[-1, 4:14] / 3 == pytest.approx(baseline.score_shares)
