@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess, children, until
 
 KEY, ADMIN_KEY = "polite-key-0123456789", "admin-key-0123456789"
@@ -81,10 +81,7 @@ class Target:
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("attacks")
-    build(make_bundle(label_tower=True).write(root / "bundle"), root / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(root / "releases").publish("only")
-    return root / "releases"
+    return publish_bundle(make_bundle(label_tower=True), tmp_path_factory.mktemp("attacks"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
 from longtail.serving.events.schema import event_json
@@ -21,6 +20,7 @@ from longtail.serving.export import export
 from longtail.serving.settings import Settings
 from longtail.state import read_label_changes
 from tests.bundles import label_features, make_bundle
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.client import client_of
 from tests.serving.process import until
 
@@ -64,9 +64,7 @@ def answered(client: httpx.Client) -> set[str]:
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Releases with the state of a service that was used: `added` was added, `item-7` hidden, answers counted."""
     root = tmp_path_factory.mktemp("lived")
-    make_bundle(label_tower=True).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(root / "releases").publish("only")
+    publish_bundle(make_bundle(label_tower=True), root)
     with service(root / "releases") as client:
         for _ in range(20):
             assert statuses(client) == WELL

@@ -21,7 +21,7 @@ import pytest
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.manifest import LogColumns
-from longtail.index import Releases, build
+from longtail.index import Releases
 from longtail.index.building.pairs import read_pairs
 from longtail.index.building.priors import Limits, PriorTable
 from longtail.index.building.vectors import VectorFiles
@@ -39,6 +39,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.init.recipe import draft_recipe
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 
 ROWS = 24
 BEGIN = int(datetime(2026, 1, 31, 22, tzinfo=UTC).timestamp())
@@ -299,9 +300,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
     bundle = make_bundle(labels=len(items), users=len(users))
     bundle = replace(bundle, labels=replace(bundle.labels, ids=pa.array(items)))
     bundle = replace(bundle, vocabularies={"users": Vocabulary(pa.array(users)), "items": Vocabulary(pa.array(items))})
-    build(bundle.write(folder / "bundle"), folder / "releases", spec="flat", name="all")
-    Releases(folder / "releases").publish("all")
-    return Releases(folder / "releases")
+    return Releases(publish_bundle(bundle, folder, "all"))
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval
 from longtail.client import Answer, Client, Query
-from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess
 
 LABELS, USERS, K = 300, 200, 20
@@ -48,10 +48,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drift")
     bundle = make_bundle(labels=LABELS, dim=32, users=USERS)
     manifest = bundle.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0.0)})
-    replace(bundle, manifest=manifest).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
-    Releases(root / "releases").publish("first")
-    return root / "releases"
+    return publish_bundle(replace(bundle, manifest=manifest), root, "first")
 
 
 def started(releases: Path, state: Path) -> Any:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.client import Client, Feedback, LongtailError, NewLabel, Query, Result
-from longtail.index import Releases, build
 from longtail.serving.events.folder import read_lines
 from longtail.serving.events.schema import event_json
 from longtail.serving.export import export
@@ -22,17 +21,11 @@ from longtail.trainer.data.dataset import load_dataset
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import until
 
 ADMIN = "admin-key-of-sixteen"
 FEATURES = {"user_id": "u1", "history": ["item-1", 2]}
-
-
-def published(folder: Path) -> Path:
-    """Releases, of which the only one is published."""
-    build(make_bundle(label_tower=True).write(folder / "bundle"), folder / "releases", spec="flat", name="first")
-    Releases(folder / "releases").publish("first")
-    return folder / "releases"
 
 
 def find_label(result: Result, label: str) -> tuple[int, float]:
@@ -41,7 +34,7 @@ def find_label(result: Result, label: str) -> tuple[int, float]:
 
 
 def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
-    releases, out = published(tmp_path), tmp_path / "feedback.parquet"
+    releases, out = publish_bundle(make_bundle(label_tower=True), tmp_path, "first"), tmp_path / "feedback.parquet"
     settings = {"admin_keys": ADMIN, "api_keys": "asker-key-of-sixteen", "workers": 2, "answer_share": 1}
     with server(releases, tmp_path / "log", **settings) as process:
         process.wait_until_ready(90)
@@ -122,7 +115,7 @@ def recorded(out: Path) -> Path:
 
 
 def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> None:
-    releases, disk = published(tmp_path), tmp_path / "disk"
+    releases, disk = publish_bundle(make_bundle(label_tower=True), tmp_path, "first"), tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
     if mounted.returncode:
@@ -166,7 +159,8 @@ def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> No
 
 @pytest.mark.process
 def test_events_of_a_clock_that_was_days_ahead_are_kept_and_said(tmp_path: Path) -> None:
-    releases, folder, out = published(tmp_path), tmp_path / "events", tmp_path / "feedback.parquet"
+    releases = publish_bundle(make_bundle(label_tower=True), tmp_path, "first")
+    folder, out = tmp_path / "events", tmp_path / "feedback.parquet"
     folder.mkdir()
     now, days = time.time(), 86_400.0
     for name, at in (("true", now - 2 * days), ("ahead", now + 9 * days)):

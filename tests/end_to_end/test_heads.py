@@ -13,10 +13,10 @@ from contextlib import suppress
 import httpx2 as httpx
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from longtail.serving.http.schemas.operations import ErrorAnswer
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess
 
 KEY = "polite-key-0123456789"
@@ -31,9 +31,7 @@ CHUNKED = POST % KEY.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A service that waits two seconds for a head, without an error in its log."""
     root = tmp_path_factory.mktemp("heads")
-    bundle = make_bundle().write(root / "bundle")
-    build(bundle, root / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(root / "releases").publish("only")
+    publish_bundle(make_bundle(), root)
     settings = {"state": root / "state", "api_keys": KEY, "request_seconds": 2}
     with server(root / "releases", root / "log", **settings) as process:
         process.wait_until_ready()

@@ -13,9 +13,9 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.index import Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.kafka import MockKafka
 from tests.serving.process import until
 
@@ -31,10 +31,7 @@ def kafka() -> Iterator[MockKafka]:
 
 @pytest.mark.process
 def test_what_is_acknowledged_is_in_the_topic_and_in_the_export(tmp_path: Path, kafka: MockKafka) -> None:
-    make_bundle().write(tmp_path / "bundle")
-    releases = tmp_path / "releases"
-    build(tmp_path / "bundle", releases, spec="flat", name="first")
-    Releases(releases).publish("first")
+    releases = publish_bundle(make_bundle(), tmp_path)
     acknowledged: set[str] = set()
     settings = {"workers": 2, "events": f"kafka://{kafka.brokers}/events?message.timeout.ms=2000", "answer_share": 1}
     with server(releases, tmp_path / "log", **settings) as process, httpx.Client(base_url=process.url) as client:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from longtail.index import Releases, build
 from tests.bundles import make_bundle
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.core.shop import dated
 from tests.serving.process import server
 
@@ -20,9 +20,7 @@ QUERY = {"features": {"user_id": "u3"}, "k": 2, "allow": ["item-1", "item-2"]}
 
 
 def test_no_client_sees_a_label_outside_its_time(tmp_path: Path) -> None:
-    dated(make_bundle(label_tower=True)).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", spec="flat", name="first")
-    Releases(tmp_path / "releases").publish("first")
+    publish_bundle(dated(make_bundle(label_tower=True)), tmp_path)
     with server(tmp_path / "releases", tmp_path / "log") as process:
         process.wait_until_ready()
         begin = math.ceil(time.time()) + 1

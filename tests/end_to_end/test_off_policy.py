@@ -11,10 +11,10 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from longtail.index import Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 
 USERS, LABELS, K, VISITS, LAMBDAS = 100, 30, 8, 30, (0.0, 0.1, 0.8)
 
@@ -23,10 +23,8 @@ USERS, LABELS, K, VISITS, LAMBDAS = 100, 30, 8, 30, (0.0, 0.1, 0.8)
 @pytest.mark.nightly
 def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
     """Users are answered at λ = 0, and choose a label that they see with a chance of their own, larger in head."""
-    releases, page, chance = tmp_path / "releases", tmp_path / "report.html", np.random.default_rng(3)
-    bundle = make_bundle(labels=LABELS, users=USERS)
-    build(bundle.write(tmp_path / "bundle"), releases, spec="flat", name="only")
-    Releases(releases).publish("only")
+    page, chance, bundle = tmp_path / "report.html", np.random.default_rng(3), make_bundle(labels=LABELS, users=USERS)
+    releases = publish_bundle(bundle, tmp_path)
     tastes = chance.uniform(0.02, 0.1, (USERS, LABELS)) * np.where(bundle.labels.buckets == 0, 8.0, 1.0)
 
     def choice_probability(user: int, label: dict[str, Any]) -> float:

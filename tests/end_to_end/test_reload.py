@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import until
 
 OLD, NEW, ADMIN = "old-key-of-this-service", "new-key-of-this-service", "admin-key-of-this-service"
@@ -32,11 +32,9 @@ def statuses(url: str, key: str) -> set[int]:
     return releases
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_keys_change_without_a_restart(tmp_path: Path, workers: int) -> None:
-    make_bundle(labels=60).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(tmp_path / "releases").publish("only")
+    publish_bundle(make_bundle(labels=60), tmp_path)
     keys, admins, log = (tmp_path / name for name in ("keys", "admins", "log"))
     keys.write_text(f"{OLD}\n")
     admins.write_text(f"{ADMIN}\n")

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.gateway import Gateway
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import until
 
 RESTARTS = int(os.environ.get("LONGTAIL_RESTARTS", "1"))
@@ -29,11 +29,7 @@ KEPT = [0.0] * 6 + [0.01] * 4 + [0.05] * 2
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("restarts")
-    make_bundle(labels=500).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(root / "releases").publish("only")
-    return root / "releases"
+    return publish_bundle(make_bundle(labels=500), tmp_path_factory.mktemp("restarts"))
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])

@@ -14,10 +14,10 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
 from longtail.serving.export import export
 from longtail.state import read_label_changes
 from tests.bundles import make_bundle
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import server, until
 
 FEATURES = {"user_id": "u1"}
@@ -25,9 +25,7 @@ FEATURES = {"user_id": "u1"}
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Path:
-    build(make_bundle().write(tmp_path / "bundle"), tmp_path / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(tmp_path / "releases").publish("only")
-    return tmp_path / "releases"
+    return publish_bundle(make_bundle(), tmp_path)
 
 
 @pytest.fixture

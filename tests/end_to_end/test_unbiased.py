@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from longtail.index import Releases, build
 from longtail.serving import create_app
 from longtail.serving.export import export
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.client import client_of
 from tests.serving.process import until
 
@@ -27,9 +27,7 @@ def test_weighted_recall_of_exported_clicks_is_the_true_one(tmp_path: Path) -> N
     Recall of the labels that are always shown is Σ P(click) over them, of that sum over them and all candidates.
     """
     rng = np.random.default_rng(1)
-    releases = tmp_path / "releases"
-    build(make_bundle(labels=40).write(tmp_path / "bundle"), releases, spec="flat", name="only")
-    Releases(releases).publish("only")
+    releases = publish_bundle(make_bundle(labels=40), tmp_path)
     chances: dict[str, float] = {}
     always, drawn = set[str](), dict[str, float]()
 

@@ -20,10 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.client import Client, NewLabel, NotFoundError
-from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.gateway import Gateway
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess, children, free_port, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
@@ -77,11 +77,8 @@ def samples(http: httpx.Client) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("workers")
-    make_bundle(labels=LABELS, dim=DIM, label_tower=True).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
-    Releases(root / "releases").publish("first")
-    return root / "releases"
+    bundle = make_bundle(labels=LABELS, dim=DIM, label_tower=True)
+    return publish_bundle(bundle, tmp_path_factory.mktemp("workers"), "first")
 
 
 def several_workers(releases: Path, state: Path, workers: int = 2) -> Any:
