@@ -71,14 +71,13 @@ def open_events(folder: Path, since: float = 0.0, until: float = _FOREVER) -> It
         connection.execute("SET enable_progress_bar = false")
         connection.register("unfinished", pa.concat_tables(tables))
         columns = ", ".join(SCHEMA.names)
-        union = "SELECT * FROM unfinished"
+        union = f"SELECT {columns} FROM unfinished"
         if finished:
             paths = ", ".join(
                 "'" + str(folder / f"{stem}{FINISHED}").replace("'", "''") + "'" for stem in sorted(finished)
             )
-            # By name, because files of earlier versions lack newer columns.
-            union += f" UNION ALL BY NAME SELECT * FROM read_parquet([{paths}], union_by_name = true)"
-        connection.execute(f"CREATE TEMP VIEW events AS SELECT {columns} FROM ({union})")
+            union += f" UNION ALL SELECT {columns} FROM read_parquet([{paths}])"
+        connection.execute(f"CREATE TEMP VIEW events AS {union}")
         connection.execute(_VIEWS.format(begin=since - _RESENT_SECONDS, until=until))
         yield connection
     except (duckdb.Error, OSError) as error:

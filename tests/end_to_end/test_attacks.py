@@ -170,14 +170,14 @@ def test_ambiguous_requests_are_refused_and_unusual_ones_answered(service: Targe
     assert (statuses, closed) == (([], True) if status is None else ([status], False))
 
 
-def test_after_all_forms_a_polite_client_is_answered(target: Target) -> None:
+def test_valid_request_is_answered_after_all_attacks(target: Target) -> None:
     for sent, _ in FORMS.values():  # not waited for, all at once
         with target.connect() as connection:
             connection.sendall(sent)
 
 
 @pytest.mark.parametrize("cut", range(len(POST) + 25, len(POST) + 40, 2))
-def test_an_offer_of_another_protocol_in_two_parts_is_ignored(service: Target, cut: int) -> None:
+def test_split_upgrade_header_is_ignored(service: Target, cut: int) -> None:
     sent = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n" + LENGTH + b"\r\n" + BODY
     with service.connect() as connection:
         connection.sendall(sent[:cut])
@@ -238,7 +238,7 @@ BODIES: dict[str, tuple[str, str, set[int]]] = {
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_hostile_bodies_are_refused_or_harmless(service: Target, case: str) -> None:
+def test_hostile_bodies_never_give_500(service: Target, case: str) -> None:
     path, body, statuses = BODIES[case]
     answer = httpx.post(
         f"{service.process.url}{path}", content=body.encode(), headers=JSON | {"X-API-Key": ADMIN_KEY}, timeout=SECONDS
@@ -270,7 +270,7 @@ def test_compressed_bodies_are_not_inflated(target: Target, coding: str) -> None
     assert target.memory() - before < 16 << 20
 
 
-def test_no_forged_token_is_taken(target: Target) -> None:
+def test_forged_answer_ids_are_refused(target: Target) -> None:
     rng = random.Random(0)
     with httpx.Client(base_url=target.process.url, headers=JSON, timeout=SECONDS) as client:
         token = client.post("/v1/retrieve", content=BODY).json()["results"][0]["answer_id"]
@@ -304,13 +304,13 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_no_other_spelling_of_a_key_is_taken(service: Target, spelling: str) -> None:
+def test_misspelt_keys_are_refused(service: Target, spelling: str) -> None:
     url, headers = service.process.url, {"Content-Type": "application/json", **SPELLINGS[spelling]}
     assert httpx.post(f"{url}/v1/retrieve", content=BODY, headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("override", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
-def test_no_header_makes_an_admin_or_another_method(target: Target, override: str) -> None:
+def test_headers_change_neither_rights_nor_method(target: Target, override: str) -> None:
     url = target.process.url
     headers = JSON | {override: "DELETE", "X-Admin": "true"}
     assert httpx.post(f"{url}/v1/labels/item-1", headers=headers).status_code == 405
@@ -319,7 +319,7 @@ def test_no_header_makes_an_admin_or_another_method(target: Target, override: st
     assert answer.status_code == 404
 
 
-def test_a_body_that_trickles_gets_408(target: Target) -> None:
+def test_slow_body_gets_408(target: Target) -> None:
     with target.connect() as connection:
         connection.sendall(POST + b"Content-Length: 100000\r\n\r\n")
         data = b""
@@ -331,7 +331,7 @@ def test_a_body_that_trickles_gets_408(target: Target) -> None:
     assert data.startswith(b"HTTP/1.1 408 ")
 
 
-def test_readers_of_nothing_hold_up_nobody_and_little_memory(target: Target) -> None:
+def test_clients_that_never_read_block_no_other_client(target: Target) -> None:
     body = json.dumps({"queries": [{"features": {}, "k": 60}] * 256}).encode()  # some 1.5 MB of answer
     request = POST.replace(KEY.encode(), ADMIN_KEY.encode()) + b"Content-Length: %d\r\n\r\n" % len(body) + body
     before = target.memory()
@@ -357,7 +357,7 @@ def test_more_than_100_pipelined_requests_close_the_connection(target: Target) -
     assert data.count(b"HTTP/1.1 200 ") < 1_000
 
 
-def test_pipelined_requests_whose_answers_are_not_read_stop_being_read(target: Target) -> None:
+def test_unread_answers_stop_reading_of_pipelined_requests(target: Target) -> None:
     before = target.memory()
     with target.connect() as connection:
         connection.setblocking(False)
@@ -368,7 +368,7 @@ def test_pipelined_requests_whose_answers_are_not_read_stop_being_read(target: T
         assert target.memory() - before < MOST_GROWTH
 
 
-def test_500_idle_connections_leave_room(target: Target) -> None:
+def test_500_idle_connections_block_no_request(target: Target) -> None:
     with ExitStack() as stack:
         for _ in range(500):
             stack.enter_context(target.connect())
@@ -391,7 +391,7 @@ def test_5000_half_heads_are_closed_in_time(target: Target) -> None:
                     pass
 
 
-def test_without_file_descriptors_it_waits_and_goes_on(releases: Path, tmp_path: Path) -> None:
+def test_service_recovers_from_missing_file_descriptors(releases: Path, tmp_path: Path) -> None:
     with server(releases, tmp_path / "log", state=tmp_path / "state", api_keys=KEY, request_seconds=2) as process:
         process.wait_until_ready()
         target = Target(process)

@@ -144,7 +144,7 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
     assert names == ["_batch.json", "_begun.txt", "_labels.jsonl", *FILES]
 
 
-def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
+def test_shards_join_to_the_full_answer_after_a_kill(shop: Path, tmp_path: Path) -> None:
     longtail("serving", *command(shop, tmp_path / "whole"))
     at_once = answers(tmp_path / "whole")
 
@@ -164,7 +164,7 @@ def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path: Path) -> None:
+def test_shards_use_the_label_changes_of_the_first(shop: Path, tmp_path: Path) -> None:
     """They all answer with the labels that the first one found, also where the store has forgotten older changes."""
     state, table_options = tmp_path / "state", TableOptions({"k": ITEMS})
     state.mkdir()
@@ -191,7 +191,7 @@ def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path
     assert join_shares(tmp_path / "out", (0, 1)).equals(expected)
 
 
-def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
+def test_output_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
     table_options = TableOptions({"k": 3})
     answer(shop / "releases", shop / "queries", tmp_path, table_options)
     messages: list[str] = []
@@ -201,7 +201,7 @@ def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
         answer(shop / "releases", shop / "queries", tmp_path, TableOptions({"k": 4}))
 
 
-def test_what_no_column_says_is_said(shop: Path, tmp_path: Path) -> None:
+def test_popularity_answers_and_unmet_floors_are_reported(shop: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"user_id": ["u1", "nobody", "u2"]}), tmp_path / "users.parquet")
     floor, messages = {"filter": {"brand": "no such brand"}, "n": 1}, list[str]()
     options = TableOptions({"k": 3, "at_least": [floor]})
@@ -259,7 +259,7 @@ def test_errors_suggest_the_meant_option(shop: Path) -> None:
     shutil.rmtree(queries / "_temporary")
 
 
-def test_no_release_and_no_parquet(shop: Path, tmp_path: Path) -> None:
+def test_missing_release_and_bad_parquet_are_refused(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
     with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
         answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))
@@ -267,7 +267,7 @@ def test_no_release_and_no_parquet(shop: Path, tmp_path: Path) -> None:
         answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))
 
 
-def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> None:
+def test_training_table_is_read_as_in_training(tmp_path: Path) -> None:
     """Booleans, decimals, joined text, whole floats, categories and times as text are read as `fit` reads them."""
     rng = np.random.default_rng(0)
     pairs = {"user_id": rng.integers(0, USERS, 600), "item_id": rng.integers(0, ITEMS, 600)}
@@ -335,9 +335,7 @@ def joined_by(delimiter: str, rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
-def test_every_kind_of_table_gets_the_answers_of_its_twin(
-    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_table_formats_get_equal_answers(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists and excluded labels as text, maps of JSON, folders, URLs; in files of a few rows, whatever the table is."""
     monkeypatch.setattr("longtail.serving.batch.ROWS", 7)
     keep, table_options = ["user_id", "segment"], TableOptions(OPTIONS, "seen", ["user_id", "segment"])
@@ -378,7 +376,7 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
         assert answers(out)["segment"].to_pylist() == [i // 20 for i in range(USERS)]
 
 
-def test_ids_of_text_files_are_found_as_written_or_as_what_they_spell() -> None:
+def test_ids_of_text_files_match_as_text_or_number() -> None:
     vocabulary = Vocabulary(pa.array([" 7", "1.10", "9007199254740993", "0.5", "true"]))
     texts = [" 7", "1.10", "9007199254740993.0", "0.50", "True", None, "8.0"]
     values = [7.0, 1.1, 9007199254740992.0, 0.5, True, None, 8.0]
@@ -423,7 +421,7 @@ def test_errors_name_line_of_broken_text_file(shop: Path, tmp_path: Path, what: 
     assert not list((tmp_path / "out").glob("*part-*"))
 
 
-def test_histories_come_from_a_column_or_from_what_the_release_remembers(tmp_path: Path) -> None:
+def test_histories_come_from_a_column_or_the_release(tmp_path: Path) -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
     bundle.write(tmp_path / "bundle")
     releases = Releases(tmp_path / "releases")

@@ -108,7 +108,7 @@ def everything(longtail: Client, **selection: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", [pytest.param("first", marks=pytest.mark.nightly), "dot", "noise"])
-def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path, name: str) -> None:
+def test_new_label_is_scored_by_the_formula(root: Path, tmp_path: Path, name: str) -> None:
     reference = ColdReference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
         before = everything(longtail, bias_removal=0.25)
@@ -140,7 +140,7 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
         assert longtail.monitoring()["labels"] == {"added": 2, "hidden": 0, "available": 62}
 
 
-def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
+def test_labels_are_hidden_deleted_restored_and_embedded_again(root: Path, tmp_path: Path) -> None:
     name = "dot"  # which has biases, too
     reference = ColdReference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
@@ -177,7 +177,7 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [pytest.param("terminate", marks=pytest.mark.nightly), "kill"])
-def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path, end: str) -> None:
+def test_label_changes_survive_restart_and_new_release(root: Path, tmp_path: Path, end: str) -> None:
     with serving(root, tmp_path / "state") as (process, longtail):
         longtail.add_labels([NEW, NewLabel("brief", {})])
         longtail.delete_label("item-7")
@@ -201,7 +201,7 @@ def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path,
         assert everything(longtail) == before
 
 
-def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
+def test_merge_and_rebuild_include_label_changes(root: Path, tmp_path: Path) -> None:
     name = f"merged-{tmp_path.name}"
     with serving(root, tmp_path / "state") as (_, longtail):
         longtail.add_labels([NEW, NewLabel("item-9", label_features(2))])
@@ -224,9 +224,7 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1, "available": 59}
 
 
-def test_labels_embedded_anew_keep_their_bucket_and_a_release_without_a_tower_deletes_them(
-    root: Path, tmp_path: Path
-) -> None:
+def test_updated_labels_keep_their_bucket(root: Path, tmp_path: Path) -> None:
     table = feather.read_table(root / "first" / "labels.arrow").to_pydict()
     heads = [id_ for id_, bucket in zip(table["label_id"], table["bucket"], strict=True) if bucket == 0][:5]
     with serving(root, tmp_path / "state") as (_, longtail):
@@ -250,7 +248,7 @@ def test_labels_embedded_anew_keep_their_bucket_and_a_release_without_a_tower_de
     assert positives == {"head": 5, "torso": 0, "tail": 0, "new": 0, "all": 5}
 
 
-def test_a_label_tower_that_does_not_run_is_refused_with_its_release(tmp_path: Path) -> None:
+def test_release_with_broken_label_tower_is_refused(tmp_path: Path) -> None:
     replace(make_bundle(label_tower=True), label_tower=b"not ONNX").write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="broken")
     with pytest.raises(UnservableReleaseError, match=r"label_tower\.onnx"):

@@ -197,7 +197,7 @@ def test_a_damaged_file_is_refused_by_name(file: str, following: Following, capl
 
 
 @pytest.mark.parametrize("file", NEWLINE_ENDS_IT)
-def test_a_final_newline_says_nothing(file: str, following: Following) -> None:
+def test_final_newline_in_current_is_ignored(file: str, following: Following) -> None:
     rewrite(following.second / file, (following.second / file).read_bytes()[:-1])
     following.check_loads()
     following.repair()
@@ -238,7 +238,7 @@ def test_a_damaged_directory_is_refused(
     following.check_loads()
 
 
-def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None:
+def test_current_that_is_a_directory_changes_nothing(following: Following) -> None:
     before, current = following.failures(), following.root / "CURRENT"
     current.unlink()
     following.look()
@@ -256,9 +256,7 @@ def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_a_file_cut_off_while_it_is_served_ends_the_process_with_a_word(
-    intact: Path, tmp_path: Path, workers: int
-) -> None:
+def test_truncated_mapped_file_ends_the_process_with_a_message(intact: Path, tmp_path: Path, workers: int) -> None:
     """What the system does where a mapped file has no more of what was asked for, nobody can answer."""
     releases = tmp_path / "releases"
     shutil.copytree(intact / "first", releases / "first")

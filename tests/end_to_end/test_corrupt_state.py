@@ -135,7 +135,7 @@ def test_damaged_figures_start_again(file: str, releases: Path) -> None:
         assert statuses(client) == WELL
 
 
-def test_damaged_events_are_kept_apart_and_hold_up_no_service(releases: Path, tmp_path: Path) -> None:
+def test_damaged_events_are_set_aside(releases: Path, tmp_path: Path) -> None:
     events, out, window = releases / ".state/events", tmp_path / "out.parquet", (0.0, time.time() + 60)
     complete_line = (
         event_json(kind="organic", time=time.time(), labels=["whole"], positions=[None], propensities=[1]) + b"\n"
@@ -158,7 +158,7 @@ def test_damaged_events_are_kept_apart_and_hold_up_no_service(releases: Path, tm
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"version": 1, "keys": [[1, 2, "x"]]}', b"\xff"])
-def test_with_damaged_keys_nothing_is_served_until_they_are_moved_away(
+def test_damaged_answer_keys_refuse_all_requests(
     damage: bytes, releases: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = releases / ".state" / "answer_keys.json"
@@ -183,9 +183,7 @@ LABEL_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", LABEL_DAMAGES)
-def test_with_damaged_label_changes_nothing_is_served_until_they_are_repaired(
-    kind: str, releases: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_label_changes_refuse_all_requests(kind: str, releases: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = releases / ".state" / "labels.sqlite"
     content = file.read_bytes()
     broken = LABEL_DAMAGES[kind](content)
@@ -203,7 +201,7 @@ def test_with_damaged_label_changes_nothing_is_served_until_they_are_repaired(
         assert statuses(client) == WELL
 
 
-def test_label_changes_damaged_while_they_are_served_change_no_answer(releases: Path) -> None:
+def test_damage_to_label_changes_in_service_changes_no_answer(releases: Path) -> None:
     file = releases / ".state" / "labels.sqlite"
     with service(releases) as client:
         before = answered(client)

@@ -33,7 +33,7 @@ def releases(bundle: Path) -> Releases:
     return Releases(root)
 
 
-def test_a_killed_build_leaves_no_release_or_a_whole_one(bundle: Path, tmp_path: Path) -> None:
+def test_killed_build_leaves_no_partial_release(bundle: Path, tmp_path: Path) -> None:
     releases = Releases(tmp_path / "releases")
     arguments = ["build", str(bundle), "--releases", str(releases.root), "--name"]
     span = sorted(seconds_of(cli.main, [*arguments, f"whole-{turn}"]) for turn in range(3))[1]
@@ -63,7 +63,7 @@ def test_a_killed_build_leaves_no_release_or_a_whole_one(bundle: Path, tmp_path:
     Bundle.load(bundle)
 
 
-def test_a_killed_publish_or_rollback_leaves_the_old_pointer_or_the_new(releases: Releases) -> None:
+def test_killed_publish_leaves_old_or_new_pointer(releases: Releases) -> None:
     rng, outcomes = random.Random(2), Counter[str]()
     root = str(releases.root)
     span = sorted(seconds_of(cli.main, ["publish", root, name]) for name in ("b", "a", "b", "a"))[2]

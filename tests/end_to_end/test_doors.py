@@ -177,7 +177,7 @@ def pairs_of(dataset: Dataset) -> Pairs:
 @pytest.mark.parametrize(
     ("form", "name"), [cell(row_number, *cell_key) for row_number, cell_key in enumerate(dict.fromkeys(ZOO))]
 )
-def test_every_door_reads_the_same(tmp_path: Path, form: str, name: str) -> None:
+def test_all_commands_read_equal_pairs(tmp_path: Path, form: str, name: str) -> None:
     animal = TYPED[name]
     path = as_parquet(animal, tmp_path)
     if form != "Parquet":
@@ -217,7 +217,7 @@ def test_every_door_reads_the_same(tmp_path: Path, form: str, name: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
-def test_missing_ids_are_missing_in_every_door(tmp_path: Path, kind: str) -> None:
+def test_all_commands_agree_about_missing_ids(tmp_path: Path, kind: str) -> None:
     users: list[float | None] = [float(user) for user in USERS]
     users[3], users[7] = None, float("nan")
     animal = Animal(pa.array(users), ITEMS, SECONDS)
@@ -241,7 +241,7 @@ def test_missing_ids_are_missing_in_every_door(tmp_path: Path, kind: str) -> Non
     assert {*triples} == expected
 
 
-def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> None:
+def test_all_commands_find_units_of_time_by_file(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
     days = [date(2026, 2, 1)] * ROWS
@@ -262,7 +262,7 @@ def test_files_of_several_units_are_one_log_in_every_door(tmp_path: Path) -> Non
     assert messages == [f"pairs: without rows: {log}/e.csv"]
 
 
-def test_files_without_rows_are_named_at_every_door(tmp_path: Path) -> None:
+def test_all_commands_name_empty_files(tmp_path: Path) -> None:
     folder, messages = tmp_path / "a", list[str]()
     folder.mkdir()
     bundle = make_bundle(labels=20)
@@ -321,7 +321,7 @@ def answers_of(retriever: Retriever, animal: Animal) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("form", ["Parquet", "CSV", "JSON lines"])
-def test_a_batch_reads_as_training(tmp_path: Path, retriever: Retriever, form: str) -> None:
+def test_batch_reads_like_training(tmp_path: Path, retriever: Retriever, form: str) -> None:
     for name, animal in (TYPED if form == "Parquet" else OF_JSON).items():
         path = tmp_path / {"Parquet": "a.parquet", "CSV": "a.csv", "JSON lines": "a.jsonl"}[form]
         items = values(animal.items)
@@ -355,7 +355,7 @@ def posted(animal: Animal) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.process
-def test_requests_and_feedback_are_read_as_training(tmp_path: Path, releases: Releases, retriever: Retriever) -> None:
+def test_requests_and_feedback_are_read_like_training(tmp_path: Path, releases: Releases, retriever: Retriever) -> None:
     with (
         server(releases.root, tmp_path / "log", events=tmp_path / "events") as running,
         httpx.Client(base_url=running.url, timeout=30) as http,

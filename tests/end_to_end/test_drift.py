@@ -113,7 +113,7 @@ def looks(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return looks_by_name
 
 
-def test_previews_count_nothing(looks: dict[str, Look]) -> None:
+def test_previews_are_not_counted(looks: dict[str, Look]) -> None:
     before, after = looks["quiet"], looks["previewed"]
     for window in ("5m", "1h", "24h"):
         figures = after.report["windows"][window]
@@ -159,7 +159,7 @@ def test_drift_shows_in_shares_psi_and_series(looks: dict[str, Look]) -> None:
     assert set(series["release"]) == {"first"}
 
 
-def test_the_verdict_is_the_drift_and_what_made_it(looks: dict[str, Look]) -> None:
+def test_verdict_names_drift_and_cause(looks: dict[str, Look]) -> None:
     def drifted(when: str, *severities: str) -> set[tuple[str, str | None]]:
         return {
             (finding["signal"], finding["bucket"])
@@ -179,9 +179,7 @@ def test_the_verdict_is_the_drift_and_what_made_it(looks: dict[str, Look]) -> No
 
 
 @pytest.mark.parametrize(("when", "fire"), [("quiet", set()), ("previewed", set()), ("drifted", DRIFT_ALERTS)])
-def test_the_alerts_on_buckets_fire_on_what_was_scraped(
-    looks: dict[str, Look], tmp_path: Path, when: str, fire: set[str]
-) -> None:
+def test_alert_rules_fire_on_scraped_series(looks: dict[str, Look], tmp_path: Path, when: str, fire: set[str]) -> None:
     """Gauges as they were scraped, for two hours, and counters that rise by what was scraped in each."""
     series = [{"series": 'up{job="longtail",instance="s"}', "values": "1x120"}]
     for (name, labels), value in looks[when].samples.items():
@@ -205,7 +203,7 @@ def test_the_alerts_on_buckets_fire_on_what_was_scraped(
 
 
 @pytest.mark.parametrize("after", ["terminated", "killed"])
-def test_figures_survive(looks: dict[str, Look], after: str) -> None:
+def test_figures_survive_restarts(looks: dict[str, Look], after: str) -> None:
     before, now = looks["drifted"].report, looks[after].report
     for window in ("1h", "24h"):
         for name in ("queries", "bias_removal", "exposures", "coverage", "popularity", "judged", "psi"):

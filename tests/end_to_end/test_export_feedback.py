@@ -114,7 +114,7 @@ def recorded(out: Path) -> Path:
     return clean
 
 
-def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> None:
+def test_full_disk_refuses_feedback_only(tmp_path: Path) -> None:
     releases, disk = publish_bundle(make_bundle(label_tower=True), tmp_path, "first"), tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
@@ -158,7 +158,7 @@ def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> No
 
 
 @pytest.mark.process
-def test_events_of_a_clock_that_was_days_ahead_are_kept_and_said(tmp_path: Path) -> None:
+def test_events_dated_ahead_are_reported(tmp_path: Path) -> None:
     releases = publish_bundle(make_bundle(label_tower=True), tmp_path, "first")
     folder, out = tmp_path / "events", tmp_path / "feedback.parquet"
     folder.mkdir()

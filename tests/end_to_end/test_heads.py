@@ -88,7 +88,7 @@ def assert_refused(answer: bytes, status: int, kind: str) -> None:
         pytest.param(LIVE + b"\r\n" + LIVE + b"X: ", b"a" * 16_384, id="second-request"),
     ],
 )
-def test_a_head_that_never_ends_is_refused_after_64_kib(client: socket.socket, start: bytes, piece: bytes) -> None:
+def test_endless_head_is_refused_after_64_kib(client: socket.socket, start: bytes, piece: bytes) -> None:
     client.sendall(start)
     if start.count(b"GET") == 2:
         answers(client, 1)
@@ -155,7 +155,7 @@ def test_a_large_head_within_the_limit_is_answered(client: socket.socket, size: 
 
 
 @pytest.mark.parametrize("before", [b"", LIVE + b"\r\n"], ids=["first", "second"])
-def test_half_a_head_gets_408(client: socket.socket, before: bytes) -> None:
+def test_incomplete_head_gets_408(client: socket.socket, before: bytes) -> None:
     if before:
         client.sendall(before)
         answers(client, 1)
@@ -163,11 +163,11 @@ def test_half_a_head_gets_408(client: socket.socket, before: bytes) -> None:
     assert_refused(read_to_end(client), 408, "slow_head")
 
 
-def test_a_connection_that_sends_nothing_is_closed(client: socket.socket) -> None:
+def test_silent_connection_is_closed(client: socket.socket) -> None:
     assert read_to_end(client) == b""
 
 
-def test_a_body_that_trickles_after_its_answer_ends(client: socket.socket) -> None:
+def test_slow_body_after_its_answer_is_closed(client: socket.socket) -> None:
     client.sendall(POST % b"no-key" + b"Content-Length: 100000\r\n\r\n")
     assert answers(client, 1)[0].startswith(b"HTTP/1.1 401 ")
     began = time.monotonic()
@@ -177,7 +177,7 @@ def test_a_body_that_trickles_after_its_answer_ends(client: socket.socket) -> No
     assert read_to_end(client) == b""
 
 
-def test_a_slow_head_that_ends_in_time_is_answered(client: socket.socket) -> None:
+def test_slow_head_within_the_limit_is_answered(client: socket.socket) -> None:
     head = LIVE + b"X: slow\r\n\r\n"
     for start in range(0, len(head), 10):
         client.sendall(head[start : start + 10])
@@ -186,7 +186,7 @@ def test_a_slow_head_that_ends_in_time_is_answered(client: socket.socket) -> Non
 
 
 @pytest.mark.parametrize("cut", [1, len(LIVE) + 20, -3])
-def test_requests_that_do_not_wait_are_answered_in_their_order(client: socket.socket, cut: int) -> None:
+def test_pipelined_requests_are_answered_in_order(client: socket.socket, cut: int) -> None:
     requests = [LIVE + b"\r\n", ASKED, CHUNKED + b"0\r\n\r\n", LIVE + b"\r\n"]
     requests = [part.replace(b"Host:", b"X-Request-ID: r%d\r\nHost:" % i, 1) for i, part in enumerate(requests)]
     data = b"".join(requests)
@@ -198,7 +198,7 @@ def test_requests_that_do_not_wait_are_answered_in_their_order(client: socket.so
     assert [b"x-request-id: r%d\r\n" % i in reply for i, reply in enumerate(replies)] == [True] * 4
 
 
-def test_an_idle_connection_stays_open_longer_than_a_head_may_take(client: socket.socket) -> None:
+def test_idle_connection_outlives_the_head_timeout(client: socket.socket) -> None:
     for _ in range(2):
         client.sendall(ASKED)
         assert answers(client, 1)[0].startswith(b"HTTP/1.1 200 ")

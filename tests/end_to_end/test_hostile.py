@@ -147,7 +147,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def test_no_case_of_the_document_breaks_the_service(releases: Path, tmp_path: Path) -> None:
+def test_generated_requests_never_give_500(releases: Path, tmp_path: Path) -> None:
     with serving(releases, tmp_path) as service:
         document = httpx.get(f"{service.url}/openapi.json").json()
         statuses = explored(service, document, GenerationMode)

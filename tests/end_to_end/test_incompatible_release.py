@@ -132,7 +132,7 @@ def test_dropped_labels(releases: Path, service: tuple[ServerProcess, Client], t
         client.label("brand new")
 
 
-def test_kinds_that_take_other_values() -> None:
+def test_features_with_changed_kinds_are_refused() -> None:
     manifest = make_bundle().manifest
     user, history = manifest.query_features
 

@@ -30,7 +30,7 @@ def kafka() -> Iterator[MockKafka]:
 
 
 @pytest.mark.process
-def test_what_is_acknowledged_is_in_the_topic_and_in_the_export(tmp_path: Path, kafka: MockKafka) -> None:
+def test_acknowledged_events_reach_topic_and_export(tmp_path: Path, kafka: MockKafka) -> None:
     releases = publish_bundle(make_bundle(), tmp_path)
     acknowledged: set[str] = set()
     settings = {"workers": 2, "events": f"kafka://{kafka.brokers}/events?message.timeout.ms=2000", "answer_share": 1}

@@ -161,9 +161,7 @@ def wait_for_all(service: KilledService, before: list[int]) -> None:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
-def test_killed_under_load_all_that_was_acknowledged_is_there_once(
-    shop: KilledShop, tmp_path: Path, workers: int
-) -> None:
+def test_kills_under_load_keep_acknowledged_writes_once(shop: KilledShop, tmp_path: Path, workers: int) -> None:
     rng = random.Random(workers)
     times, span = moments(rng), 1.0
     kills, log = 0, tmp_path / "log"

@@ -19,7 +19,7 @@ CLIENTS, SECONDS = 12, 2
 QUERY = {"features": {"user_id": "u3"}, "k": 2, "allow": ["item-1", "item-2"]}
 
 
-def test_no_client_sees_a_label_outside_its_time(tmp_path: Path) -> None:
+def test_answers_respect_label_lifetimes(tmp_path: Path) -> None:
     publish_bundle(dated(make_bundle(label_tower=True)), tmp_path)
     with server(tmp_path / "releases", tmp_path / "log") as process:
         process.wait_until_ready()

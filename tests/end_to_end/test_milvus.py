@@ -112,7 +112,7 @@ def _answers(service: KilledService) -> bool:
     return _ask(service).status_code == 200
 
 
-def test_the_road_over_http(service: KilledService, releases: Releases) -> None:
+def test_train_build_and_serve_over_http(service: KilledService, releases: Releases) -> None:
     answers = {}
     for name in ("faiss", "banded", "exact"):
         releases.publish(name)
@@ -129,7 +129,7 @@ def test_the_road_over_http(service: KilledService, releases: Releases) -> None:
     assert best not in dict(_labels(_ask(service)))
 
 
-def test_killed_and_started_again_under_load(service: KilledService, milvus: RunningMilvus) -> None:
+def test_milvus_restarts_under_load(service: KilledService, milvus: RunningMilvus) -> None:
     expected = str(_labels(_ask(service)))
     load = QueryLoad(service.url)
     with load.running():
@@ -150,7 +150,7 @@ def test_killed_and_started_again_under_load(service: KilledService, milvus: Run
     print(f"\n{dict(load.counted)}, the slowest in {load.slowest:.2f} s")
 
 
-def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: KilledService, milvus: RunningMilvus) -> None:
+def test_hanging_milvus_costs_one_timeout(service: KilledService, milvus: RunningMilvus) -> None:
     milvus.pause()
     try:
         waits = []
@@ -166,9 +166,7 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: KilledSe
     until(lambda: _answers(service), "answers", seconds=60)
 
 
-def test_a_service_that_starts_without_its_server_waits_for_it(
-    releases: Releases, milvus: RunningMilvus, tmp_path: Path
-) -> None:
+def test_service_waits_for_milvus_at_start(releases: Releases, milvus: RunningMilvus, tmp_path: Path) -> None:
     releases.publish("exact")
     milvus.kill()
     with serving(_settings(releases, tmp_path), tmp_path / "log", {"LONGTAIL_MILVUS": milvus.uri}) as started:
@@ -181,9 +179,7 @@ def test_a_service_that_starts_without_its_server_waits_for_it(
         until(lambda: _answers(started), "answers", seconds=60)
 
 
-def test_a_collection_that_is_dropped_is_told_and_another_release_takes_over(
-    service: KilledService, releases: Releases
-) -> None:
+def test_dropped_collection_is_reported_and_replaced(service: KilledService, releases: Releases) -> None:
     expected = _labels(_ask(service))
     bundle = releases.open("faiss").bundle
     record = releases.open("exact").manifest.collection

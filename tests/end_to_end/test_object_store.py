@@ -90,7 +90,7 @@ def read_verdict(service: KilledService) -> str:
     return str([finding for finding in report["verdict"]["findings"] if finding["signal"] == "refused_release"])
 
 
-def test_a_reload_looks_at_the_store_at_once(shop: StoredShop) -> None:
+def test_reload_reads_the_store_at_once(shop: StoredShop) -> None:
     shop.overrides = {"poll_seconds": 60.0, "admin_keys": ("k" * 16,)}
     service = shop.start()
     shop.releases.publish("b")
@@ -109,7 +109,7 @@ def _ready(service: KilledService) -> int | None:
 @pytest.mark.parametrize(
     "fault", [*(pytest.param(fault, marks=pytest.mark.nightly) for fault in ("fail", "garble")), "tear", "hang"]
 )
-def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop: StoredShop, s3: S3Server) -> None:
+def test_failed_download_keeps_the_present_release(fault: str, shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")  # an index that is not here yet
     with s3.failing(lambda method, path: fault if method == "GET" and "/c/index/" in path else None):
@@ -127,7 +127,7 @@ def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop
     until(lambda: "cannot be fetched" not in read_verdict(service), "nothing to be told any more")
 
 
-def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: StoredShop, s3: S3Server) -> None:
+def test_service_starts_from_cache_without_the_store(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     service.kill()
     s3.stop()
@@ -143,7 +143,7 @@ def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: Stor
     until(lambda: served(service) == "b", "b to be served")
 
 
-def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: StoredShop, s3: S3Server) -> None:
+def test_hanging_store_blocks_neither_answers_nor_stop(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     with s3.failing(lambda *_: "hang"):
         time.sleep(0.5)
@@ -153,7 +153,7 @@ def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: StoredSho
         assert time.monotonic() - began < 10
 
 
-def test_a_store_that_has_become_empty_changes_nothing(shop: StoredShop) -> None:
+def test_emptied_store_changes_nothing(shop: StoredShop) -> None:
     service = shop.start()
     store = ObjectStore(shop.url)
     store.delete(store.list())
@@ -163,7 +163,7 @@ def test_a_store_that_has_become_empty_changes_nothing(shop: StoredShop) -> None
     until(lambda: "is not there, the one before is served" in read_verdict(service), "it to be told", 60)
 
 
-def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: StoredShop, s3: S3Server) -> None:
+def test_failed_downloads_are_retried_with_backoff(shop: StoredShop, s3: S3Server) -> None:
     service = shop.start()
     build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
     store = ObjectStore(shop.url)
@@ -180,7 +180,7 @@ def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: StoredS
 
 
 @pytest.mark.nightly
-def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop: StoredShop, s3: S3Server) -> None:
+def test_workers_share_one_download(shop: StoredShop, s3: S3Server) -> None:
     shop.overrides = {"workers": 2}
     s3.requests.clear()
     service = shop.start()
@@ -193,7 +193,7 @@ def test_workers_share_one_download_and_when_one_is_killed_another_fetches(shop:
     until(lambda: {served(service) for _ in range(10)} == {"a"}, "a to be served by all", 60)
 
 
-def test_staged_and_experiments_come_along(shop: StoredShop) -> None:
+def test_staged_release_and_experiments_are_downloaded(shop: StoredShop) -> None:
     service = shop.start()
     shop.releases.stage("b")
     staged = f"{service.url}/v1/release/staged"
@@ -218,6 +218,6 @@ def test_staged_and_experiments_come_along(shop: StoredShop) -> None:
     until(lambda: httpx.get(staged).status_code == 404, "it to be asked no more")
 
 
-def test_releases_at_urls_need_a_state_of_their_own(shop: StoredShop) -> None:
+def test_releases_at_urls_need_a_state_directory(shop: StoredShop) -> None:
     with pytest.raises(ValueError, match="releases at a URL, received none: use --state"):
         Settings(releases=shop.url)

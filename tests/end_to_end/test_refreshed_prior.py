@@ -71,7 +71,7 @@ def share_of(folder: Path, name: str) -> float:
     return float(np.exp(labels.log_popularity[labels.row_of[RARE]]))
 
 
-def test_a_command_refreshes_the_prior_and_the_lists_follow(folder: Path) -> None:
+def test_refresh_command_updates_prior_and_lists(folder: Path) -> None:
     log = later(folder, [f"u{user}" for user in range(300)])
     output = longtail("index", "refresh", folder / "releases", log, "--name", "second", "--every", "90m")
 
@@ -91,7 +91,7 @@ def listed(bundle: Bundle) -> float:
     return float((best == bundle.labels.row_of[RARE]).any(axis=1).mean())
 
 
-def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
+def test_repeated_events_of_one_client_count_once(folder: Path) -> None:
     all_users = [f"u{user}" for user in range(300)]
     for name, users in (("burst", all_users + ["u1"] * 1000), ("single", all_users)):
         refresh_release(folder / "releases", later(folder, users), source=first(folder), name=name)
@@ -100,7 +100,7 @@ def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
     assert share_of(folder, "single") > 10 * share_of(folder, first(folder))
 
 
-def test_a_refresh_that_no_person_attends_refuses_a_flood(folder: Path) -> None:
+def test_unattended_refresh_refuses_sudden_popularity(folder: Path) -> None:
     log, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
     with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from [\d.e-]+ to 0\.\d+"):
         refresh_release(folder / "releases", log, source=first(folder), name="flood", unattended=True)
@@ -123,7 +123,7 @@ def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
     assert np.isfinite(more.log_popularity()).all()
 
 
-def test_what_cannot_be_refreshed_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_refresh_without_forecast_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
         refresh_release(folder / "releases", before_test(folder), source=first(folder))
     in_future = pq.read_table(later(folder, ["u1", "u2"]))
@@ -181,7 +181,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     assert counts == pytest.approx([2, 1], rel=1e-3)
 
 
-def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tmp_path: Path) -> None:
+def test_client_is_recognised_by_id_or_history(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     releases, now = Releases(tmp_path / "releases"), time.time() - 60
     releases.publish(first(folder))
@@ -209,7 +209,7 @@ def test_a_client_is_recognised_by_its_id_or_by_its_own_history(folder: Path, tm
 
 
 @pytest.mark.process
-def test_a_refresh_whose_process_dies_is_tried_again_ever_later(folder: Path, tmp_path: Path) -> None:
+def test_failed_refreshes_are_retried_with_backoff(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     settings = Settings(releases=tmp_path / "releases", state=tmp_path, record_features=True, refresh=0.2)
     (tmp_path / "events").mkdir()
@@ -235,7 +235,7 @@ def test_a_refresh_whose_process_dies_is_tried_again_ever_later(folder: Path, tm
 
 
 @pytest.mark.parametrize("interval", [None, 3600.0])
-def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Path, interval: float | None) -> None:
+def test_service_start_clears_the_refresh_problem(tmp_path: Path, interval: float | None) -> None:
     settings = Settings(releases=tmp_path / "releases", state=tmp_path / "state", refresh=interval)
     with refreshing(settings, "info"):
         assert not settings.refresh_problem.exists(), "no state yet"
@@ -256,7 +256,7 @@ def test_a_service_that_starts_forgets_why_another_did_not_refresh(tmp_path: Pat
     ],
     ids=["long", "a file", "unexpected"],
 )
-def test_a_failure_neither_fills_the_pipe_nor_tells_clients_of_files(
+def test_refresh_failure_is_cut_and_names_no_files(
     error: Exception, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -278,7 +278,7 @@ def _says(file: Path, expected: str) -> bool:
 
 @pytest.mark.nightly
 @pytest.mark.process
-def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path, tmp_path: Path) -> None:
+def test_verdict_reports_a_killed_refresh(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     Releases(tmp_path / "releases").publish(first(folder))
     with (
@@ -310,7 +310,9 @@ def test_the_verdict_of_a_service_says_that_its_refresher_is_killed(folder: Path
 
 
 @pytest.mark.process
-def test_a_service_waits_after_a_rollback(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_service_does_not_refresh_after_a_rollback(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
     releases = Releases(tmp_path / "releases")
     refresh_release(releases.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))

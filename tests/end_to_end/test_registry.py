@@ -89,7 +89,7 @@ def index_main_ok(arguments: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_training_that_is_resumed_goes_on_in_its_run(tmp_path: Path) -> None:
+def test_resumed_training_continues_its_run(tmp_path: Path) -> None:
     runs: dict[str, str] = {}
     for step, loss in ((1, 1.0), (2, 0.5)):
         with trackers(tmp_path, recipe(), ["mlflow"], runs) as record:
@@ -99,7 +99,7 @@ def test_a_training_that_is_resumed_goes_on_in_its_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("books")
-def test_a_build_asks_the_registry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_calls_the_registry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an alias that moves between two questions gives the bundle of one version the name of another."""
     calls: list[str] = []
     of_client = type(client())
@@ -112,7 +112,7 @@ def test_a_build_asks_the_registry_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert calls == ["get_model_version_by_alias"]
 
 
-def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
+def test_alias_moves_between_versions(books: Path, tmp_path: Path) -> None:
     make_bundle(labels=70, dim=4, queries=20).write(tmp_path / "second")
     second = upload_version(tmp_path / "second", "models:/books")
     assert second.version == 2
@@ -149,7 +149,7 @@ def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: 
 
 
 @pytest.mark.usefixtures("store")
-def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp_path: Path) -> None:
+def test_failed_upload_changes_no_run_and_no_version(tmp_path: Path) -> None:
     run = client().create_run(client().get_experiment_by_name("shop").experiment_id).info.run_id
     client().set_terminated(run)
     built = replace(
@@ -166,7 +166,7 @@ def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp
 
 @pytest.mark.usefixtures("books")
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("url", "message"),
     [
         ("models:/books", "models:/books: expected models:/NAME@ALIAS or models:/NAME/VERSION"),
         ("models:/books@nothing", "models:/books@nothing: MLflow at sqlite:///.*nothing"),
@@ -185,7 +185,7 @@ def test_a_version_has_its_number_from_the_registry(books: Path) -> None:
 
 
 @pytest.mark.usefixtures("books")
-def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_missing_from_the_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = make_bundle(labels=60, dim=4, queries=20)
     replace(built, reports={"history.json": b'{"runs": {"mlflow": "0123456789abcdef0123456789abcdef"}}'}).write(
         tmp_path / "elsewhere"
@@ -197,7 +197,7 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
     assert upload_version(tmp_path / "elsewhere", "models:/elsewhere").run == run
 
 
-def test_without_mlflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mlflow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ObjectStoreError, match=r"models:/books@champion: expected the extra `track`"):
         download_version("models:/books@champion")

@@ -140,7 +140,7 @@ def replicas(
         yield replicas
 
 
-def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, database: PostgresServer) -> None:
+def test_replicas_agree_despite_kills(replicas: Replicas, database: PostgresServer) -> None:
     rng = random.Random(5)
     expected = {f"item-{row}" for row in range(LABELS)}
     titles: dict[str, str] = {}
@@ -215,7 +215,7 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("replicas", [2], indirect=True)
-def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replicas, tmp_path: Path) -> None:
+def test_choices_of_all_replicas_are_exported_once(replicas: Replicas, tmp_path: Path) -> None:
     rng, stop = random.Random(7), threading.Event()
     done: Counter[str] = Counter()
     choosers = [Chooser(f"chooser-{number}", [f"item-{row}" for row in range(LABELS)]) for number in range(CHOOSERS)]
@@ -263,7 +263,7 @@ def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replica
     assert min(elsewhere, done.total()) > 0
 
 
-def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> None:
+def test_unmigrated_label_changes_are_refused(replicas: Replicas) -> None:
     state_folder = replicas.folder / "replica-9"
     state_folder.mkdir()
     with closing(LabelStore(state_folder)) as store:
@@ -292,7 +292,7 @@ def _status(replicas: Replicas, number: int) -> int | None:
 
 
 @pytest.mark.nightly
-def test_a_database_that_is_gone_or_hangs(
+def test_service_survives_a_missing_or_hanging_database(
     replicas: Replicas, database: PostgresServer, bundle: Path, tmp_path: Path
 ) -> None:
     """A replica that starts without it serves nothing, others answer on; a rebuild takes in what any has changed."""

@@ -82,7 +82,7 @@ def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_pat
             assert process.process.wait(20) == 0
 
 
-def test_a_connection_that_was_just_made_has_its_request_answered(releases: Path, tmp_path: Path) -> None:
+def test_new_connection_is_answered_during_stop(releases: Path, tmp_path: Path) -> None:
     with server(releases, tmp_path / "log", drain_seconds=0.1, state=tmp_path / "state") as process:
         process.wait_until_ready()
         address = httpx.URL(process.url).netloc.decode()

@@ -62,7 +62,7 @@ def check_kept(releases: Path, disk: Path, rows: list[int]) -> None:
     assert labels <= {*pq.read_table(out)["label_id"].to_pylist()}
 
 
-def test_a_disk_that_turns_read_only_refuses_changes_and_answers_go_on(releases: Path, disk: Path) -> None:
+def test_read_only_disk_refuses_changes_only(releases: Path, disk: Path) -> None:
     with server(releases, releases.parent / "log", state=disk) as process:
         process.wait_until_ready()
         with httpx.Client(base_url=process.url, timeout=30) as http:
@@ -86,7 +86,7 @@ def test_a_disk_that_turns_read_only_refuses_changes_and_answers_go_on(releases:
 
 
 @pytest.mark.nightly
-def test_a_kill_while_the_disk_stalls_loses_nothing_acknowledged(releases: Path, disk: Path) -> None:
+def test_kill_during_disk_stall_keeps_acknowledged_events(releases: Path, disk: Path) -> None:
     stored: list[int] = []
 
     def write(url: str) -> None:

@@ -200,7 +200,7 @@ def expected_of(shelf: Shelf, process: ServerProcess) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="expected Linux, which says what is held")
-def test_swaps_fail_no_request_mix_no_releases_and_hold_nothing(bundles: Path, tmp_path: Path) -> None:
+def test_swaps_fail_no_request_and_leak_nothing(bundles: Path, tmp_path: Path) -> None:
     shelf, stop = Shelf(bundles, tmp_path / "releases"), Event()
     with server(shelf.root, tmp_path / "log", poll_seconds=0.05, drain_seconds=0) as process:
         process.wait_until_ready()
@@ -231,7 +231,7 @@ def test_swaps_fail_no_request_mix_no_releases_and_hold_nothing(bundles: Path, t
 
 
 @pytest.mark.nightly
-def test_two_workers_follow_every_swap_and_fail_no_request(bundles: Path, tmp_path: Path) -> None:
+def test_two_workers_swap_without_failures(bundles: Path, tmp_path: Path) -> None:
     shelf, stop = Shelf(bundles, tmp_path / "releases"), Event()
     settings: dict[str, object] = {"poll_seconds": 0.05, "drain_seconds": 0, "workers": 2}
     with server(shelf.root, tmp_path / "log", **settings) as process:

@@ -249,7 +249,7 @@ def test_http_scores_are_the_trained_models_row_by_row(shop: TrainedShop, bias_r
     assert len({tuple(scores.values()) for scores in actual}) == len(actual), "features tell queries apart"
 
 
-def test_what_is_missing_is_what_training_calls_unknown(shop: TrainedShop) -> None:
+def test_missing_features_are_the_unknown_of_training(shop: TrainedShop) -> None:
     features = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
     spelt_out = {"device": "a watch, never seen", "searched": "", "about": "", "interests": {}, "again": [], "seen": []}
     missing, unknown, is_known = shop.scores(
@@ -261,7 +261,7 @@ def test_what_is_missing_is_what_training_calls_unknown(shop: TrainedShop) -> No
     assert len(stranger) == ITEMS + 1
 
 
-def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: TrainedShop) -> None:
+def test_added_label_has_the_score_of_the_model(shop: TrainedShop) -> None:
     items, names, train = [3, WITHOUT, 11], shop.dataset.label_ids.to_pylist(), shop.dataset.train
     rows = [names.index(str(item)) for item in items]
     inputs = {name: column[rows] for name, column in shop.encoding.label_inputs.items()}
@@ -317,7 +317,7 @@ def test_a_bad_value_is_refused_with_its_feature(
     assert re.search(message, error["message"]), error["message"]
 
 
-def test_the_release_says_what_each_kind_expects(shop: TrainedShop) -> None:
+def test_release_route_describes_feature_kinds(shop: TrainedShop) -> None:
     response = shop.http.get("/v1/release")
     assert len(response.content) < 5_000 < len(shop.http.get("/v1/release?include=curve").content)
     answer = response.json()
@@ -330,7 +330,7 @@ def test_the_release_says_what_each_kind_expects(shop: TrainedShop) -> None:
     assert (label["display"], label["count"], label["bucket"]) == ({"title": "The red thing, no. 24"}, 0, "new")
 
 
-def test_the_bundle_says_what_it_was_trained_on_and_measures_the_same_again(shop: TrainedShop) -> None:
+def test_bundle_records_data_and_reproduces_metrics(shop: TrainedShop) -> None:
     manifest = shop.bundle.manifest
     assert manifest.bias_removal.noise == "π of the draws, not of the impressions"
     own_software = {name: value for name, value in manifest.software.items() if " " in name}

@@ -102,9 +102,7 @@ def both(service: ServerProcess) -> Iterator[list[tuple[Client, httpx.Client]]]:
         yield [stack.enter_context(connected(service, worker)) for worker in workers_of(service)]
 
 
-def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
-    service: ServerProcess, both: list[tuple[Client, httpx.Client]]
-) -> None:
+def test_figures_add_up_over_workers(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
     (first, http_one), (other, http_other) = both
     before, reported = samples(http_one), first.monitoring()["windows"]["1h"]["queries"]
 
@@ -140,7 +138,7 @@ def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
         assert sum(bucket["count"] for bucket in exposures.values()) >= 7 * 140
 
 
-def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
+def test_label_changes_reach_all_workers(
     both: list[tuple[Client, httpx.Client]],
 ) -> None:
     (first, _), (other, _) = both
@@ -179,7 +177,7 @@ def mapped(worker: int) -> dict[str, dict[str, int]]:
     return mapped_files
 
 
-def test_the_index_is_in_memory_once(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
+def test_workers_share_the_mapped_index(service: ServerProcess, both: list[tuple[Client, httpx.Client]]) -> None:
     for longtail, _ in both:
         longtail.retrieve(features=FEATURES)
         longtail.similar([f"item-{row}" for row in range(0, LABELS, LABELS // 200)])
@@ -192,7 +190,7 @@ def test_the_index_is_in_memory_once(service: ServerProcess, both: list[tuple[Cl
         assert both_together < 1.2 * max(sizes["Rss:"], other[name]["Rss:"]), name
 
 
-def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) -> None:
+def test_killed_worker_is_replaced(service: ServerProcess) -> None:
     before = workers_of(service)
     with Client(service.url) as longtail, connected(service, before[1]) as (survivor, http):
         counted = samples(http)["longtail_queries_total"]
@@ -219,7 +217,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
             assert samples(its_http)["longtail_ready"] == 1
 
 
-def test_no_process_is_left_when_the_parent_is_killed(releases: Path, tmp_path: Path) -> None:
+def test_workers_end_with_their_parent(releases: Path, tmp_path: Path) -> None:
     with several_workers(releases, tmp_path / "state") as process:
         process.wait_until_ready()
         ids = list(children(process.process.pid))
@@ -250,7 +248,7 @@ def foreground(releases: Path, root: Path, *python: str) -> Iterator[ServerProce
 
 
 @pytest.mark.parametrize("when", ["ready", pytest.param("starting", marks=pytest.mark.nightly)])
-def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path, when: str) -> None:
+def test_ctrl_c_ends_all_processes(releases: Path, tmp_path: Path, when: str) -> None:
     with foreground(releases, tmp_path, "-m", "longtail.serving") as process:
         if when == "ready":
             process.wait_until_ready()
@@ -273,7 +271,7 @@ cli.main(sys.argv[1:])
 
 
 @pytest.mark.nightly
-def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
+def test_early_deaths_keep_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
     with foreground(releases, tmp_path, "-c", YOUNG) as process:
         process.wait_until_ready()
         old = workers_of(process)
@@ -299,7 +297,7 @@ def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(releases: Path, tmp_path: Path) -> None:
+def test_stopped_worker_is_replaced_without_lost_requests(releases: Path, tmp_path: Path) -> None:
     with several_workers(releases, tmp_path / "state") as process:
         gateway = Gateway(process.url, looks_away=False)
         process.wait_until_ready()
@@ -322,7 +320,7 @@ def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(re
 
 
 @pytest.mark.nightly
-def test_clients_of_a_dead_worker_spread_over_both_again(releases: Path, tmp_path: Path) -> None:
+def test_connections_spread_after_a_worker_death(releases: Path, tmp_path: Path) -> None:
     clients, stop, both_serve = 12, threading.Event(), threading.Event()
     lost_before, lost_after, closed = [0] * clients, [0] * clients, [0] * clients
 

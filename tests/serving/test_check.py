@@ -33,7 +33,7 @@ def check(capsys: pytest.CaptureFixture[str], release: Path) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_what_it_says_of_a_release_that_can_be_served(
+def test_check_describes_a_servable_release(
     releases: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(releases)
@@ -51,14 +51,14 @@ def test_what_it_says_of_a_release_that_can_be_served(
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
-def test_a_directory_of_releases_is_no_release(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_of_releases_is_refused(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as remaining:
         cli.main(["check", str(releases)])
     assert remaining.value.code == 2
     assert "expected one release, found a directory of some: use" in capsys.readouterr().err
 
 
-def test_a_release_that_cannot_be_served_is_refused_in_one_line(
+def test_unservable_release_is_refused_in_one_line(
     releases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = tmp_path / "damaged"

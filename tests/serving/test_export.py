@@ -107,7 +107,7 @@ def test_columns_have_their_types_also_without_events(releases: Path) -> None:
         ("day", "2026-01-02", "2026-01-02"),
     ],
 )
-def test_values_as_the_trainer_reads_them(releases: Path, name: str, sent: object, written: object) -> None:
+def test_values_have_the_types_of_training(releases: Path, name: str, sent: object, written: object) -> None:
     keep(releases, choice(["x"], {name: sent}))
     ((row,), _) = exported(releases)
     assert row[name] == written
@@ -156,7 +156,7 @@ def test_repeats_are_dropped(releases: Path) -> None:
     assert len(exported(releases, window=(NOON + 5, NOON + 9))[0]) == 3
 
 
-def test_keys_of_two_clients_are_two(releases: Path) -> None:
+def test_idempotency_keys_are_per_client(releases: Path) -> None:
     order = {"kind": "organic", "answer": None, "idempotency_key": "order-0"}
     keep(
         releases,
@@ -200,7 +200,7 @@ def test_features_that_the_release_does_not_read_are_text(releases: Path) -> Non
         ("feature_weight", "feature_weight", "feature_weight"),
     ],
 )
-def test_no_feature_takes_another_columns_name(releases: Path, sent: str, column: str, left_out: str | None) -> None:
+def test_feature_names_never_collide_with_columns(releases: Path, sent: str, column: str, left_out: str | None) -> None:
     keep(releases, choice(["x"], {sent: 1, "user": 1, "weight": 1}))
     (row,), message = exported(releases)
     assert (row["label_id"], str(row[column])[0]) == ("x", "1")
@@ -273,7 +273,7 @@ def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) 
             exported(releases, query_id=name)
 
 
-def test_times_that_are_none() -> None:
+def test_malformed_times_are_refused() -> None:
     assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9 - 60)
     assert read_window("7d", None, 1e9, "events") == (1e9 - 7 * 86_400, 1e9 - 60)
     assert read_window("7d", None, 1e9, "s3://shop/events") == (1e9 - 7 * 86_400, 1e9 - 30 * 60)

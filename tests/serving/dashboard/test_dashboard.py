@@ -127,7 +127,7 @@ def text(document: str, id_: str) -> str:
 
 
 @pytest.mark.process
-def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: Path) -> None:
+def test_page_shows_the_report(report: dict[str, Any], tmp_path: Path) -> None:
     MonitoringAnswer.model_validate_json(json.dumps(report))
     ReleaseAnswer.model_validate_json(json.dumps(RELEASE))
     well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
@@ -180,7 +180,7 @@ def test_a_refusing_service_is_reported(status: int, error: dict[str, str], word
 
 
 @pytest.mark.process
-def test_an_answer_older_than_an_error_is_grey(report: dict[str, Any], tmp_path: Path) -> None:
+def test_outdated_figures_are_grey(report: dict[str, Any], tmp_path: Path) -> None:
     well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     refused = (422, {"error": {"type": "invalid_request", "message": "expected k"}, "request_id": "r"})
     with serving({path: (200, body) for path, body in well.items()} | {"/v1/retrieve": refused}) as url:
@@ -200,13 +200,13 @@ def test_the_policy_allows_this_style_and_this_script_only() -> None:
     assert (directives["require-trusted-types-for"], directives["trusted-types"]) == ("'script'", "'none'")
 
 
-def test_nothing_is_parsed_as_html_or_code() -> None:
+def test_page_parses_no_html_or_code() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|Function\(", SCRIPT)
     assert not re.search(r"\sstyle=|\son[a-z]+=", PAGE.replace(SCRIPT, ""))
 
 
 @pytest.mark.process
-def test_a_label_titled_as_a_script_is_shown_as_text(report: dict[str, Any], tmp_path: Path) -> None:
+def test_script_in_a_title_is_shown_as_text(report: dict[str, Any], tmp_path: Path) -> None:
     """Ids and titles come from data; the browser must run none of them."""
     hostile = '<script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
     labels = [{**label, "id": hostile, "display": {"title": hostile}} for label in RETRIEVED["results"][0]["labels"]]

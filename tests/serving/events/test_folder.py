@@ -42,7 +42,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.suffix for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path) -> None:
+def test_events_are_readable_during_and_after_writing(tmp_path: Path) -> None:
     events = opened(tmp_path)
     for stored in [events.append([line(str(number)), line(f"{number}b")]) for number in range(50)]:
         stored.result(10)
@@ -55,7 +55,7 @@ def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path
     assert pq.read_schema(next(tmp_path.glob("*.parquet"))).equals(SCHEMA)
 
 
-def test_every_column_comes_back(tmp_path: Path) -> None:
+def test_all_columns_are_stored(tmp_path: Path) -> None:
     event = {
         "kind": "choice", "time": NOW + 0.25, "client": "0f", "idempotency_key": "k", "answer": "f00",
         "answered_at": NOW, "release": "r", "bias_removal": 0.5, "popularity": 0.0,
@@ -71,17 +71,6 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
     (row,) = pq.read_table(tmp_path).to_pylist()
     assert row == {**event, "version": 1, "time": row["time"], "answered_at": row["answered_at"]}
     assert (row["time"].timestamp(), row["answered_at"].timestamp()) == (NOW + 0.25, NOW)
-
-
-def test_files_of_earlier_services_lack_columns_and_are_read(tmp_path: Path) -> None:
-    events = opened(tmp_path)
-    events.append([line("a")]).result(10)
-    events.close()
-    (file,) = tmp_path.glob("*.parquet")
-    pq.write_table(pq.read_table(file).drop_columns("options"), file)
-    assert labels(tmp_path) == ["a"]
-    with open_events(tmp_path) as connection:
-        assert connection.sql("SELECT options FROM events").fetchall() == [(None,)]
 
 
 def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +89,7 @@ def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pyte
     assert sum(dropped) == 2
 
 
-def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_beyond_the_byte_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 3 * len(line("5")))
     monkeypatch.setattr(Segment, "write", lambda *_, **__: time.sleep(0.3))
     events = opened(tmp_path)
@@ -112,7 +101,7 @@ def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeyp
     events.close()
 
 
-def test_who_goes_away_and_what_nobody_expected_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_clients_and_errors_stop_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = opened(tmp_path)
     stored = events.append([line("a")])
     assert not stored.cancel()
@@ -140,7 +129,7 @@ class TinyDisk:
         return written
 
 
-def test_a_full_disk_keeps_nothing_of_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_stores_no_refused_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = opened(tmp_path)
     events.append([line("before")]).result(10)
     monkeypatch.setattr(module.os, "write", TinyDisk(len(line("x")) + 5))
@@ -167,7 +156,7 @@ def test_segments_end_by_size_and_age(tmp_path: Path, monkeypatch: pytest.Monkey
     segment.close()
 
 
-def test_the_oldest_files_go_by_age_and_bytes(tmp_path: Path) -> None:
+def test_oldest_files_are_deleted_by_age_and_bytes(tmp_path: Path) -> None:
     for age, name in ((9, "a"), (2, "b"), (1, "c")):
         path = tmp_path / f"{name}.parquet"
         path.write_bytes(bytes(100))
@@ -202,7 +191,7 @@ def read_times(folder: Path) -> list[float]:
         ([0, 0.5, 2, 4, 6, 8], 0, [0, 0.5, 2, 4, 6]),
     ],
 )
-def test_rare_events_go_at_their_age_too(
+def test_rare_events_are_deleted_by_age(
     tmp_path: Path, ages: Sequence[float], after: float, expected: Sequence[float]
 ) -> None:
     aged(tmp_path, *ages)
@@ -210,7 +199,7 @@ def test_rare_events_go_at_their_age_too(
     assert read_times(tmp_path) == list(expected)
 
 
-def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
+def test_clock_ahead_deletes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(bytes(100))
     os.utime(path, (NOW, NOW))
@@ -228,7 +217,7 @@ def test_a_clock_that_is_ahead_deletes_nothing(tmp_path: Path) -> None:
     assert kept_since(tmp_path) == 0
 
 
-def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_files_are_private(tmp_path: Path) -> None:
     events = opened(tmp_path)
     events.append([line("a")]).result(10)
     events.close()
@@ -285,7 +274,7 @@ while True:
 
 
 @pytest.mark.process
-def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_events_survive_a_kill(tmp_path: Path) -> None:
     acknowledged = 0
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -307,7 +296,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert "cut" not in label_ids
 
 
-def test_lines_that_are_no_events_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_lines_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "s.jsonl"
     path.write_bytes(line("a") + b"\n" + b"\0" * 30 + b"\n[1]\n" + line("b") + b"\n")
     assert labels(tmp_path) == ["a", "b"]
@@ -318,7 +307,7 @@ def test_lines_that_are_no_events_are_set_aside(tmp_path: Path, caplog: pytest.L
     assert "2 lines are no events; they are kept in s.damaged" in caplog.text
 
 
-def test_a_kill_between_the_parquet_file_and_the_end_of_its_segment_doubles_nothing(tmp_path: Path) -> None:
+def test_kill_during_conversion_doubles_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     path.write_bytes(line("a") + b"\n")
     finish_segment(path)
@@ -329,9 +318,7 @@ def test_a_kill_between_the_parquet_file_and_the_end_of_its_segment_doubles_noth
     assert labels(tmp_path) == ["a"]
 
 
-def test_a_segment_is_locked_before_others_see_that_it_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_segment_survives_tidying_by_another_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = module.fcntl.flock
 
     def late(file: int, operation: int) -> None:
@@ -347,7 +334,7 @@ def test_a_segment_is_locked_before_others_see_that_it_is_there(
     segment.close()
 
 
-def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
+def test_bad_file_blocks_no_other_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"kind":"\xff\xfe"}\n')
@@ -374,7 +361,7 @@ def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
     assert labels(tmp_path) == ["b", "c"]
 
 
-def test_no_folder_of_events(tmp_path: Path) -> None:
+def test_missing_or_broken_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="expected a folder of events, found none"), open_events(tmp_path / "none"):
         pass
     (tmp_path / "x.parquet").write_bytes(b"PAR1")

@@ -64,7 +64,7 @@ def until_kept(some: KafkaEvents, lines: list[bytes]) -> None:
         time.sleep(0.1)
 
 
-def test_acknowledged_events_are_there_once_as_sent(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
+def test_acknowledged_events_arrive_once(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
     events_of, passing = sink(), (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.NOT_ENOUGH_REPLICAS)
     kafka.refuse(*passing * 3)
     futures = [events_of.append(events(50, 50 * i)) for i in range(20)]
@@ -86,7 +86,9 @@ def test_offered_events_arrive(kafka: MockKafka, sink: Callable[..., KafkaEvents
     assert dropped == []
 
 
-def test_brokers_away_and_back(kafka: MockKafka, sink: Callable[..., KafkaEvents], dropped: list[int]) -> None:
+def test_producer_recovers_after_broker_outage(
+    kafka: MockKafka, sink: Callable[..., KafkaEvents], dropped: list[int]
+) -> None:
     some = sink()
     some.append(events(1)).result(LONG)
     kafka.take_down()
@@ -106,7 +108,7 @@ def test_brokers_away_and_back(kafka: MockKafka, sink: Callable[..., KafkaEvents
     assert kafka.messages("events") == Counter(events(1) + events(1, 7))
 
 
-def test_full_buffer_is_said_at_once(kafka: MockKafka, sink: Callable[..., KafkaEvents], dropped: list[int]) -> None:
+def test_full_buffer_is_refused_at_once(kafka: MockKafka, sink: Callable[..., KafkaEvents], dropped: list[int]) -> None:
     some = sink("?queue.buffering.max.messages=10")
     kafka.take_down()
     first, second = some.append(events(8)), some.append(events(5, 8))
@@ -121,7 +123,7 @@ def test_full_buffer_is_said_at_once(kafka: MockKafka, sink: Callable[..., Kafka
     assert dropped == []
 
 
-def test_slow_brokers(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
+def test_slow_brokers_time_out(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
     some = sink()
     some.append(events(1)).result(LONG)
     kafka.answer_after(1)
@@ -134,7 +136,7 @@ def test_slow_brokers(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> Non
     until_kept(some, events(1, 3))
 
 
-def test_a_producer_that_may_write_no_more_is_replaced(
+def test_fatal_producer_is_replaced(
     kafka: MockKafka, sink: Callable[..., KafkaEvents], caplog: pytest.LogCaptureFixture
 ) -> None:
     some = sink()
@@ -146,7 +148,7 @@ def test_a_producer_that_may_write_no_more_is_replaced(
     assert kafka.messages("events") == Counter(events(1) + events(1, 2))
 
 
-def test_brokers_that_refuse_what_is_sent(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
+def test_refused_messages_fail_their_request(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
     some = sink("?message.max.bytes=1000")
     some.append(events(1)).result(LONG)
     too_long = some.append([*events(1, 1), b"x" * 5000])
@@ -158,7 +160,7 @@ def test_brokers_that_refuse_what_is_sent(kafka: MockKafka, sink: Callable[..., 
     until_kept(some, events(1, 3))
 
 
-def test_close_gives_up_what_cannot_be_sent(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
+def test_close_gives_up_unsent_events(kafka: MockKafka, sink: Callable[..., KafkaEvents]) -> None:
     some = sink("?message.timeout.ms=600000")
     kafka.take_down()
     future = some.append(events(3))
@@ -166,7 +168,7 @@ def test_close_gives_up_what_cannot_be_sent(kafka: MockKafka, sink: Callable[...
     assert "purged" in not_kept(future).lower()
 
 
-def test_trouble_is_logged_once_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_are_logged_once_without_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     url = "kafka://127.0.0.1:1/events?security.protocol=SASL_PLAINTEXT&sasl.mechanism=PLAIN&debug=all"
     some = KafkaEvents(f"{url}&sasl.username=shop&sasl.password=hush%2Bhush", [].append, SECONDS)
@@ -187,7 +189,7 @@ def test_urls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("kafka://", 'expected kafka://HOST:PORT/TOPIC, received "kafka://"'),
         ("kafka://one:9092", 'HOST:PORT/TOPIC, received "kafka://one:9092"'),
@@ -206,7 +208,7 @@ def test_urls() -> None:
         ("kafka://one:9092/events?linger.ms=1&linger.ms=2", 'once, received "linger.ms" twice'),
     ],
 )
-def test_urls_that_are_none(url: str, message: str) -> None:
+def test_malformed_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         parse_kafka(url)
     assert message in str(caught.value)
@@ -214,7 +216,7 @@ def test_urls_that_are_none(url: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("linger=5", 'expected settings of librdkafka after the topic: No such configuration property: "linger"'),
         ("linger.ms=soon", "Invalid value for configuration property"),
@@ -225,14 +227,14 @@ def test_urls_that_are_none(url: str, message: str) -> None:
         ("security.protocol=SASL_SSL&sasl.mechanism=PLAIN&sasl.password=hush", "sasl.username and sasl.password"),
     ],
 )
-def test_settings_that_are_none(query: str, message: str) -> None:
+def test_forbidden_settings_are_refused(query: str, message: str) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         KafkaEvents(f"kafka://127.0.0.1:1/events?{query}", [].append)
     assert message in str(caught.value)
     assert "hush" not in str(caught.value)
 
 
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     with pytest.raises(ValueError, match=r"pip install '.*\[kafka\]'"):
         KafkaEvents("kafka://127.0.0.1:1/events", [].append)

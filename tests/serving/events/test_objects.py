@@ -29,7 +29,7 @@ def keys_in(folder: Path) -> list[str]:
         return sorted(key for (key,) in connection.execute("SELECT idempotency_key FROM events").fetchall())
 
 
-def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> None:
+def test_store_collects_events_of_two_folders(s3: S3Server, tmp_path: Path) -> None:
     url, (first_folder, other) = s3.url(), (tmp_path / name for name in ("one", "other"))
     assert upload_events(first_folder, url) == 0, "no folder yet"
     keep(first_folder, "a", "b")
@@ -46,7 +46,7 @@ def test_events_of_two_folders_meet_in_a_store(s3: S3Server, tmp_path: Path) -> 
     assert sum(path.endswith(".parquet") for _, path in s3.requests) == 1
 
 
-def test_a_download_is_for_its_owner_alone(s3: S3Server, tmp_path: Path) -> None:
+def test_download_is_private(s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     keep(tmp_path / "one", "a")
     upload_events(tmp_path / "one", url)
@@ -59,7 +59,7 @@ def test_a_download_is_for_its_owner_alone(s3: S3Server, tmp_path: Path) -> None
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, file)] == [0o700, 0o600]
 
 
-def test_what_a_store_has_deleted_is_in_no_download(s3: S3Server, tmp_path: Path) -> None:
+def test_download_drops_deleted_files(s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     keep(tmp_path / "one", "a")
     upload_events(tmp_path / "one", url)
@@ -69,7 +69,7 @@ def test_what_a_store_has_deleted_is_in_no_download(s3: S3Server, tmp_path: Path
     assert keys_in(download_events(url)) == []
 
 
-def test_a_folder_that_is_not_there_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_reported(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path / "events", "a")
     url = s3.url()
     for name, uploaded, warning in (
@@ -84,7 +84,7 @@ def test_a_folder_that_is_not_there_is_said(s3: S3Server, tmp_path: Path, capsys
         assert bool(captured.err) == bool(warning)
 
 
-def test_a_store_that_does_not_answer_is_said(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_store_is_reported(s3: S3Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path / "one", "a")
     with s3.failing(lambda _method, _path: "fail"), pytest.raises(SystemExit):
         cli.main(["upload-events", str(tmp_path / "one"), s3.url()])

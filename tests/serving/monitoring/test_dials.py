@@ -92,7 +92,7 @@ def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], flo
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_mix_of_the_dial_is_steady(seed: int, tmp_path: Path) -> None:
+def test_dial_mixes_raise_no_alarm(seed: int, tmp_path: Path) -> None:
     retriever, rng = loaded(make_shop_bundle(seed), tmp_path), np.random.default_rng(seed)
     for name, dials in MIXES.items():
         verdict = verdict_of(retriever, queries(rng, dials), tmp_path / f"state {name}")
@@ -100,7 +100,7 @@ def test_any_mix_of_the_dial_is_steady(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_experiment_of_the_documentation_is_steady(seed: int, tmp_path: Path) -> None:
+def test_documented_experiment_raises_no_alarm(seed: int, tmp_path: Path) -> None:
     retriever, rng = loaded(make_shop_bundle(seed), tmp_path), np.random.default_rng(seed)
     page = (Path(__file__).parents[3] / "docs/experiments.md").read_text()
     experiment = parse_experiments(page.split("```toml\n")[1].split("```")[0].encode())

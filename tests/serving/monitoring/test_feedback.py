@@ -42,14 +42,14 @@ def test_organic_recall_by_hand(monitoring: Monitoring, clock: Clock) -> None:
     assert recall(monitoring, clock)["all"] == (0, 0)
 
 
-def test_a_choice_is_of_the_release_that_answered(monitoring: Monitoring, clock: Clock) -> None:
+def test_choices_count_for_the_answering_release(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.begin_release("r2", BUCKETS, None)
     monitoring.count_choice(chosen([0], [0]))
     assert recall(monitoring, clock)["all"] == (0, 0)
     assert monitoring.report()["series"]["recall"]["feedback"]["all"] == [1]
 
 
-def test_a_release_not_begun_lately_counts_answers_and_choices(monitoring: Monitoring, clock: Clock) -> None:
+def test_other_loaded_releases_count_answers_and_choices(monitoring: Monitoring, clock: Clock) -> None:
     """A staged release that an arm of an experiment answers from."""
     count_batch(monitoring, answered([[0, 4]], release="staged"))
     monitoring.count_choice(chosen([0, 5], [0, 4], release="staged"))

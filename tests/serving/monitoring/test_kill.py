@@ -53,7 +53,7 @@ def test_two_processes_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 90])
-def test_a_kill_loses_and_doubles_nothing(tmp_path: Path, after: int) -> None:
+def test_kill_keeps_every_count_once(tmp_path: Path, after: int) -> None:
     process = worker(tmp_path, 0, 1_000_000)
     assert process.stdout is not None
     printed = [process.stdout.readline() for _ in range(after)]

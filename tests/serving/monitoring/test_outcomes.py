@@ -37,7 +37,7 @@ def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:
         (UNKNOWN_ROUTE, 404, 0, 0),
     ],
 )
-def test_every_request_is_in_the_series_and_load_in_the_report(
+def test_requests_are_in_series_and_traffic_in_report(
     monitoring: Monitoring, clock: Clock, route: str, status: int, count: int, errors: int
 ) -> None:
     monitoring.count_request(route, status, 0.004)
@@ -50,7 +50,7 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
     assert (reported["p50_ms"] is not None) == bool(count)
 
 
-def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
+def test_answers_are_in_series_and_report(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1}, [], {}))
     counted = scrape(monitoring)
     assert counted["longtail_queries_total"] == 2
@@ -68,7 +68,7 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
 
 
-def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
+def test_restricted_answers_have_their_own_series(monitoring: Monitoring) -> None:
     monitoring.count_answers(AnsweredSearch(answered([[0, 1, 4]], restrictions=["buckets"]), {}, [], {}))
     counted = scrape(monitoring)
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
@@ -84,7 +84,7 @@ def test_answers_with_floors_are_counted(monitoring: Monitoring) -> None:
     assert monitoring.report()["windows"]["5m"]["floored"] == {"queries": 4, "unmet": 1}
 
 
-def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
+def test_choices_are_in_series_and_report(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_choice(chosen([0, 5, -1], [0, 4], arm=ArmAnswer("week-1", "tail", 7)))
     monitoring.count_choice(chosen([8], source="organic"))
     counted = scrape(monitoring)
@@ -102,7 +102,7 @@ def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     assert [(of["all"]["positives"], of["all"]["hits"]) for of in results.values()] == [(2, 1), (1, 0)]
 
 
-def test_dropped_events_are_in_both(monitoring: Monitoring) -> None:
+def test_dropped_events_are_in_series_and_report(monitoring: Monitoring) -> None:
     monitoring.count("dropped", 2)
     assert scrape(monitoring)["longtail_events_dropped_total"] == 2
     assert monitoring.report()["windows"]["5m"]["dropped"] == 2
@@ -127,7 +127,7 @@ def test_totals_add_up_workers_and_survive_restarts(open_monitoring: Callable[..
     assert series["longtail_queries_total"] == 8
 
 
-def test_outcomes_that_are_counted_together_are_those_counted_one_by_one(clock: Clock, tmp_path: Path) -> None:
+def test_joint_counting_equals_single_counting(clock: Clock, tmp_path: Path) -> None:
     batches = [
         answered([[0, 1, 4], [0, 8, 12]], floored=(2, 1)),
         answered([[]], bias_removal=2.5),

@@ -9,7 +9,7 @@ from longtail.serving.monitoring.intervals import binomial_interval
 from longtail.serving.monitoring.report import latency_bin, latency_ms
 
 
-def test_latency_quantiles_are_right_to_a_bin() -> None:
+def test_latency_quantiles_are_within_a_bin() -> None:
     durations = np.random.default_rng(0).lognormal(math.log(0.004), 0.7, 10_000)
     bins = np.bincount([latency_bin(seconds) for seconds in durations], minlength=42)
     for quantile in (0.5, 0.99):
@@ -29,5 +29,5 @@ def test_binomial_intervals_are_exact(hits: int, trials: int, confidence: float)
     )
 
 
-def test_nothing_tried_says_nothing() -> None:
+def test_interval_without_trials_is_0_to_1() -> None:
     assert binomial_interval(0.0, 0, 0.95) == (0.0, 1.0)

@@ -111,7 +111,7 @@ def test_a_bucket_that_doubled_its_share_comes_first() -> None:
     assert set(findings(verdict)) == {("share_drift", "torso"), ("score_drift", None)}
 
 
-def test_all_well_says_so_and_on_what_it_rests() -> None:
+def test_steady_verdict_names_its_queries() -> None:
     verdict = judge(evidence(window()))
     assert (verdict["severity"], verdict["findings"]) == ("steady", [])
     assert verdict["headline"] == "The answers are what the release promised: 2,000 queries in the last 24 hours."
@@ -121,14 +121,14 @@ def test_all_well_says_so_and_on_what_it_rests() -> None:
     ("torso", "severity"),
     [(0.065, None), (0.075, None), (0.09, "watch"), (0.14, "act"), (0.03, "act"), (0.05, "watch")],
 )
-def test_what_matters_of_what_is_real(torso: float, severity: str | None) -> None:
+def test_severity_depends_on_the_size_of_the_deviation(torso: float, severity: str | None) -> None:
     hour = window(50_000, {"head": 0.995 - torso, "torso": torso, "tail": 0.005, "new": 0.0})
     result = findings(judge(evidence(hour, baseline=baseline(queries=50_000))))
     assert result.get(("share_drift", "torso"), {"severity": None})["severity"] == severity
 
 
 @pytest.mark.parametrize("queries", [1, 10, 30])
-def test_few_answers_are_neither_drift_nor_steady(queries: int) -> None:
+def test_few_answers_are_unknown(queries: int) -> None:
     shares = {"head": 0.9, "torso": 0.09, "tail": 0.01, "new": 0.0}
     verdict = judge(evidence(window(queries, shares, scores=0.6)))
     assert (verdict["severity"], findings(verdict)) == ("unknown", {})
@@ -139,14 +139,14 @@ def test_few_answers_are_neither_drift_nor_steady(queries: int) -> None:
     assert verdict["headline"].endswith(f"about {max(shares_B or 0 for shares_B in missing.values()):,} would do.")
 
 
-def test_the_day_counts_where_the_hour_cannot_tell() -> None:
+def test_day_decides_if_the_hour_is_too_short() -> None:
     drifted = {"head": 0.85, "torso": 0.145, "tail": 0.005, "new": 0.0}
     verdict = judge(evidence(window(4, drifted), window(9000, drifted)))
     assert "in the last 24 hours where the release promised 6.5 %" in verdict["headline"]
     assert judge(evidence(window(0), window(9000)))["severity"] == "steady"
 
 
-def test_labels_added_since_have_no_promise_and_take_from_the_others() -> None:
+def test_added_labels_have_no_promise() -> None:
     shares = {"head": 0.6, "torso": 0.03, "tail": 0.002, "new": 0.368}
     with_added = findings(judge(evidence(window(shares=shares), added=40)))
     assert ("share_drift", "new") not in with_added
@@ -168,7 +168,7 @@ def test_recall_against_the_evaluation(positives: int, hits: int, severity: str 
         assert "promised 0.260 (0.230–0.290) at the same λ" in result["sentence"]
 
 
-def test_what_is_broken_comes_before_what_has_drifted() -> None:
+def test_troubles_come_before_drift() -> None:
     shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=shares, requests={"count": 1000, "errors": 40, "shed": 3}, dropped=7)
     troubles = {"refused_release": "The published release, r2, could not be loaded.", "label_log": "No log."}
@@ -185,7 +185,7 @@ def test_what_is_broken_comes_before_what_has_drifted() -> None:
     assert worst_first == sorted(worst_first)
 
 
-def test_feedback_that_cannot_be_kept_comes_before_the_events_that_were_not() -> None:
+def test_present_trouble_comes_before_its_count() -> None:
     troubles = {"records": "Feedback cannot be kept, and is answered 503."}
     verdict = judge(evidence(window(dropped=232), troubles=troubles))
     assert verdict["headline"].startswith(
@@ -220,7 +220,7 @@ def test_healthy_traffic_raises_no_alarm_and_drift_does() -> None:
 
 
 @pytest.mark.parametrize("mix", [(1,), (3,), (8,), (20,), (50,), (1, 50), (5, 10, 20)])
-def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Path, clock: Clock, mix: tuple) -> None:
+def test_short_and_long_answers_are_no_drift(tmp_path: Path, clock: Clock, mix: tuple) -> None:
     """The head comes first and scores fall by rank, so that shares, scores and coverage differ by k."""
     rng = np.random.default_rng(7)
     buckets = np.repeat(np.arange(3, dtype=np.int8), 100)
@@ -266,7 +266,7 @@ def test_restricted_answers_are_not_judged(monitoring: Monitoring, clock: Clock)
     assert not [bucket for signal, bucket in findings(judge_report(monitoring, clock)) if signal == "share_drift"]
 
 
-def test_the_report_has_the_verdict_of_what_was_answered(monitoring: Monitoring, clock: Clock) -> None:
+def test_report_judges_counted_answers(monitoring: Monitoring, clock: Clock) -> None:
     assert judge_report(monitoring, clock)["severity"] == "unknown"
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 400, bias_removal=0.0, score=0.5))
     # Promised half, a quarter, a quarter; but every score is in the lowest decile.
@@ -295,7 +295,7 @@ def named(senders: int, ids: int, unknown: int) -> dict[str, Any]:
         ((3000, 3000, 40), (5000, 5000, 20), None),  # from .4 % to 1.3 %
     ],
 )
-def test_unknown_ids_that_are_most_or_jump(
+def test_unknown_ids_are_judged_by_share_and_increase(
     now: tuple[int, int, int], before: tuple[int, int, int], severity: str | None
 ) -> None:
     hour = window(ids=NO_IDS | {"query": named(*now)})
@@ -307,7 +307,7 @@ def test_unknown_ids_that_are_most_or_jump(
         assert "spelling" in finding["look_at"]
 
 
-def test_wrong_ids_of_five_minutes_after_an_hour_of_known_ones() -> None:
+def test_five_minutes_of_unknown_ids_are_reported() -> None:
     minutes, hour = (window(ids=NO_IDS | {"query": named(*of)}) for of in ((100, 100, 100), (1000, 1000, 110)))
     evidence_json = evidence(hour)
     evidence_json["report"]["windows"]["5m"] = minutes
@@ -316,7 +316,7 @@ def test_wrong_ids_of_five_minutes_after_an_hour_of_known_ones() -> None:
     assert "100 of 100, 1.1 % in the rest of the day" in result["sentence"]
 
 
-def test_unknown_ids_come_before_the_drift_that_they_cause() -> None:
+def test_unknown_ids_come_before_drift() -> None:
     shares = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=shares, ids=NO_IDS | {"query": named(900, 900, 900)})
     verdict = judge(evidence(hour))
@@ -340,7 +340,7 @@ def restricted(queries: int, **by_option: int) -> dict[str, int]:
         (600, 5400, None),  # always 30 %
     ],
 )
-def test_restrictions_that_are_most_or_jump(of_hour: int, of_day: int, severity: str | None) -> None:
+def test_restrictions_are_judged_by_share_and_increase(of_hour: int, of_day: int, severity: str | None) -> None:
     hour, day = (
         window(queries, restricted=restricted(count, filter=count))
         for queries, count in ((2000, of_hour), (18_000, of_day))
@@ -350,7 +350,7 @@ def test_restrictions_that_are_most_or_jump(of_hour: int, of_day: int, severity:
 
 
 @pytest.mark.parametrize(("unmet", "severity"), [(0, None), (12, None), (90, "watch"), (1000, "watch")])
-def test_floors_that_answers_do_not_meet(unmet: int, severity: str | None) -> None:
+def test_unmet_floors_are_reported(unmet: int, severity: str | None) -> None:
     verdict = judge(evidence(window(2000, floored={"queries": 1000, "unmet": unmet})))
     result = findings(verdict, "watch").get(("floors", None))
     assert (result and result["severity"]) == severity
@@ -358,7 +358,7 @@ def test_floors_that_answers_do_not_meet(unmet: int, severity: str | None) -> No
         assert result["sentence"].startswith(f"{unmet:,} of 1,000 answers with floors in the last hour do not")
 
 
-def test_a_filter_that_hides_the_tail_is_the_headline(monitoring: Monitoring, clock: Clock) -> None:
+def test_frequent_filter_is_the_headline(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 600))
     count_batch(monitoring, answered([[0, 1, 4, 5]] * 1380, restrictions=["buckets"]))
     count_batch(monitoring, answered([[0, 1, 4, 5]] * 20, restrictions=["buckets", "filter"]))
@@ -369,7 +369,7 @@ def test_a_filter_that_hides_the_tail_is_the_headline(monitoring: Monitoring, cl
     )
 
 
-def test_traffic_without_any_promise_says_why(monitoring: Monitoring, clock: Clock) -> None:
+def test_traffic_without_promise_is_explained(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[4, 5, 8, 9]] * 2000, judged_at=np.nan))
     verdict = judge_report(monitoring, clock)
     assert verdict["headline"].startswith(
@@ -377,13 +377,13 @@ def test_traffic_without_any_promise_says_why(monitoring: Monitoring, clock: Clo
     )
 
 
-def test_a_new_release_is_not_said_to_be_without_queries(monitoring: Monitoring, clock: Clock) -> None:
+def test_new_release_without_queries_is_explained(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0, 1, 4, 8]] * 400))
     monitoring.begin_release("r2", BUCKETS, Promises(BASELINE))
     assert judge_report(monitoring, clock)["headline"].startswith("No queries of this release in the last 24 hours")
 
 
-def test_ids_are_counted_by_window_and_apart_from_the_rest_of_the_day(monitoring: Monitoring, clock: Clock) -> None:
+def test_ids_are_counted_by_window(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0]], ids={"query": IdCounts(1, 1, 0), "history": IdCounts(1, 4, 1)}))
     clock.pass_(7200)
     count_batch(monitoring, answered([[0]], ids={"query": IdCounts(1, 1, 1), "history": IdCounts(0, 0, 0)}))

@@ -67,7 +67,7 @@ def test_restricted_answers_are_shown_and_not_judged(monitoring: Monitoring, clo
     }  # fmt: skip
 
 
-def test_gini_is_of_today_and_yesterday(monitoring: Monitoring, clock: Clock) -> None:
+def test_gini_covers_two_days(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0]]))
     clock.pass_(86_400)
     count_batch(monitoring, answered([[0, 1]]))
@@ -92,7 +92,7 @@ def test_new_labels_count_with_the_tail_in_the_drift(monitoring: Monitoring, clo
 @pytest.mark.parametrize(
     ("name", "still", "gone"), [("5m", 3 * 60, 5 * 60), ("1h", 49 * 60, 60 * 60), ("24h", 20 * 3600, 24 * 3600)]
 )
-def test_windows_roll(monitoring: Monitoring, clock: Clock, name: str, still: float, gone: float) -> None:
+def test_windows_forget_old_minutes(monitoring: Monitoring, clock: Clock, name: str, still: float, gone: float) -> None:
     count_batch(monitoring, answered([[0, 4, 8]]))
     count_request(monitoring, 200, 0.001)
     clock.now = NOON + still
@@ -116,7 +116,7 @@ def test_workers_add_up(open_monitoring: Opening, clock: Clock) -> None:
         assert figures["exposures"]["head"]["count"] == 3
 
 
-def test_a_restart_goes_on(open_monitoring: Opening, clock: Clock) -> None:
+def test_figures_continue_after_a_restart(open_monitoring: Opening, clock: Clock) -> None:
     first = open_monitoring()
     count_batch(first, answered([[0, 4, 8]]))
     count_request(first, 200, 0.001)
@@ -131,7 +131,7 @@ def test_a_restart_goes_on(open_monitoring: Opening, clock: Clock) -> None:
     assert (figures["queries"], figures["requests"]["count"], figures["coverage"]) == (2, 1, 3 / 12)
 
 
-def test_windows_are_of_the_release_in_service(monitoring: Monitoring, clock: Clock) -> None:
+def test_windows_count_the_served_release(monitoring: Monitoring, clock: Clock) -> None:
     count_batch(monitoring, answered([[0]]))
     clock.pass_(120)
     monitoring.begin_release("r2", BUCKETS, None)
@@ -147,7 +147,7 @@ def test_windows_are_of_the_release_in_service(monitoring: Monitoring, clock: Cl
     assert report["since"] == "2023-11-15T12:02:00Z"
 
 
-def test_the_series_sum_by_minute(monitoring: Monitoring, clock: Clock) -> None:
+def test_series_by_minute(monitoring: Monitoring, clock: Clock) -> None:
     clock.pass_(30)
     count_batch(monitoring, answered([[0, 0, 4, 8]] * 50, bias_removal=1.0))
     clock.pass_(120)
@@ -172,7 +172,7 @@ def test_no_report_before_a_release(open_monitoring: Opening) -> None:
         monitoring.report()
 
 
-def test_reports_are_a_second_old_at_most(monitoring: Monitoring, clock: Clock) -> None:
+def test_report_is_at_most_a_second_old(monitoring: Monitoring, clock: Clock) -> None:
     before = monitoring.report()["windows"]["5m"]["queries"]
     count_batch(monitoring, answered([[0]]))
     clock.pass_(0.9)
@@ -200,14 +200,14 @@ def test_the_baseline_by_hand() -> None:
     assert measure_baseline(scores[:, :1], np.full((2, 1), -1), BUCKETS, COUNTS, 0.5, 1) is None
 
 
-def test_files_of_labels_go_with_their_releases(open_monitoring: Opening, tmp_path: Path) -> None:
+def test_files_of_old_releases_are_deleted(open_monitoring: Opening, tmp_path: Path) -> None:
     monitoring = open_monitoring(releases=2)
     for name in ("r2", "r3"):
         monitoring.begin_release(name, BUCKETS, None)
     assert sorted(path.name for path in (tmp_path / "live").iterdir()) == ["minutes.0", "r2.shown", "r3.shown"]
 
 
-def test_a_full_disk_refuses_no_release(
+def test_full_disk_keeps_counts_in_memory(
     monitoring: Monitoring, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -233,7 +233,7 @@ def test_damaged_counts_are_left_out(monitoring: Monitoring, clock: Clock, tmp_p
     assert window(monitoring, "5m", clock)["queries"] == 1
 
 
-def test_a_file_of_another_size_is_started_again(
+def test_file_of_another_size_is_replaced(
     open_monitoring: Opening, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "live").mkdir()
@@ -247,7 +247,7 @@ def test_a_file_of_another_size_is_started_again(
 
 
 @pytest.mark.parametrize("back", [90.0, 3 * 3600, 86_400, 400 * 86_400])
-def test_a_clock_that_was_set_back_hides_nothing(open_monitoring: Opening, clock: Clock, back: float) -> None:
+def test_clock_set_back_hides_no_counts(open_monitoring: Opening, clock: Clock, back: float) -> None:
     monitoring = open_monitoring()
     for i in range(3):
         count_batch(monitoring, answered([[0, 1, 4, 8]] * (1 + i)))
@@ -267,7 +267,7 @@ def test_a_clock_that_was_set_back_hides_nothing(open_monitoring: Opening, clock
     assert day == (13 if back >= 86_400 else 38)
 
 
-def test_the_oldest_minutes_give_way(tmp_path: Path) -> None:
+def test_oldest_minutes_are_evicted_into_totals(tmp_path: Path) -> None:
     counted = Counters(tmp_path, 0)
     for minute in range(counters.ROWS + 10):
         counted.get_minute(60.0 * minute, "r1")["queries"] += 1

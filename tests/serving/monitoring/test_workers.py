@@ -12,7 +12,7 @@ def series(workers: Workers) -> dict[str, float]:
     return {f"{sample.name}{sample.labels}": sample.value for sample in samples}
 
 
-def test_a_service_is_complete_when_every_worker_end_start_or_died_once() -> None:
+def test_service_is_complete_after_every_first_start() -> None:
     workers = Workers(3)
     for worker in range(3):
         workers.start(worker, again=False)
@@ -49,9 +49,7 @@ def test_a_service_is_complete_when_every_worker_end_start_or_died_once() -> Non
         ([5], [0]),
     ],
 )
-def test_workers_give_up_what_is_above_their_share_where_one_has_too_much_or_little(
-    connections: list[int], surplus: list[int]
-) -> None:
+def test_workers_give_up_connections_above_their_share(connections: list[int], surplus: list[int]) -> None:
     workers = Workers(len(connections))
     for worker, count in enumerate(connections):
         workers.set_state(worker, WorkerState.ready)
@@ -61,7 +59,7 @@ def test_workers_give_up_what_is_above_their_share_where_one_has_too_much_or_lit
     assert named.items() <= series(workers).items()
 
 
-def test_workers_that_serve_nothing_have_no_share_of_the_connections() -> None:
+def test_idle_workers_have_no_share_of_connections() -> None:
     workers = Workers(3)
     for worker, state in enumerate((WorkerState.ready, WorkerState.ready, WorkerState.up)):
         workers.set_state(worker, state)
