@@ -36,11 +36,12 @@ MINUTES = 1440
 ROWS = 4096
 """Rows of minutes: a day of two releases that answer at the same time."""
 EXPOSED_SUFFIX = ".shown"
-LATENCY_BINS = 42
-"""Bins of durations: eight per decade from 0.1 ms to 10 s, one below and one above; quantiles err by a sixth at
-most."""
-LOWEST_DIAL, DIAL_WIDTH, DIAL_BINS = -1.0, 0.05, 61
-"""Bins of a dial around −1, −0.95, …, 2; values beyond count in the bin at that end."""
+LATENCY_EDGES = 10.0 ** (np.arange(41) / 8 - 4)
+"""Seconds, eight per decade from 0.1 ms to 10 s; quantiles err by a sixth at most."""
+DIAL_CENTRES = np.arange(-20, 41) / 20
+"""Centres of the bins of a dial: −1, −0.95, …, 2; values beyond count in the bin at that end."""
+DIAL_EDGES = DIAL_CENTRES[:-1] + 0.025
+LATENCY_BINS, DIAL_BINS = len(LATENCY_EDGES) + 1, len(DIAL_CENTRES)
 DIALS = ("bias_removal", "popularity_weight", "cooccurrence")
 KINDS = (*BUCKET_NAMES, ALL)
 STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")

@@ -1,15 +1,5 @@
 """Count every outcome once; report all workers' counts.
 
-| outcome | series of /metrics | figures of GET /v1/monitoring |
-|---|---|---|
-| a request has ended | requests and seconds of its route | requests, errors and latency, of traffic |
-| a preview has ended | previews, and nothing else | – |
-| a request was turned away, the queue being full | shed | shed |
-| a batch was answered | queries, λ, μ, ω, exposures, scores, arms, unknown ids | the same, labels |
-| labels were chosen | positives and hits by bucket, by λ, by arm | positives and hits by bucket |
-| an event was dropped | dropped | dropped |
-| a release went into service | swaps, the release's name | the labels that it may show |
-
 Prometheus computes any window over all replicas from totals. The page has windows of this host, also without a
 Prometheus. Both read the mapped files of all workers of the host (counters), which survive restarts.
 """
@@ -27,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -35,7 +25,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Array, Float32, Float64, Int8, Int64
+from longtail.bundle.arrays import Int8
 from longtail.bundle.forecast import ForecastSettings
 from longtail.bundle.ids import id_text
 from longtail.serving.errors import NotReadyError
@@ -44,12 +34,12 @@ from longtail.serving.monitoring.counters import (
     BATCH_QUERIES,
     DIAL_BINS,
     DIAL_BOUNDS,
-    DIAL_WIDTH,
+    DIAL_EDGES,
     DIALS,
     EXPOSED_SUFFIX,
     KINDS,
     LATENCY_BINS,
-    LOWEST_DIAL,
+    LATENCY_EDGES,
     REFUSALS,
     SECONDS,
     STAGES,
@@ -68,7 +58,7 @@ from longtail.serving.monitoring.records import (
     AnsweredSearch,
     ChosenLabels,
 )
-from longtail.serving.monitoring.report import latency_bin, make_report
+from longtail.serving.monitoring.report import make_report
 from longtail.serving.monitoring.verdict import Signal, judge
 from longtail.serving.monitoring.workers import Workers, WorkerSlot
 from longtail.serving.settings import NO_VALUE, OTHER_VALUE
@@ -93,21 +83,6 @@ class _CountedRelease:
     name: str
     labels: ExposedLabels
     promises: Promises | None
-
-
-class _JudgedAnswers(NamedTuple):
-    """Answers that a promise holds for.
-
-    Attributes:
-        exposures: labels by bucket, int64 [4].
-        deciles: labels by decile of the promised scores, int64 [10]; 0 without a promise.
-        promised: labels promised, by bucket and decile, float64 [14].
-    """
-
-    queries: int
-    exposures: Int64
-    deciles: Int64
-    promised: Float64
 
 
 class Monitoring(Collector):
@@ -316,7 +291,7 @@ class Monitoring(Collector):
             counts = self._get_current_minute()
             counts["requests"] += len(answered)
             counts["errors"] += sum([status >= 500 for status, _ in answered])
-            bins = np.array([latency_bin(duration) for _, duration in answered], np.intp)
+            bins = np.searchsorted(LATENCY_EDGES, [duration for _, duration in answered], side="right")
             counts["latency"] += np.bincount(bins, minlength=LATENCY_BINS)
 
     def _get_current_minute(self) -> np.void:
@@ -349,15 +324,13 @@ class Monitoring(Collector):
             if release is not None:
                 release.labels.count(batch.rows_N, timestamp)
 
-    def _count_batch(self, batch: AnsweredBatch, judged: _JudgedAnswers, counts: np.void, totals: np.void) -> None:
+    def _count_batch(self, batch: AnsweredBatch, judged: Mapping[str, Any], counts: np.void, totals: np.void) -> None:
         exposures = np.bincount(batch.buckets_N, minlength=_BUCKETS)
         counts["queries"] += len(batch.ends_B)
         counts["popularity"] += batch.counts_N.sum()
         counts["exposures"] += exposures
-        counts["judged_queries"] += judged.queries
-        counts["judged_exposures"] += judged.exposures
-        counts["judged_scores"] += judged.deciles
-        counts["promised"] += judged.promised
+        for name, amount in judged.items():
+            counts[name] += amount
         counts["floored"] += batch.floored
         if (restrictions_B := batch.restrictions_B) is not None:
             by_option = [sum(name in names for names in restrictions_B) for name in RESTRICTIONS]
@@ -367,7 +340,7 @@ class Monitoring(Collector):
         dials = (batch.bias_removal_B, batch.popularity_B, batch.cooccurrence_B)
         for i, (name, weights_B) in enumerate(zip(DIALS, dials, strict=True)):
             counts[name] += weights_B.sum(dtype=np.float64)
-            count_dials(counts["dials"][i], weights_B)
+            counts["dials"][i] += np.bincount(np.searchsorted(DIAL_EDGES, weights_B), minlength=DIAL_BINS)
             observe(totals["query_dials"][i], DIAL_BOUNDS, weights_B)
         for bucket, count in batch.explored.items():
             totals["explored"][bucket] += count
@@ -481,14 +454,14 @@ def _group_value(feature: Any, values: frozenset[str]) -> str:
     return text if text is not None and text in values else OTHER_VALUE
 
 
-def count_dials(bins: Array, weights_B: Float32) -> None:
-    """Add queries to the bins of one dial, [DIAL_BINS]."""
-    positions_B = np.minimum(np.maximum((weights_B - LOWEST_DIAL) / DIAL_WIDTH, 0), DIAL_BINS - 1)
-    bins += np.bincount((positions_B + 0.5).astype(np.intp), minlength=DIAL_BINS)
+def _judge(batch: AnsweredBatch, promises: Promises | None) -> dict[str, Any]:
+    """Judge the first labels of each answer by the promise at its λ.
 
+    Without promises, the answers are only selected.
 
-def _judge(batch: AnsweredBatch, promises: Promises | None) -> _JudgedAnswers:
-    """Judge the first labels of each answer by the promise at its λ."""
+    Returns:
+        Amounts to add to `COUNTS`, by field.
+    """
     ends, queries_by_dial = list(batch.ends_B), dict[float, list[int]]()
     for query, bias_removal in enumerate(batch.judged_at_B.tolist()):
         if not math.isnan(bias_removal):
@@ -513,4 +486,6 @@ def _judge(batch: AnsweredBatch, promises: Promises | None) -> _JudgedAnswers:
             deciles += np.bincount(deciles_N, minlength=DECILES)
             for depth in depths:
                 promised += promise.by_k[depth]
-    return _JudgedAnswers(judged_queries, exposures, deciles, promised)
+    return {
+        "judged_queries": judged_queries, "judged_exposures": exposures, "judged_scores": deciles, "promised": promised
+    }  # fmt: skip

@@ -5,7 +5,6 @@ The metrics are the trainer's [METHODS §7], over answers instead of test querie
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +17,11 @@ from longtail.bundle.exposure import Counts, psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import AnswerBaseline
 from longtail.serving.monitoring.counters import (
-    DIAL_WIDTH,
+    DIAL_CENTRES,
     DIALS,
     KINDS,
     LATENCY_BINS,
-    LOWEST_DIAL,
+    LATENCY_EDGES,
     MINUTES,
     ExposedLabels,
     sum_by_minute,
@@ -33,8 +32,6 @@ from longtail.serving.monitoring.records import ID_KINDS, RESTRICTIONS, SOURCES
 
 WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
 """Lengths of the windows in minutes."""
-_PER_DECADE = 8
-_SHIFT = 1 + 4 * _PER_DECADE
 
 
 def make_report(
@@ -222,11 +219,6 @@ def _iso(timestamp: float) -> str:
     return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def latency_bin(seconds: float) -> int:
-    """Return the bin of a duration."""
-    return 0 if seconds < 1e-4 else min(int(math.log10(seconds) * _PER_DECADE + _SHIFT), LATENCY_BINS - 1)
-
-
 def latency_ms(bins: Counts, quantile: float) -> float | None:
     """Return a quantile in ms, at most 10 s; None without observations."""
     cumulated = np.cumsum(bins)
@@ -239,9 +231,10 @@ def latency_ms(bins: Counts, quantile: float) -> float | None:
         return 0.1 * inside
     if cell == LATENCY_BINS - 1:
         return 10_000.0
-    return float(10.0 ** ((cell - _SHIFT + inside) / _PER_DECADE) * 1000)
+    low, high = np.log(LATENCY_EDGES[cell - 1 : cell + 1])
+    return float(np.exp(low + inside * (high - low)) * 1000)
 
 
 def _dial_json(bins: Array) -> list[dict[str, Any]]:
     """Return the non-empty bins, ascending by the dial's value."""
-    return [{"at": round(LOWEST_DIAL + DIAL_WIDTH * int(i), 2), "queries": int(bins[i])} for i in np.flatnonzero(bins)]
+    return [{"at": float(DIAL_CENTRES[i]), "queries": int(bins[i])} for i in np.flatnonzero(bins)]
