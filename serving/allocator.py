@@ -40,7 +40,6 @@ def give_back_memory() -> None:
 
 @cache
 def _glibc() -> Any:
-    """Load the C library; None unless it is glibc."""
     try:
         libc = ctypes.CDLL(None)
         return libc if libc.mallopt and libc.malloc_trim else None

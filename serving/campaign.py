@@ -114,7 +114,6 @@ def campaign(
 
 
 def _label_ids(labels: Path | str, column: str) -> list[str]:
-    """Read the distinct ids of labels; raises BatchError."""
     try:
         with open_database(memory=MEMORY) as duck:
             table = read_table(duck, find_files(labels), lambda opened, _: {

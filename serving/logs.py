@@ -50,7 +50,6 @@ class TextFormatter(logging.Formatter):
 
 
 def _word(value: object) -> str:
-    """Return a word bare, other values as JSON."""
     bare = isinstance(value, str) and value.isprintable() and not {*value} & {*' "='}
     return str(value) if bare else _json(value)
 

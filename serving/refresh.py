@@ -166,7 +166,6 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
 
 
 def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
-    """Refresh once in a new process; returns why it failed."""
     spawn = get_context("spawn")
     receiver, sender = spawn.Pipe(duplex=False)
     process = spawn.Process(target=_refresh_once, args=(settings, log_level, sender), daemon=True)
@@ -198,7 +197,6 @@ def _write_problem(settings: Settings, problem: str | None) -> None:
 
 
 def _is_held(settings: Settings) -> bool:
-    """Return whether a rollback chose the served release."""
     try:
         return Releases(settings.releases).pointers().held
     except (LongtailIndexError, OSError):  # the refresh reports it

@@ -130,7 +130,6 @@ class FolderEvents:
         self._ended.set()
 
     def _next(self) -> list[_Waiting]:
-        """Get all waiting events, after a second at most."""
         waiting: list[_Waiting] = []
         with suppress(Empty):
             waiting.append(self._queue.get(timeout=_TICK_SECONDS))
@@ -170,7 +169,6 @@ class FolderEvents:
             self._ended.set()
 
     def _tidy_all(self) -> None:
-        """Tidy up at the start, after segments, and at the end."""
         while True:
             closing = self._closing.is_set()
             self._tidy()
@@ -180,7 +178,6 @@ class FolderEvents:
             self._ended.clear()
 
     def _tidy(self) -> None:
-        """Delete old files, and convert finished segments."""
         tasks: list[tuple[Callable[[Path], None], Path]] = [(self._delete_old, self._folder)]
         tasks += [(finish_segment, path) for path in sorted(self._folder.glob(f"*{SEGMENT}"))]
         for task, path in tasks:
@@ -213,7 +210,6 @@ class FolderEvents:
 
 
 def _newest(folder: Path) -> float:
-    """Return the time of the newest file; 0 without any."""
     times = [0.0]
     for path in [*folder.glob(f"*{FINISHED}"), *folder.glob(f"*{SEGMENT}")]:
         with suppress(FileNotFoundError):  # converted or deleted meanwhile

@@ -87,7 +87,6 @@ def open_events(folder: Path, since: float = 0.0, until: float = _FOREVER) -> It
 
 
 def _content(path: Path) -> bytes:
-    """Read a segment; empty if it has become Parquet."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

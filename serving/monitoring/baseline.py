@@ -257,7 +257,6 @@ def _exposure(point: CurvePoint, k: int, bucket: str) -> float:
 
 
 def _interpolate(before: OfflineRecall, after: OfflineRecall, weight: float) -> OfflineRecall:
-    """Interpolate two figures; both need an interval for one."""
     value, low, high = (
         None if start is None or end is None else (1 - weight) * start + weight * end
         for start, end in zip(before, after, strict=True)

@@ -237,12 +237,10 @@ def _columns(dtype: np.dtype[Any]) -> int:
 
 
 def _numbers(table: npt.NDArray[np.void]) -> Array:
-    """View counts as float64 [rows, columns]."""
     return np.ascontiguousarray(table).view(np.float64).reshape(len(table), _columns(table.dtype))
 
 
 def _is_valid(numbers: Array) -> npt.NDArray[np.bool_]:
-    """Return whether all counts of a row are possible."""
     return np.asarray((np.abs(numbers) <= _LARGEST).all(axis=1))
 
 

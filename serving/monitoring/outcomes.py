@@ -254,7 +254,6 @@ class Monitoring(Collector):
                 self._counters.get_labelled("arm", chosen.arm.run, chosen.arm.arm)[5:9] += hits
 
     def _find_promised_recall(self, chosen: ChosenLabels) -> dict[int, OfflineRecall]:
-        """Return the promised recall of an event, by index of the kind."""
         current = self._current
         if current is None or chosen.release != current.name or math.isnan(chosen.judged_at):
             return {}
@@ -279,7 +278,6 @@ class Monitoring(Collector):
                 self._count_searches(searches)
 
     def _count_requests(self, route: str, requests: Sequence[tuple[int, float]]) -> None:
-        """Count answered requests of one route."""
         statuses, seconds = zip(*requests, strict=True)
         row = self._counters.get_labelled("route", route)
         classes = len(STATUS_CLASSES)
@@ -351,7 +349,6 @@ class Monitoring(Collector):
                 counts["ids"][ID_KINDS.index(kind)] += id_counts
 
     def _count_arms(self, batch: AnsweredBatch) -> None:
-        """Count answers that arms are compared by."""
         for i, arm in enumerate(batch.arms_B or ()):
             if arm is not None and arm.counted:
                 start = batch.ends_B[i - 1] if i else 0
@@ -359,7 +356,6 @@ class Monitoring(Collector):
                 self._counters.get_labelled("arm", arm.run, arm.arm)[:5] += [1, *exposures]
 
     def _count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
-        """Count queries and answered labels by group."""
         queries = len(batch.ends_B)
         query_N = np.repeat(np.arange(queries), np.diff(batch.ends_B, prepend=0))
         exposures_BU = np.bincount(query_N * _BUCKETS + batch.buckets_N, minlength=queries * _BUCKETS)
@@ -445,7 +441,6 @@ class Monitoring(Collector):
 
 
 def _group_value(feature: Any, values: frozenset[str]) -> str:
-    """Return the value that a feature counts under."""
     if feature is None or feature in ("", [], {}):
         return NO_VALUE
     if not values:

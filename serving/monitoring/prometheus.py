@@ -164,7 +164,6 @@ def collect_counters(
 
 
 def _spread(rows: _Rows, columns: slice, names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield a sample for every row and column."""
     for labels, row in rows.items():
         yield from (((*labels, name), float(count)) for name, count in zip(names, row[columns], strict=True))
 
@@ -273,7 +272,6 @@ def collect_report(report: Mapping[str, Any] | None, label_counts: Mapping[str, 
 
 
 def _figure(figures: Any, *path: str) -> float:
-    """Return the number at a path of keys; NaN for None."""
     for name in path:
         if figures is None:
             return math.nan

@@ -123,7 +123,6 @@ class AnsweredBatch:
 
 
 def _added(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
-    """Add up the counts of each key."""
     total: Counter[Any] = Counter()
     for more in counts:
         total.update(more)
@@ -131,7 +130,6 @@ def _added(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
 
 
 def _optional(columns: Sequence[Sequence[Any] | None], sizes: Sequence[int], missing: Any) -> list[Any] | None:
-    """Join optional columns, [B] each; None if all are."""
     if not any(columns):
         return None
     joined = list[Any]()

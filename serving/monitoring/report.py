@@ -136,19 +136,16 @@ def _exposure_psi(counts: np.void) -> float | None:
 
 
 def _psi(observed: Array, promised: Array) -> float | None:
-    """Compute PSI against the baseline; None without one."""
     total = promised.sum()
     return psi(observed, (promised / total).tolist()) if total else None
 
 
 def _count_recall(counts: np.void, source: int) -> list[tuple[int, int]]:
-    """Count positives and hits, by bucket and in total."""
     positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
     return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
 
 
 def _promised_json(counts: Array) -> dict[str, Any]:
-    """Return promised recall with its 95 % interval."""
     positives, hits, *promised = counts.tolist()
     low, high = (_ratio(bound, positives) for bound in promised[1:])
     return {
@@ -165,7 +162,6 @@ def _ids_json(counts: np.void) -> dict[str, Any]:
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
-    """Return recall with its 95 % interval."""
     low, high = binomial_interval(hits / positives, positives, 0.95) if positives else (None, None)
     return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
 
@@ -236,5 +232,4 @@ def latency_ms(bins: Counts, quantile: float) -> float | None:
 
 
 def _dial_json(bins: Array) -> list[dict[str, Any]]:
-    """Return the non-empty bins, ascending by the dial's value."""
     return [{"at": float(DIAL_CENTRES[i]), "queries": int(bins[i])} for i in np.flatnonzero(bins)]

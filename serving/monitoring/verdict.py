@@ -150,7 +150,6 @@ def _write_headline(worst: SignalFinding) -> str:
 
 
 def _add_advice(finding: SignalFinding, findings: Sequence[SignalFinding]) -> SignalFinding:
-    """Add where to look for the cause."""
     if finding.severity not in ("watch", "act"):
         return finding
     moved = finding.signal in ("organic_recall", "share_drift", "score_drift")
@@ -159,7 +158,6 @@ def _add_advice(finding: SignalFinding, findings: Sequence[SignalFinding]) -> Si
 
 
 def _explain_silence(report: Mapping[str, Any]) -> str | None:
-    """Say why nothing can be judged; None if something can."""
     day = report["windows"]["24h"]
     if not day["queries"]:
         return f"No queries of this release in {_WORDS['24h']}: there is nothing to judge yet."
@@ -205,7 +203,6 @@ def _judge_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[SignalFind
 
 
 def _judge_unknown_ids(report: Mapping[str, Any]) -> Iterator[SignalFinding]:
-    """Judge unknown ids of five minutes, or of an hour."""
     for kind in ID_KINDS:
         minutes, hour = (report["windows"][name]["ids"][kind] for name in ("5m", "1h"))
         before_hour = report["ids_before"][kind]
@@ -243,7 +240,6 @@ def _judge_ids(kind: IdKind, window: str, ids: Mapping[str, Any], before: Mappin
 
 
 def _judge_restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterator[SignalFinding]:
-    """Judge the share of queries that clients restrict."""
     queries, restricted = hour["queries"], hour["restricted"]
     if not restricted["queries"]:
         return
@@ -265,7 +261,6 @@ def _judge_restricted(hour: Mapping[str, Any], day: Mapping[str, Any]) -> Iterat
 
 
 def _judge_floors(floored: Mapping[str, int]) -> Iterator[SignalFinding]:
-    """Judge the share of answers with unmet floors."""
     if not floored["unmet"]:
         return
     share = floored["unmet"] / floored["queries"]
@@ -277,7 +272,6 @@ def _judge_floors(floored: Mapping[str, int]) -> Iterator[SignalFinding]:
 
 
 def _judge_counts(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[SignalFinding]:
-    """Judge the signals that are exact numbers, not estimates."""
     if dropped := day["dropped"]:
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
         sentence = f"{dropped:,} events of {_WORDS['24h']} were not kept: LONGTAIL_EVENTS takes none, or too slowly."
@@ -299,7 +293,6 @@ def _judge_counts(load: Mapping[str, Any], day: Mapping[str, Any], age_days: flo
 def _judge_window(
     report: Mapping[str, Any], window: str, figures: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[str, str], SignalFinding | None]]:
-    """Judge every estimate of one window, by signal and bucket."""
     judged = figures["judged"]
     for source in ("organic", "feedback"):
         for kind in (ALL, *BUCKET_NAMES):
@@ -415,7 +408,6 @@ def _too_few(signal: Signal, bucket: str | None, window: str, queries: int, enou
 
 
 def _measure_gap(finding: SignalFinding) -> float:
-    """Measure a deviation; losing a share counts like gaining it."""
     observed, expected = finding.observed or 0.0, finding.expected or 0.0
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 

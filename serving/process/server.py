@@ -104,7 +104,6 @@ class Server(uvicorn.Server):
 
 
 def _is_new(connection: Any) -> bool:
-    """Return whether a connection has had no request."""
     return connection.cycle is None
 
 

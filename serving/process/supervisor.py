@@ -156,7 +156,6 @@ class Supervisor:
 def _run_worker(
     settings: Settings, listener: socket.socket, worker: int, board: Workers, log_level: str, parent: Connection
 ) -> None:
-    """Run a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ctrl-C reaches the whole foreground group; in its own group the worker gets the signal from the parent alone.
@@ -230,7 +229,6 @@ def _refuse_empty_database(settings: Settings) -> None:
 
 
 def _how(exit_code: int | None) -> str:
-    """Describe an exit status or a signal."""
     if exit_code is None or exit_code >= 0:
         return str(exit_code)
     if -exit_code == signal.SIGBUS:
