@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import re
 import resource
 import socket
@@ -268,45 +267,6 @@ def test_compressed_bodies_are_not_inflated(target: Target, coding: str) -> None
     )
     assert answer.status_code == 415
     assert target.memory() - before < 16 << 20
-
-
-def test_forged_answer_ids_are_refused(target: Target) -> None:
-    rng = random.Random(0)
-    with httpx.Client(base_url=target.process.url, headers=JSON, timeout=SECONDS) as client:
-        token = client.post("/v1/retrieve", content=BODY).json()["results"][0]["answer_id"]
-
-        def send(text: str) -> int:
-            return client.post("/v1/feedback", json={"events": [{"labels": ["item-1"], "answer_id": text}]}).status_code
-
-        assert send(token) == 200
-        changed = [token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :] for at in range(len(token))]
-        forged = [*changed, token + "A", token[:-4], token * 2, token + "=", token.upper(), f" {token}", "A" * 4096]
-        forged += ["".join(rng.choices("ABCabc019-_", k=len(token))) for _ in range(50)]
-        assert {send(text) for text in forged} == {422}
-
-
-SPELLINGS = {
-    "no key": {},
-    "another": {"X-API-Key": "another-key-0123456789"},
-    "a part": {"X-API-Key": KEY[:-1]},
-    "doubled": {"X-API-Key": KEY * 2},
-    "another case": {"X-API-Key": KEY.upper()},
-    "basic": {"Authorization": f"Basic {KEY}"},
-    "no scheme": {"Authorization": KEY},
-    "two words": {"Authorization": f"Bearer {KEY} x"},
-    "a comma": {"Authorization": f"Bearer {KEY},"},
-    "a wrong one first": {"Authorization": "Bearer wrong-key-0123456789", "X-API-Key": KEY},
-    "a cookie": {"Cookie": f"X-API-Key={KEY}"},
-    "an underscore": {"X_API_Key": KEY},
-    "NUL": {"X-API-Key": KEY + "%00"},
-    "forwarded": {"X-Forwarded-For": "127.0.0.1", "X-Original-URL": "/livez", "X-Rewrite-URL": "/livez"},
-}
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_misspelt_keys_are_refused(service: Target, spelling: str) -> None:
-    url, headers = service.process.url, {"Content-Type": "application/json", **SPELLINGS[spelling]}
-    assert httpx.post(f"{url}/v1/retrieve", content=BODY, headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("override", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])

@@ -87,7 +87,16 @@ REFUSED = {
     "bare": {b"Authorization": ASKING.encode()},
     "not utf-8": {b"X-API-Key": b"\xff\xfe" + ASKING.encode()},
     "wrong bearer beside a right key": bearer("x" * 20) | header(ASKING),
+    "two words": bearer(f"{ASKING} x"),
+    "comma": bearer(f"{ASKING},"),
+    "percent-encoded NUL": header(f"{ASKING}%00"),
+    "underscores": {b"X_API_Key": ASKING.encode()},
+    "cookie": {b"Cookie": b"X-API-Key=" + ASKING.encode()},
+    "forwarded": {b"X-Forwarded-For": b"127.0.0.1", b"X-Original-URL": b"/livez", b"X-Rewrite-URL": b"/livez"},
 }
+
+
+NO_KEY = ("none", "empty", "empty bearer", "blanks", "basic", "bare", "underscores", "cookie", "forwarded")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -99,7 +108,7 @@ def test_without_a_key_of_the_service_nothing_is_answered(
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     error = response.json()["error"]
-    received = "none" if case in ("none", "empty", "empty bearer", "blanks", "basic", "bare") else "another one"
+    received = "none" if case in NO_KEY else "another one"
     assert error == {
         "type": "unauthenticated",
         "message": f"expected a key of this service in Authorization: Bearer or X-API-Key, received {received}",
