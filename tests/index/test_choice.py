@@ -31,7 +31,7 @@ LABELS = 3_000
         ([100, 60, 50], 0),
     ],
 )
-def test_another_kind_is_taken_where_it_is_quicker_by_a_quarter(rates: list[float | None], expected: int) -> None:
+def test_another_kind_is_chosen_if_a_quarter_faster(rates: list[float | None], expected: int) -> None:
     trials = [
         Trial(kind=kind, params=SearchParams(), recall=[], queries_per_second=rate, bytes_per_label=1)
         for kind, rate in zip(KINDS, rates, strict=True)

@@ -75,7 +75,7 @@ def test_recall_holds_at_every_selectivity(tuned: TunedIndex, clustered: Bundle)
                 assert recall_of(searcher, clustered, mask, bias_removal, k) >= 0.95, (share, rows[:3])
 
 
-def test_what_was_measured_is_in_the_manifest(clustered: Bundle, tmp_path: Path) -> None:
+def test_the_manifest_has_the_measured_recall(clustered: Bundle, tmp_path: Path) -> None:
     clustered.write(tmp_path / "bundle")
     lines: list[str] = []
     build(tmp_path / "bundle", tmp_path / "releases", spec="ivf_flat", name="one", progress=lines.append)

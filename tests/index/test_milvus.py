@@ -64,7 +64,7 @@ def opened(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> C
         test_search.test_every_kind_scores_exactly_and_recalls,
         test_search.test_k_beyond_the_catalogue_returns_every_label_once,
         test_filters.test_filters_worked_case_by_case,
-        test_hidden.test_hidden_labels_are_never_answered_whatever_the_filter,
+        test_hidden.test_hidden_labels_are_never_answered_under_any_filter,
         test_filters.test_any_filter_fills_k,
         test_filters.test_recall_holds_under_a_bucket_filter,
         test_hidden.test_recall_holds_when_the_best_labels_are_hidden,
@@ -138,9 +138,7 @@ def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], 
 
 
 @pytest.mark.nightly
-def test_a_collection_that_is_not_what_it_was_is_not_published(
-    opened: Callable[[str], Release], tmp_path: Path
-) -> None:
+def test_a_changed_collection_is_not_published(opened: Callable[[str], Release], tmp_path: Path) -> None:
     release = opened("milvus_flat")
     releases = Releases(tmp_path)
     build(release.bundle, tmp_path, spec="milvus_flat", name="one", filterable=[])
@@ -261,7 +259,7 @@ def test_a_search_of_many_filters_has_one_deadline(
         ("http://host:port", "received 'http://host:port'"),
     ],
 )
-def test_what_is_no_address_of_a_server_is_said(uri: str, message: str) -> None:
+def test_invalid_server_addresses_are_refused(uri: str, message: str) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         MilvusServer(uri)
     assert "secret" not in str(caught.value).replace("/", "")

@@ -87,7 +87,7 @@ def test_a_table_in_any_order_gives_every_label_its_own_numbers(suffix: str, bun
 
 
 @pytest.mark.parametrize(("missing", "expected"), [("min", -4), ("median", 1), (0.5, 0.5)])
-def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
+def test_missing_priors_use_the_chosen_default_for_added_labels_too(
     missing: float, expected: float, bundle: Bundle, tmp_path: Path
 ) -> None:
     values: list[float | None] = [1.0] * L
@@ -158,7 +158,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_table_is_refused_with_its_place(what: str, bundle: Bundle, tmp_path: Path) -> None:
+def test_a_broken_table_is_refused_with_its_row(what: str, bundle: Bundle, tmp_path: Path) -> None:
     text, said = BROKEN[what]
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(PriorsError, match=said):
@@ -279,7 +279,7 @@ def test_a_refresh_that_falls_below_the_floor_leaves_nothing_behind(
     assert Releases(tmp_path / "r").names() == ["first"]
 
 
-def test_what_a_refresh_cannot_do_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+def test_impossible_refreshes_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L), s=np.arange(L))
     build(bundle, tmp_path / "r", name="none")
     build(bundle, tmp_path / "r", name="one", priors=PriorTable(path, {"r": Limits(0, 1)}))

@@ -229,7 +229,7 @@ def test_a_rollback_holds_until_somebody_publishes(
     assert not releases.pointers().held
 
 
-def test_what_has_neither_forecast_nor_cooccurrence_is_refused(tmp_path: Path) -> None:
+def test_a_refresh_needs_a_forecast_or_cooccurrence(tmp_path: Path) -> None:
     make_bundle().write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="plain")
     with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast or co-occurrence"):
@@ -248,7 +248,7 @@ def refresh_killed_at(opening: int, releases: Path, log: Path) -> None:
     refresh(releases, log)
 
 
-def test_killed_refreshes_leave_whole_releases_and_nothing_beside_them(releases: Releases, tmp_path: Path) -> None:
+def test_killed_refreshes_leave_complete_releases_only(releases: Releases, tmp_path: Path) -> None:
     log = write_log(tmp_path, ["u1"] * 50, [f"item-{row}" for row in range(50)], BEGIN + 1000)
     for opening in (12, 6, 3, 0):
         process = start(refresh_killed_at, opening, releases.root, log)

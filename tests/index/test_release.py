@@ -53,7 +53,7 @@ def rewrite(path: Path, **changes: object) -> None:
     (path / "release.json").write_text(changed.model_dump_json())
 
 
-def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
+def test_the_release_matches_its_manifest(bundle_path: Path, release: Path) -> None:
     opened = Releases(release.parent).open("good")
     assert opened.name == "good"
     assert opened.path == release
@@ -124,7 +124,7 @@ def test_any_missing_file_is_refused(release: Path) -> None:
     reopen(release)
 
 
-def test_an_index_beside_another_bundle_is_refused(release: Path) -> None:
+def test_an_index_of_another_bundle_is_refused(release: Path) -> None:
     shutil.rmtree(release / "bundle")
     make_bundle(labels=600, dim=8, bias=True, seed=9).write(release / "bundle")
     with pytest.raises(ReleaseMismatchError, match=r"expected the bundle that the index was built from.*build the ind"):

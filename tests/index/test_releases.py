@@ -33,7 +33,7 @@ def releases(bundle_path: Path, tmp_path: Path) -> Releases:
     return Releases(tmp_path)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_an_empty_directory_has_no_releases(tmp_path: Path) -> None:
     releases = Releases(tmp_path / "missing")
     assert releases.names() == []
     assert releases.current() is None

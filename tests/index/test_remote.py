@@ -204,7 +204,7 @@ def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path
     assert other.open("a").manifest.kind == "ivf_flat"
 
 
-def test_copies_that_nobody_needs_go(
+def test_unused_copies_are_deleted(
     bundle_path: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     releases = RemoteReleases(url, tmp_path / "other")
@@ -339,7 +339,7 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     assert not list(tmp_path.rglob("out"))
 
 
-def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> None:
+def test_a_release_name_is_used_once(bundle_path: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(BundleExistsError, match="/a already exists: expected a name that is free"):
         build(bundle_path, url, name="a")
     build(bundle_path, tmp_path / "new", name="d")
@@ -415,7 +415,7 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
-def test_what_is_published_and_garbled(said: bytes, url: str) -> None:
+def test_a_garbled_current_file_is_refused(said: bytes, url: str) -> None:
     ObjectStore(url).put("CURRENT", said)
     for use in (Releases(url).current, lambda: Releases(url).publish("a")):
         with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):

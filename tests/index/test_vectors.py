@@ -98,7 +98,7 @@ def test_scores_are_those_of_the_vectors_and_log_pi(tmp_path: Path, similarity: 
         np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=2e-4)
 
 
-def test_a_column_of_noise_stands_apart_from_popularity(tmp_path: Path) -> None:
+def test_noise_may_differ_from_popularity(tmp_path: Path) -> None:
     noise = np.linspace(1, 5, LABELS)
     bundle = read(written(tmp_path, drawn=noise), noise="drawn")
 
@@ -205,7 +205,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("columns", "given", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_no_bundle_can_be_made_of(
+def test_invalid_vectors_are_refused(
     tmp_path: Path, columns: dict[str, Any], given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(VectorsError, match=message):

@@ -57,7 +57,7 @@ QUERIES = {
 
 
 @pytest.mark.parametrize(("query", "expected"), QUERIES.values(), ids=QUERIES)
-def test_a_query_reads_files_by_the_rules_of_every_place(query: str, expected: list[tuple[object, ...]]) -> None:
+def test_a_query_reads_files_like_other_sources(query: str, expected: list[tuple[object, ...]]) -> None:
     assert is_query(query)
     assert [tuple(row.values()) for row in rows_of(query)] == expected
 

@@ -407,7 +407,7 @@ def described(folder: Path, **columns: object) -> Path:
     return folder / "items.parquet"
 
 
-def test_what_requests_filter_by_is_displayed(tmp_path: Path) -> None:
+def test_filter_columns_are_displayed(tmp_path: Path) -> None:
     days = [START.date() + datetime.timedelta(days=row) for row in range(90)]
     table = {
         "price": pa.array([decimal.Decimal(f"{row}.99") for row in range(90)]),

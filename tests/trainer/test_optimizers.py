@@ -174,7 +174,7 @@ def test_padding_past_the_table_s_end_has_no_l2_that_would_shrink_a_clipped_step
     assert ops.convert_to_numpy(gradients).tolist() == [[1, 1], [0, 0], [0, 0]]
 
 
-def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() -> None:
+def test_sampled_l2_is_unbiased_for_any_row_frequency() -> None:
     """Rows drawn with chances from 0.05 to 1 and held at 1: l2 = ½ adds 1 a step until a row's last draw."""
     rng, chances = np.random.default_rng(0), np.array([1, 0.5, 0.2, 0.05])
     penalty, sums, last = LazyL2(ones(), l2=0.5), np.zeros(4), np.zeros(4)

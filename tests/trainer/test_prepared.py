@@ -101,7 +101,7 @@ def rich(tmp_path: Path) -> Path:
     return write_rich(tmp_path)
 
 
-def test_what_is_mapped_is_what_was_read(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mapped_data_equal_read_data(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "_MAPPED", 100)
     read = read_dataset(load_recipe(rich))
     assert read.requests is not None

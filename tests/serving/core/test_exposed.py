@@ -149,7 +149,7 @@ def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp
 
 
 @pytest.mark.parametrize("half_life", ["7", "7d=1:2:3:4", "7d=1:-1"])
-def test_what_cannot_be_declared(half_life: str, tmp_path: Path) -> None:
+def test_invalid_exposure_options_are_refused(half_life: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=L).write(tmp_path / "bundle")
     with pytest.raises(PriorsError, match="expected"):
         build(bundle, tmp_path / "releases", exposed=half_life)
