@@ -196,7 +196,7 @@ def of_longtail(spec: str) -> Callable[[Bundle, Float32], Built]:
     """A release's index, tuned as a build does; the effort of a query is its own."""
 
     def build(bundle: Bundle, _: Float32) -> Built:
-        tuned = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
+        tuned = tune_index(bundle, IndexSpec(spec), lambda _: None)
         searcher = tuned.searcher(bundle)
         size = _size(lambda path: faiss.write_index(tuned.index.index, path))
         return Built(lambda _: lambda queries_BE, k: searcher.search(queries_BE, k)[1], [tuned.kind], size)

@@ -130,7 +130,7 @@ def print_recall_table(bundle: Bundle) -> None:
         searcher = Searcher(bundle, built_index, SearchParams(nprobe=probes))
         _print_row(name, f"probes {probes}", bytes_per_label(built_index), seconds, calibration, searcher)
     for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
-        built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
+        built = tune_index(bundle, IndexSpec(text, recall_floor=0), lambda _: None)
         params = built.chosen.params
         setting = f"probes {params.nprobe}, refine {params.k_factor}"
         searcher = built.searcher(bundle)

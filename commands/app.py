@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -26,9 +29,12 @@ class App(typer.Typer):
         super().__init__(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[FunctionT], FunctionT]:
-        """Register a function as a command."""
+        """Register a function as a command.
+
+        A parameter that is a dataclass stands for options: the fields of the dataclass, one each.
+        """
         register = super().command(name, cls=_Command, **options)
-        return lambda function: register(_with_value_names(function))
+        return lambda function: register(_with_value_names(_expand_records(function)))
 
 
 class _Command(TyperCommand):
@@ -69,6 +75,37 @@ def app_of_commands(text: str) -> App:
         pass
 
     return app
+
+
+def _expand_records(function: FunctionT) -> FunctionT:
+    """Replace parameters that are dataclasses by the fields of the dataclasses, for Typer."""
+    kinds = get_type_hints(function, include_extras=True)
+    records: dict[str, Any] = {}
+    parameters: list[Parameter] = []
+    for parameter in signature(function).parameters.values():
+        kind = kinds[parameter.name]
+        if is_dataclass(kind):
+            records[parameter.name] = kind
+            options = get_type_hints(kind, include_extras=True)
+            for field in fields(kind):
+                default = Parameter.empty if field.default is MISSING else field.default
+                parameters.append(
+                    Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=options[field.name])
+                )
+        else:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+    if not records:
+        return function
+
+    @wraps(function)
+    def call(**values: Any) -> Any:
+        for name, record in records.items():
+            values[name] = record(**{field.name: values.pop(field.name) for field in fields(record)})
+        return function(**values)
+
+    call.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call  # type: ignore[return-value]
 
 
 def _with_value_names(function: FunctionT) -> FunctionT:

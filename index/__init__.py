@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from longtail.bundle.conditions import Condition
 from longtail.bundle.promise import QualityPromise
-from longtail.index.building.build import build, refresh, refresh_priors
+from longtail.index.building.build import build
 from longtail.index.building.merge import MergeReport, merge_labels
-from longtail.index.building.priors import Limits, PriorTable
-from longtail.index.building.queries import QueryTable
+from longtail.index.building.priors import Limits, PriorSpec, PriorTable
+from longtail.index.building.queries import KnownQueries
+from longtail.index.building.refresh import RefreshOptions, refresh, refresh_priors
 from longtail.index.errors import (
     DeviceError,
     EngineUnavailableError,
@@ -34,7 +35,7 @@ from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.release import Release
 from longtail.index.release.releases import PublishReport, Releases, publish
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Filter, Selection
+from longtail.index.search.filters import Filter, FilterMask
 from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.search.searcher import Searcher
 from longtail.index.spec import IndexSpec
@@ -45,22 +46,25 @@ __all__ = [
     "EngineUnavailableError",
     "ExactRows",
     "Filter",
+    "FilterMask",
     "IndexSpec",
+    "KnownQueries",
     "Limits",
     "LongtailIndexError",
     "MergeReport",
     "MilvusServer",
     "NotPublishableError",
     "NothingNewError",
+    "PriorSpec",
     "PriorTable",
     "PriorsError",
     "PublishReport",
     "QualityPromise",
     "QueriesError",
     "QueryError",
-    "QueryTable",
     "RecallAt",
     "RecallFloorError",
+    "RefreshOptions",
     "Release",
     "ReleaseCorruptError",
     "ReleaseManifest",
@@ -70,7 +74,6 @@ __all__ = [
     "ReleaseVersionError",
     "Releases",
     "Searcher",
-    "Selection",
     "SpecError",
     "build",
     "merge_labels",

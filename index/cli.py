@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
 from pydantic import JsonValue
 from rich.console import Console
-from rich.status import Status
 
-from longtail.bundle import BundleError, LabelChanges
+from longtail.bundle import BundleError
 from longtail.bundle.dates import span_seconds
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.promise import QualityPromise
 from longtail.bundle.report_table import ReportTable
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
-from longtail.index.building import build as building
-from longtail.index.building.build import source_of
+from longtail.index.building.build import build, build_from_vectors, bundle_path
 from longtail.index.building.merge import merge_labels
-from longtail.index.building.priors import Limits, PriorTable
-from longtail.index.building.queries import QueryTable
+from longtail.index.building.priors import Limits, PriorSpec, PriorTable
+from longtail.index.building.refresh import RefreshOptions, refresh, refresh_priors
 from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
@@ -47,72 +47,177 @@ BundleArgument = Annotated[
     typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory, its URL, or models:/NAME@ALIAS."),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
-PriorOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
-]
-BonusOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=FILTER",
-        help='Labels that requests may give a bonus, as a filter in JSON: promoted=\'{"seller": "s1"}\'.',
-    ),
-]
-DecayOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN[=HALF_LIFE]",
-        help="Column of dates by which scores may decay, and the shortest half-life at weight 1 (default: 1d).",
-    ),
-]
-SlopeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN[=MIN:MAX]", help="Column of numbers to weigh, in nats per unit, such as price=-0.1:0.1."
-    ),
-]
-ExposedOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HALF_LIFE[=MIN:MAX[:DEFAULT]]",
-        help="Prior of shares of places in the service's answers, such as 7d or 7d=-1:0:-0.3 (default weights: -1:1).",
-    ),
-]
-MissingOption = Annotated[
-    str | None,
-    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
-]
-
-PublishOption = Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")]
 SourceOption = Annotated[
     str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
 ]
 SpecOption = Annotated[
     str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, milvus, milvus_flat or milvus_ivf_flat.")
 ]
-NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
 
 _PIPED_WIDTH = 160
+_NOTED = ("priors: ", "queries: ", "pairs: ", "labels: ", "λ: ")
+"""Beginnings of progress lines that stay in the report."""
 
 
-@app.command(epilog="Example: longtail-index build bundle --releases releases --publish")
-def build(
-    bundle: BundleArgument,
-    releases: ReleasesOption,
-    spec: SpecOption = "auto",
-    name: NameOption = None,
-    publish: PublishOption = False,
-    device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
-    recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
+@dataclass(frozen=True)
+class NewRelease:
+    """Name of a new release, and whether it is published."""
+
+    name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None
+    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """Kind of index to build."""
+
+    spec: SpecOption = "auto"
+    device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu"
+    recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95
+    lists_of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Take over kind and lists of this release, so that nothing is clustered."),
+    ] = None
+
+    def index_spec(self) -> IndexSpec:
+        """Create the spec of the index."""
+        if self.device not in ("cpu", "gpu"):
+            raise LongtailIndexError(f"--device: expected cpu or gpu, received {self.device!r}")
+        return IndexSpec(self.spec, self.recall_floor, cast("Device", self.device), self.lists_of)
+
+
+@dataclass(frozen=True)
+class PriorLimits:
+    """How requests may weigh the priors of a table, and what fills its gaps."""
+
+    prior: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."
+        ),
+    ] = None
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."
+        ),
+    ] = None
+
+    def table(self, path: str) -> PriorTable:
+        """Create the table at a path."""
+        words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
+        fill: float | Literal["min", "median"] | None = words.get(self.missing or "")
+        if self.missing is not None and fill is None:
+            try:
+                fill = float(self.missing)
+            except ValueError:
+                raise LongtailIndexError(
+                    f"--missing: expected min, median or a number, received {self.missing!r}"
+                ) from None
+        return PriorTable(as_source(path), dict(map(Limits.parse, self.prior or ())), fill)
+
+
+@dataclass(frozen=True)
+class PriorOptions(PriorLimits):
+    """Further terms of scores that requests may weigh."""
+
     priors: Annotated[
         str | None, typer.Option(metavar="TABLE", help="Path or URL: label_id and a column of numbers per prior.")
-    ] = None,
-    prior: PriorOption = None,
-    missing: MissingOption = None,
-    bonus: BonusOption = None,
-    decay: DecayOption = None,
-    slope: SlopeOption = None,
-    exposed: ExposedOption = None,
+    ] = None
+    bonus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILTER",
+            help='Labels that requests may give a bonus, as a filter in JSON: promoted=\'{"seller": "s1"}\'.',
+        ),
+    ] = None
+    decay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[=HALF_LIFE]",
+            help="Column of dates by which scores may decay, and the shortest half-life at weight 1 (default: 1d).",
+        ),
+    ] = None
+    slope: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN[=MIN:MAX]", help="Column of numbers to weigh, in nats per unit, such as price=-0.1:0.1."
+        ),
+    ] = None
+    exposed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HALF_LIFE[=MIN:MAX[:DEFAULT]]",
+            help="Prior of the labels' shares of answers, such as 7d or 7d=-1:0:-0.3 (default weights: -1:1).",
+        ),
+    ] = None
+
+    def prior_spec(self) -> PriorSpec:
+        """Create the spec of the priors."""
+        if self.priors is None and (self.prior or self.missing is not None):
+            raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
+        half_lives = (text.partition("=") for text in self.decay or ())
+        return PriorSpec(
+            None if self.priors is None else self.table(self.priors),
+            bonuses=dict(map(_parse_bonus, self.bonus or ())),
+            decay={column: half_life or "1d" for column, _, half_life in half_lives},
+            slopes=dict(Limits.parse(text) if "=" in text else (text, None) for text in self.slope or ()),
+            exposed=self.exposed,
+        )
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Vectors of another library's model."""
+
+    vectors: Annotated[Path | None, typer.Option(help="The vectors as .npy, rows in the order of LABELS.")] = None
+    queries: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Example queries: a table with a column `vector`, or .npy.")
+    ] = None
+    noise: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the noise ν of training (default: ν is π).")
+    ] = None
+    similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot"
+    temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0
+    tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None
+    label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None
+    pairs: Annotated[
+        str | None,
+        typer.Option(metavar="LOG", help="Who chose what, by query and `label_id`: adds the term of co-occurrence."),
+    ] = None
+    query_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column of query ids in LOG.")] = "query_id"
+    timestamp: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of times in LOG (default: rows are in their order).")
+    ] = None
+    remember: Annotated[int, typer.Option(min=0, help="Last labels to keep of each query of LOG.")] = 50
+
+    def files(self, labels: str) -> VectorFiles:
+        """Create the description of the files."""
+        if self.similarity not in SIMILARITIES:
+            raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {self.similarity!r}")
+        return VectorFiles(
+            as_source(labels),
+            vectors=self.vectors,
+            queries=None if self.queries is None else as_source(self.queries),
+            noise=self.noise,
+            similarity=self.similarity,
+            temperature=self.temperature,
+            query_tower=self.tower,
+            label_tower=self.label_tower,
+            pairs=None if self.pairs is None else as_source(self.pairs),
+            columns=LogColumns(query_id=self.query_id, label_id="label_id", timestamp=self.timestamp or "time"),
+            timed=self.timestamp is not None,
+            remembered=self.remember,
+        )
+
+
+@app.command("build", epilog="Example: longtail-index build bundle --releases releases --publish")
+def build_(
+    bundle: BundleArgument,
+    releases: ReleasesOption,
+    index: IndexOptions,
+    priors: PriorOptions,
+    new: NewRelease,
     filterable: Annotated[
         str | None,
         typer.Option(
@@ -121,130 +226,70 @@ def build(
             "strings of more than 65,536 values, if not given, none if empty.",
         ),
     ] = None,
-    lists_of: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Take over kind and lists of this release, so that nothing is clustered."),
-    ] = None,
     queries: Annotated[
         str | None,
-        typer.Option(metavar="TABLE", help="Known queries, for POST /v1/queries: ids, features, columns to filter by."),
-    ] = None,
-    query_id: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of ids in --queries (default: the bundle's).")
-    ] = None,
-    query_choices: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Choices that each of --queries is expected to make.")
+        typer.Option(
+            metavar="TABLE",
+            help="Known queries, for POST /v1/queries: ids, features, columns to filter by; `choices` that each is "
+            "expected to make (default: 1).",
+        ),
     ] = None,
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
-    checked, promise = _device(device), Releases(releases).promise() if publish else None
-    table = _table_of(priors, prior, missing)
-    notes: list[str] = []
-    with Console(stderr=True).status("load and verify the bundle") as status:
-        manifest = building.build(
+    columns = None if filterable is None else [name for part in filterable.split(",") if (name := part.strip())]
+    with _reporting(releases, new, "load and verify the bundle") as report:
+        report.manifest = build(
             bundle,
             releases,
-            spec=IndexSpec(spec, recall_floor),
-            name=name,
-            device=checked,
-            priors=table,
-            bonuses=dict(map(_bonus, bonus or ())),
-            decay={column: half_life or "1d" for column, _, half_life in (text.partition("=") for text in decay or ())},
-            slopes=dict(Limits.parse(text) if "=" in text else (text, None) for text in slope or ()),
-            exposed=exposed,
-            progress=_progress(status, notes),
-            filterable=None
-            if filterable is None
-            else [name for part in filterable.split(",") if (name := part.strip())],
-            lists_of=lists_of,
-            queries=None if queries is None else QueryTable(as_source(queries), query_id, query_choices),
+            spec=index.index_spec(),
+            name=new.name,
+            priors=priors.prior_spec(),
+            filterable=columns,
+            queries=None if queries is None else as_source(queries),
+            progress=report.progress,
         )
-    _report(releases, manifest, notes, published=publish)
-    if promise is not None:
-        _publish(releases, manifest.name, promise)
 
 
 @app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases")
 def from_vectors(
     labels: Annotated[
-        str, typer.Argument(metavar="LABELS", help="Table of label ids, counts, vectors, and columns to show.")
+        str,
+        typer.Argument(
+            metavar="LABELS", help="Table of `label_id`, `count`, `vector` and columns to show; SELECT … names others."
+        ),
     ],
     releases: ReleasesOption,
-    vectors: Annotated[Path | None, typer.Option(help="The vectors as .npy, rows in the order of LABELS.")] = None,
-    queries: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Example queries: a table with the vector column, or .npy.")
-    ] = None,
-    id_column: Annotated[str, typer.Option("--id", metavar="COLUMN", help="Column of ids.")] = "label_id",
-    vector: Annotated[str, typer.Option(metavar="COLUMN", help="Column of vectors.")] = "vector",
-    count: Annotated[str, typer.Option(metavar="COLUMN", help="Column of training pairs, whole numbers.")] = "count",
-    noise: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the noise ν of training (default: ν is π).")
-    ] = None,
-    similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot",
-    temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0,
-    tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None,
-    label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None,
-    pairs: Annotated[
-        str | None, typer.Option(metavar="LOG", help="Who chose what: adds the term of co-occurrence.")
-    ] = None,
-    query_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column of query ids in LOG.")] = "query_id",
-    pair_label: Annotated[
-        str, typer.Option("--label-id", metavar="COLUMN", help="Column of label ids in LOG.")
-    ] = "label_id",
-    timestamp: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of times in LOG (default: rows are in their order).")
-    ] = None,
-    remember: Annotated[int, typer.Option(min=0, help="Last labels to keep of each query of LOG.")] = 50,
+    options: VectorOptions,
+    new: NewRelease,
     spec: SpecOption = "auto",
-    name: NameOption = None,
-    publish: PublishOption = False,
 ) -> None:
     """Index vectors of any two-tower model. Requests to that release have the dial, too."""
-    if similarity not in SIMILARITIES:
-        raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {similarity!r}")
-    promise = Releases(releases).promise() if publish else None
-    files = VectorFiles(
-        as_source(labels), vectors, None if queries is None else as_source(queries), id_column, vector, count, noise,
-        similarity, temperature, tower, label_tower, pairs if pairs is None else as_source(pairs),
-        LogColumns(query_id=query_id, label_id=pair_label, timestamp=timestamp or "time"), timestamp is not None,
-        remember,
-    )  # fmt: skip
-    notes: list[str] = []
-    with Console(stderr=True).status("read the vectors") as status:
-        progress = _progress(status, notes)
-        manifest = building.build_from_vectors(files, releases, spec=spec, name=name, progress=progress)
-    _report(releases, manifest, notes, published=publish)
-    if promise is not None:
-        _publish(releases, manifest.name, promise)
+    files = options.files(labels)
+    with _reporting(releases, new, "read the vectors") as report:
+        report.manifest = build_from_vectors(files, releases, spec=spec, name=new.name, progress=report.progress)
 
 
 @app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
 def priors(
     releases: ReleasesArgument,
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URL of the named priors of the release.")],
+    limits: PriorLimits,
+    new: NewRelease,
     source: SourceOption = None,
-    name: NameOption = None,
-    prior: PriorOption = None,
-    missing: MissingOption = None,
-    publish: PublishOption = False,
 ) -> None:
     """Write a release with other named priors, without training."""
-    notes: list[str] = []
-    with Console(stderr=True).status("load and verify the release") as status:
-        progress = _progress(status, notes)
-        given = _prior_table(table, prior, missing)
-        manifest = building.refresh_priors(releases, given, source=source, name=name, progress=progress)
-    _report(releases, manifest, notes, published=publish)
-    if publish:
-        _publish(releases, manifest.name)
+    values = limits.table(table)
+    with _reporting(releases, new, "load and verify the release") as report:
+        report.manifest = refresh_priors(releases, values, source=source, name=new.name, progress=report.progress)
 
 
-@app.command(epilog="Example: longtail-index refresh releases clicks.parquet --publish")
-def refresh(
+@app.command("refresh", epilog="Example: longtail-index refresh releases clicks.parquet --publish")
+def refresh_(
     releases: ReleasesArgument,
     log: Annotated[
         str, typer.Argument(metavar="LOG", help="Pairs since the release was trained or refreshed: path or URL.")
     ],
+    new: NewRelease,
     whole: Annotated[
         bool, typer.Option("--whole", help="LOG is the whole log: make co-occurrence from it, exactly.")
     ] = False,
@@ -257,33 +302,29 @@ def refresh(
         typer.Option(metavar="SPAN", parser=span_seconds, help="Forecast the time until the next refresh, such as 1h."),
     ] = None,
     source: SourceOption = None,
-    name: NameOption = None,
-    publish: PublishOption = False,
 ) -> None:
     """Write a release that knows later pairs.
 
     Its forecast of popularity and its co-occurrence take them in, without training. A log without later pairs writes
     nothing, and is no error.
     """
-    if publish and Releases(releases).pointers().held:
+    if new.publish and Releases(releases).pointers().held:
         raise LongtailIndexError(
             f"{releases}: expected a release that was published, found one after a rollback, which holds until "
             "`longtail-index publish`; refresh without --publish"
         )
-    notes: list[str] = []
-    with Console(stderr=True).status("load and verify the release") as status:
-        changes = None if labels is None else _label_changes(labels)
+    try:
+        changes = None if labels is None else read_label_changes(labels)
+    except FileNotFoundError as error:
+        raise LongtailIndexError(str(error)) from None
+    options = RefreshOptions(whole=whole, changes=changes, ahead=every)
+    with _reporting(releases, new, "load and verify the release") as report:
         try:
-            manifest = building.refresh(
-                releases, as_source(log), whole=whole, changes=changes, source=source, name=name,
-                ahead=every, progress=_progress(status, notes),
-            )  # fmt: skip
+            report.manifest = refresh(
+                releases, as_source(log), options, source=source, name=new.name, progress=report.progress
+            )
         except NothingNewError as nothing:
             typer.echo(f"nothing to do: {nothing}", err=True)
-            return
-    _report(releases, manifest, notes, published=publish)
-    if publish:
-        _publish(releases, manifest.name)
 
 
 @app.command(epilog="Example: longtail-index publish releases books-2")
@@ -324,19 +365,19 @@ def rollback(releases: ReleasesArgument) -> None:
 @app.command("list", epilog="Example: longtail-index list releases")
 def list_(releases: ReleasesArgument) -> None:
     """Show every release; * is published, s is staged."""
-    shelf = Releases(releases)
-    current, staged = shelf.current(), shelf.staged()
+    stored = Releases(releases)
+    current, staged = stored.current(), stored.staged()
     rows: list[list[str]] = []
-    for name in shelf.names():
+    for name in stored.names():
         mark = "*" if name == current else "s" if name == staged else ""
         try:
-            manifest = shelf.manifest(name)
+            manifest = stored.manifest(name)
         except (LongtailIndexError, BundleError) as error:
             rows.append([mark, name, "unreadable", "", "", str(error), ""])
             continue
         spec = manifest.spec if manifest.spec == manifest.kind else f"{manifest.spec} ({manifest.kind})"
         created = f"{manifest.created_at:%Y-%m-%d %H:%M:%S}"
-        size = f"{shelf.bytes(name) / 1e6:.1f} MB"
+        size = f"{stored.bytes(name) / 1e6:.1f} MB"
         rows.append([mark, name, created, f"{manifest.labels:,}", spec, _recalls_in_words(manifest.recall), size])
     console = Console()
     if not console.is_terminal:
@@ -354,12 +395,12 @@ def merge(
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
     """Take labels added and hidden while serving into a bundle. The next build reads that bundle."""
-    report = merge_labels(source_of(bundle)[0], state, out)
+    report = merge_labels(bundle_path(bundle)[0], state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} changed, {report.removed:,} removed"
     )
-    for id_, why in report.skipped.items():
-        print(f"left out: {id_}: {why}")
+    for id_, reason in report.skipped.items():
+        print(f"left out: {id_}: {reason}")
     print(f"written: {out}")
     say_next("longtail-index", "build", out, "--releases", "releases", "--publish")
 
@@ -370,9 +411,9 @@ def upload(
     releases: ReleasesArgument,
 ) -> None:
     """Copy a release to the URL of releases, whole or not at all. Run again to go on; publishes nothing."""
-    shelf = Releases(releases)
-    shelf.upload(release)
-    print(f"uploaded: {shelf}/{release.resolve().name}")
+    target = Releases(releases)
+    target.upload(release)
+    print(f"uploaded: {target}/{release.resolve().name}")
     say_next("longtail-index", "publish", releases, release.resolve().name)
 
 
@@ -423,22 +464,7 @@ def _say_who_follows(releases: str) -> None:
     )  # fmt: skip
 
 
-def _label_changes(state: str) -> LabelChanges:
-    try:
-        return read_label_changes(state)
-    except FileNotFoundError as error:
-        raise LongtailIndexError(str(error)) from None
-
-
-def _table_of(path: str | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
-    if path is not None:
-        return _prior_table(path, priors, missing)
-    if priors or missing is not None:
-        raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
-    return None
-
-
-def _bonus(text: str) -> tuple[str, dict[str, JsonValue]]:
+def _parse_bonus(text: str) -> tuple[str, dict[str, JsonValue]]:
     """Parse a bonus's name and filter from `NAME=FILTER`."""
     name, _, filter_ = text.partition("=")
     try:
@@ -452,45 +478,41 @@ def _bonus(text: str) -> tuple[str, dict[str, JsonValue]]:
     return name, conditions
 
 
-def _prior_table(path: str, priors: list[str] | None, missing: str | None) -> PriorTable:
-    words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
-    fill: float | Literal["min", "median"] | None = words.get(missing or "")
-    if missing is not None and fill is None:
-        try:
-            fill = float(missing)
-        except ValueError:
-            raise LongtailIndexError(f"--missing: expected min, median or a number, received {missing!r}") from None
-    return PriorTable(as_source(path), dict(map(Limits.parse, priors or ())), fill)
+@dataclass
+class _BuildReport:
+    """Progress of a build, and the release that the build wrote, if any."""
+
+    progress: Progress
+    manifest: ReleaseManifest | None = None
 
 
-def _progress(status: Status, notes: list[str]) -> Progress:
-    """Create a callback that shows progress, and collects lines to print later in `notes`."""
+@contextmanager
+def _reporting(releases: str, new: NewRelease, first: str) -> Iterator[_BuildReport]:
+    """Show the progress of a build; then describe the new release, and publish it where that was requested."""
+    # Read before the build, so that a wrong promise.toml costs no build.
+    promise = Releases(releases).promise() if new.publish else None
+    notes: list[str] = []
+    with Console(stderr=True).status(first) as status:
 
-    def tell(line: str) -> None:
-        status.update(line)
-        if line.startswith(("priors: ", "queries: ", "pairs: ", "labels: ", "λ: ")):
-            notes.append(line)
+        def progress(line: str) -> None:
+            status.update(line)
+            if line.startswith(_NOTED):
+                notes.append(line)
 
-    return tell
-
-
-def _report(releases: str, manifest: ReleaseManifest, notes: list[str], *, published: bool) -> None:
+        report = _BuildReport(progress)
+        yield report
+    if (manifest := report.manifest) is None:
+        return
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     if (registered := manifest.registered) is not None:
         print(f"from {registered.source}, run {registered.run}")
-    for note in notes:
-        print(note)
-    for line in _summary(manifest):
+    for line in (*notes, *_summary(manifest)):
         print(line)
     print(f"written: {Releases(releases)}/{manifest.name}")
-    if not published:
+    if promise is None:
         say_next("longtail-index", "publish", releases, manifest.name)
-
-
-def _device(text: str) -> Device:
-    if text not in ("cpu", "gpu"):
-        raise LongtailIndexError(f"--device: expected cpu or gpu, received {text!r}")
-    return "gpu" if text == "gpu" else "cpu"
+    else:
+        _publish(releases, manifest.name, promise)
 
 
 def _summary(index: ReleaseManifest) -> list[str]:
@@ -511,11 +533,12 @@ def _summary(index: ReleaseManifest) -> list[str]:
 def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
     """Describe recall along λ and μ, and the lowest recall at other weights of the priors."""
     default = recall[0].priors
-    along = [at for at in recall if at.priors == default]
-    shown = [
-        f"{at.bias_removal:g}{f' (μ {at.popularity:g})' if at.popularity else ''}: {at.recall:.3f}" for at in along
+    words = [
+        f"{point.bias_removal:g}{f' (μ {point.popularity:g})' if point.popularity else ''}: {point.recall:.3f}"
+        for point in recall
+        if point.priors == default
     ]
-    if others := [at for at in recall if at.priors != default]:
-        lowest = min(others, key=lambda at: at.recall)
-        shown.append(f"at {len(others)} other weights {lowest.recall:.3f} or more ({lowest.where})")
-    return ", ".join(shown)
+    if others := [point for point in recall if point.priors != default]:
+        lowest = min(others, key=lambda point: point.recall)
+        words.append(f"at {len(others)} other weights {lowest.recall:.3f} or more ({lowest.where})")
+    return ", ".join(words)

@@ -43,10 +43,10 @@ class ReleaseNotFoundError(LongtailIndexError):
     """A release that does not exist, or a place where no release is (or was) published."""
 
     @classmethod
-    def of(cls, name: str, known: Sequence[str], where: str) -> ReleaseNotFoundError:
+    def for_name(cls, name: str, names: Sequence[str], releases: str) -> ReleaseNotFoundError:
         """Create the error of a name that no release has."""
-        hint = did_you_mean(name, known)
-        return cls(f"{where}: expected one of its releases {known}, received {name!r}{hint}")
+        hint = did_you_mean(name, names)
+        return cls(f"{releases}: expected one of its releases {names}, received {name!r}{hint}")
 
 
 class ReleaseCorruptError(LongtailIndexError):

@@ -41,10 +41,14 @@ class IndexSpec:
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `milvus`, `milvus_flat` or `milvus_ivf_flat`.
         recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
+        device: where FAISS trains.
+        lists_of: release whose kind and lists the index takes over, so that nothing is clustered.
     """
 
     text: str = "auto"
     recall_floor: float = 0.95
+    device: Device = "cpu"
+    lists_of: str | None = None
 
     def __post_init__(self) -> None:
         if self.text not in _CHOICES:
@@ -65,27 +69,27 @@ class IndexSpec:
             return "milvus_flat" if labels <= FLAT_UP_TO else "milvus_ivf_flat"
         return cast("Kind", self.text)
 
-    def candidates(self, labels: int, device: Device) -> list[IndexSpec]:
+    def candidates(self, labels: int) -> list[IndexSpec]:
         """List the specs to build and compare, simplest first; only `auto` on large catalogues has several."""
         if self.text != "auto" or labels <= FLAT_UP_TO:
             return [replace(self, text=self.kind(labels))]
         kinds: list[Kind] = ["ivf_flat"]
-        if device == "cpu":
+        if self.device == "cpu":
             kinds.append("ivf_sq")
             if labels >= _FASTSCAN_LEAST_LABELS:
                 kinds.append("ivf_fastscan")
         return [replace(self, text=kind) for kind in kinds]
 
-    def factory(self, labels: int, dim: int, device: Device = "cpu", lists_known: int | None = None) -> tuple[str, int]:
+    def factory(self, labels: int, dim: int, list_count: int | None = None) -> tuple[str, int]:
         """Get the FAISS factory string for rows of `dim` coordinates, and the index's width.
 
         If the width is larger than `dim`, rows and queries are padded with zeros, which changes no score. The number of
-        lists is `lists_known`, or follows from the number of labels.
+        lists is `list_count`, or follows from the number of labels.
         """
-        count = lists_known or lists_for(labels)
+        count = list_count or lists_for(labels)
 
         def lists(width: int) -> str:
-            quantizer = quantizer_for(count, width, device)
+            quantizer = quantizer_for(count, width, self.device)
             return f"IVF{count}" + ("" if quantizer == "Flat" else f"({quantizer})")
 
         match self.kind(labels):

@@ -154,7 +154,7 @@ def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> floa
 
 def read_experiment(releases: str | Path) -> Experiment | None:
     """Read the running experiment; raises ExperimentsError if the file is missing or wrong."""
-    path = Releases(releases).beside(EXPERIMENTS_FILE)
+    path = Releases(releases).local_copy(EXPERIMENTS_FILE)
     try:
         return parse_experiments(path.read_bytes())
     except OSError as error:

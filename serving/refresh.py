@@ -24,7 +24,8 @@ from longtail.bundle import BundleError
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.store import replace_file
 from longtail.index import LongtailIndexError
-from longtail.index.building import build as building
+from longtail.index.building.refresh import RefreshOptions
+from longtail.index.building.refresh import refresh as refresh_release
 from longtail.index.errors import NothingNewError
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
@@ -130,10 +131,10 @@ def refresh(settings: Settings) -> str:
         with open_events(folder) as connection:
             return connection.sql(_ANSWERED, params=parameters).to_arrow_table()
 
-    building.refresh(
-        settings.releases, chosen, answers=answered, changes=changes, source=current, name=name, until=until,
-        ahead=settings.refresh, unattended=True, progress=logger.info,
+    options = RefreshOptions(
+        answers=answered, changes=changes, until=until, ahead=settings.refresh, unattended=True
     )  # fmt: skip
+    refresh_release(settings.releases, chosen, options, source=current, name=name, progress=logger.info)
     try:
         releases.publish(name, instead_of=current)
     finally:  # releases that could not be published are pruned too

@@ -23,7 +23,7 @@ _POINTS = 5
 _NARROW = 0.5
 
 
-class Exposure(NamedTuple):
+class AnswerShares(NamedTuple):
     """Shares of the answers by bucket at one λ, float64 [4], and the share of the labels that are in any of them."""
 
     bias_removal: float
@@ -48,9 +48,9 @@ class DialExposure:
         self._taste_CL: Float32 = queries_CE @ bundle.rows().T / np.float32(bundle.manifest.temperature)
         self._log_noise_L: Float32 = bundle.labels.log_pn
         self._buckets_L = bundle.labels.buckets
-        self._at: dict[float, Exposure] = {}
+        self._at: dict[float, AnswerShares] = {}
 
-    def at(self, bias_removal: float) -> Exposure:
+    def at(self, bias_removal: float) -> AnswerShares:
         """Measure the answers at one λ."""
         if bias_removal not in self._at:
             shown_L = np.zeros(len(self._log_noise_L), np.int64)
@@ -58,7 +58,7 @@ class DialExposure:
             for taste_L in self._taste_CL:
                 shown_L[np.argpartition(taste_L + dial_L, -self.k)[-self.k :]] += 1
             shares = np.bincount(self._buckets_L, shown_L, minlength=len(BUCKET_NAMES)) / shown_L.sum()
-            self._at[bias_removal] = Exposure(bias_removal, shares, float((shown_L > 0).mean()))
+            self._at[bias_removal] = AnswerShares(bias_removal, shares, float((shown_L > 0).mean()))
         return self._at[bias_removal]
 
     def useful_range(self) -> tuple[float, float] | None:
@@ -85,7 +85,7 @@ class DialExposure:
         return (low + high) / 2
 
 
-def exposure_lines(bundle: Bundle, temperature: float) -> Iterator[str]:
+def describe_exposure(bundle: Bundle, temperature: float) -> Iterator[str]:
     """Describe exposure by bucket over the useful range of λ.
 
     Args:

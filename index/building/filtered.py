@@ -23,7 +23,7 @@ from longtail.index.manifests import FilteredParams, FilteredRecall, FilteredSea
 from longtail.index.recall import TOLERANCE, Progress
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH
-from longtail.index.search.filters import Filter, Selection
+from longtail.index.search.filters import Filter, FilterMask
 from longtail.index.search.searcher import Searcher
 from longtail.index.spec import IndexSpec
 
@@ -94,7 +94,7 @@ class FilteredTrial:
         """Measure recall of the 10 and 100 best of some rows, int64 [R]; a label that ties counts."""
         mask_L = np.zeros(len(self._rows_LE), np.bool_)
         mask_L[rows_R] = True
-        filters = [Filter(selection=Selection(mask_L))] * len(self.queries_QE)
+        filters = [Filter(selection=FilterMask(mask_L))] * len(self.queries_QE)
         selected_RE = np.ascontiguousarray(self._rows_LE[rows_R])
         best = faiss.knn(self.queries_QE, selected_RE, min(_DEPTHS[-1], len(rows_R)), metric=faiss.METRIC_INNER_PRODUCT)
         recalls = []

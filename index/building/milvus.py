@@ -30,7 +30,16 @@ from longtail.index.errors import LongtailIndexError, SpecError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Kind, SearchParams, Trial
 from longtail.index.recall import Calibration, Progress, all_dial_points, check_floor
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.milvus_searcher import BUCKET, HEAD, ROW, TAIL, VECTOR, Collection, MilvusSearcher, drop
+from longtail.index.search.milvus_searcher import (
+    BUCKET,
+    HEAD,
+    ROW,
+    TAIL,
+    VECTOR,
+    Collection,
+    MilvusSearcher,
+    drop_collections,
+)
 from longtail.index.search.milvus_server import MilvusServer
 from longtail.index.spec import IndexSpec
 
@@ -248,7 +257,7 @@ def tune_collection(
         trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
     except BaseException:
         with suppress(LongtailIndexError):  # the first error is the one to report
-            drop(server.afresh(), [record.name])
+            drop_collections(server.reconnected(), [record.name])
         raise
     return TunedIndex(
         kind=kind,

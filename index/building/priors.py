@@ -28,7 +28,7 @@ from longtail.bundle.ids import find_rows, repeated_ids
 from longtail.bundle.one_line import one_line
 from longtail.bundle.priors import EXPOSED, ExposureState
 from longtail.index.errors import PriorsError
-from longtail.tables import DataError, find_files
+from longtail.tables import DataError, as_source, find_files
 from longtail.tables.database import OpenedFile, open_database
 from longtail.tables.table import Table, id_expression, read_table
 from longtail.tables.values import double, is_nothing, is_text, to_number, type_name
@@ -206,24 +206,31 @@ class PriorTable:
 
 
 @dataclass(frozen=True)
-class DerivedPriors:
-    """Priors that are derived from buckets and display columns of labels, and from the answers of a service.
+class PriorSpec:
+    """Priors from a table, from buckets and display columns of labels, and from the answers of a service.
 
     Args:
-        bonuses: filters by the name of their bonus; buckets have bonuses without a filter.
+        table: a `PriorTable` or its path; None: no table.
+        bonuses: filters by the name of their bonus, such as `{"promoted": {"seller": "s1"}}`; buckets have bonuses
+            without a filter.
         decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
         slopes: columns of numbers, with limits of the weight in nats per unit; None: ±3 / σ.
         exposed: half-life of the prior `exposed`, such as `7d`, or with limits of its weight, `7d=-1:0:-0.3`; by
             default from −1 to 1.
     """
 
+    table: PriorTable | Path | str | None = None
     bonuses: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
     decay: Mapping[str, str] = field(default_factory=dict)
     slopes: Mapping[str, Limits | None] = field(default_factory=dict)
     exposed: str | None = None
 
-    def added_to(self, table: Priors, bundle: Bundle) -> Priors:
-        """Append the bonuses of buckets and these priors to the priors of a table; raises PriorsError."""
+    def read(self, bundle: Bundle, progress: Callable[[str], None] = lambda _: None) -> Priors:
+        """Read the table, and append the bonuses of buckets and the derived priors; raises PriorsError."""
+        table = Priors()
+        if self.table is not None:
+            source = self.table if isinstance(self.table, PriorTable) else PriorTable(as_source(self.table))
+            table = source.read(bundle, progress=progress)
         declared = [_derived(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
         for name, limits in self.slopes.items():
             numbers = _numbers(f"slope.{name}", "number", bundle)

@@ -39,6 +39,7 @@ from longtail.tables.values import is_nested
 
 _ID = "id:"
 """Prefix of the column of ids, which may be a feature as well."""
+_CHOICES = "choices"
 _AT_ONCE, _CALIBRATED, _CHECKED = 4_096, 1_000, 200
 _MOST_SCORES = 1 << 34
 """Most scores behind log Z of all queries, a few minutes on two cores; labels are sampled where there are more."""
@@ -46,13 +47,14 @@ _SCORES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
-class QueryTable:
+class KnownQueries:
     """A table of known queries: ids, features by their names, and columns that requests filter by.
 
     Args:
         path: file, directory, glob or URL of the table.
         id: column of ids; None: the one by which the bundle remembers queries, else `query_id`.
-        choices: column of n, the choices that each query is expected to make, such as its past ones; None: 1 each.
+        choices: column of n, the choices that each query is expected to make, such as its past ones; None: `choices`,
+            if the table has it, else 1 each.
     """
 
     path: Path | str
@@ -63,44 +65,51 @@ class QueryTable:
 
     def read(self, bundle: Bundle, progress: Callable[[str], None]) -> tuple[pa.Array, Float32, Int64, pa.Table]:
         """Read ids, embeddings, float32 [Q, D], n, int64 [Q], and columns; raises QueriesError or TowerError."""
-        together = bundle.manifest.cooccurrence
-        name = self.id or ("query_id" if together is None else together.log.query_id)
+        features, term = bundle.manifest.query_features, bundle.manifest.cooccurrence
+        id_column = self.id or ("query_id" if term is None else term.log.query_id)
         try:
             with open_database() as duck:
-                table = read_table(duck, find_files(self.path), _columns(bundle, name), str(self.path))
+                table = read_table(duck, find_files(self.path), _columns(bundle, id_column), str(self.path))
                 table.refuse_rejected()
                 table.find_types([column for column in table.kinds if column != _ID])
                 ids = table.ids(_ID)
-                if ids.null_count or not len(ids) or (repeated := repeated_ids(ids)):
-                    found = "rows without" if ids.null_count else f"{repeated[:3]} repeated" if len(ids) else "no rows"
+                repeated = repeated_ids(ids)
+                if ids.null_count or not len(ids) or repeated:
+                    problem = (
+                        "rows without" if ids.null_count else f"{repeated[:3]} repeated" if len(ids) else "no rows"
+                    )
                     raise QueriesError(
-                        f"{self.path}, column {name!r}: expected an id in every row, once, found {found}"
+                        f"{self.path}, column {id_column!r}: expected an id in every row, once, found {problem}"
                     )
                 progress(f"index of queries: embed {len(ids):,}")
-                absent = [each.name for each in bundle.manifest.query_features if each.name not in table.kinds]
-                if absent:
-                    progress(f"queries: no column {', '.join(map(repr, absent))}: embedded as without these features")
-                vectors_QD = np.concatenate([*self._embedded(table, bundle)])
-                n_Q = self._choices(table) if self.choices is not None else np.ones(len(ids), np.int64)
-                histories = [feature.name for feature in bundle.manifest.query_features if feature.kind == "history"]
-                shown = [column for column in table.kinds if column not in (_ID, name, self.choices, *histories)]
-                shown = [each for each in shown if not (each.startswith(WRITTEN) or is_nested(table.kinds[each]))]
-                if reserved := [each for each in shown if each in RESERVED_COLUMNS]:
+                if absent := [repr(feature.name) for feature in features if feature.name not in table.kinds]:
+                    progress(f"queries: no column {', '.join(absent)}: embedded as without these features")
+                vectors_QD = np.concatenate([*self._embed(table, bundle)])
+                n_Q, choices = np.ones(len(ids), np.int64), self.choices or _CHOICES
+                if self.choices is not None or _CHOICES in table.kinds:
+                    n_Q = self._read_choices(table, choices)
+                hidden = {_ID, id_column, choices, *(feature.name for feature in features if feature.kind == "history")}
+                columns = [
+                    column
+                    for column, kind in table.kinds.items()
+                    if not (column in hidden or column.startswith(WRITTEN) or is_nested(kind))
+                ]
+                if reserved := [column for column in columns if column in RESERVED_COLUMNS]:
                     raise QueriesError(f"{self.path}: columns {reserved} are not allowed to be shown; rename them")
-                return ids, vectors_QD, n_Q, table.arrow(shown)
+                return ids, vectors_QD, n_Q, table.arrow(columns)
         except DataError as error:
             raise QueriesError(str(error)) from error
 
-    def _choices(self, table: Table) -> Int64:
+    def _read_choices(self, table: Table, name: str) -> Int64:
         try:
-            column = table.arrow([str(self.choices)])[str(self.choices)].cast(pa.int64())
+            column = table.arrow([name])[name].cast(pa.int64())
             if not column.null_count and pc.min(column).as_py() >= 0:
                 return np.asarray(column, np.int64)
         except (ValueError, pa.ArrowInvalid, pa.ArrowNotImplementedError):  # no such column, or no whole numbers
             pass
-        raise QueriesError(f"{self.path}, column {self.choices!r}: expected whole numbers from 0 on in every row")
+        raise QueriesError(f"{self.path}, column {name!r}: expected whole numbers from 0 on in every row")
 
-    def _embedded(self, table: Table, bundle: Bundle) -> Iterator[Float32]:
+    def _embed(self, table: Table, bundle: Bundle) -> Iterator[Float32]:
         tower = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
         centre = np.array(bundle.manifest.centre or 0, np.float32)
         for part in table.parts:
@@ -125,7 +134,7 @@ def _columns(bundle: Bundle, id_column: str) -> Columns:
         if id_column not in opened.names or not names & {*opened.names}:
             raise QueriesError(
                 f"{opened.file.name}: expected a column of ids {id_column!r} and columns of the features "
-                f"{', '.join(sorted(names))}, found {', '.join(opened.names)}; --query-id names another column of ids"
+                f"{', '.join(sorted(names))}, found {', '.join(opened.names)}; SELECT … AS … names them otherwise"
             )
         read = {name: opened.column(name) for name in opened.names}
         ids = {_ID: id_expression(opened, id_column, *read[id_column])}
@@ -152,17 +161,18 @@ def query_bundle(
     log_z_QG, error = log_normalisers(bundle, vectors_QD, lambdas_G)
     progress(f"queries: log Z at λ = {', '.join(f'{value:g}' for value in lambdas_G)}" + (
         f" from sampled labels, ± {error:.3f} nats" if error else ", exact"))  # fmt: skip
-    drawn = np.random.default_rng(0).permutation(len(bundle.embeddings))[:_CALIBRATED]
+    labels_drawn = np.random.default_rng(0).permutation(len(bundle.embeddings))[:_CALIBRATED]
     facts = TrainingFacts(ids, n_Q, temperature=bundle.manifest.temperature, display=shown)
-    made = bundle_from_vectors(vectors_QD, facts, name="queries", queries=np.asarray(bundle.embeddings[np.sort(drawn)]))
+    examples_CD = np.asarray(bundle.embeddings[np.sort(labels_drawn)])
+    indexed = bundle_from_vectors(vectors_QD, facts, name="queries", queries=examples_CD)
     settings = tuple(
         Prior(name=repr(value), minimum=0, default=0, maximum=1, missing=0, alone=True,
-              kappa=fitted_scale(vectors_QD, log_z_QG[:, place]))
-        for place, value in enumerate(lambdas_G)
+              kappa=fitted_scale(vectors_QD, log_z_QG[:, i]))
+        for i, value in enumerate(lambdas_G)
     )  # fmt: skip
     choices = BiasRemoval(default=0, minimum=0, maximum=1, noise="n", chosen_by="the index of queries")
-    manifest = made.manifest.model_copy(update={"bias_removal": choices})
-    return replace(made, manifest=manifest, priors=Priors(settings, -log_z_QG))
+    manifest = indexed.manifest.model_copy(update={"bias_removal": choices})
+    return replace(indexed, manifest=manifest, priors=Priors(settings, -log_z_QG))
 
 
 def log_normalisers(

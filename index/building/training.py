@@ -68,7 +68,7 @@ def _products(bundle: Bundle, rows_LE: Float32 | None, query_E: Float32) -> Floa
 
 
 def make_index(
-    spec: IndexSpec, rows_LE: Float32, device: Device, order_L: Int64, added: int, *, like: FaissIndex | None = None
+    spec: IndexSpec, rows_LE: Float32, order_L: Int64, added: int, *, like: FaissIndex | None = None
 ) -> FaissIndex:
     """Train and fill the index of a spec with augmented rows, float32 [L, E].
 
@@ -80,7 +80,7 @@ def make_index(
         added: number of coordinates that the dials decide, the last ones.
         like: an index whose centroids the new one takes over; None: centroids are trained.
     """
-    labels, dim = rows_LE.shape
+    (labels, dim), device = rows_LE.shape, spec.device
     kind = spec.kind(labels)
     if kind == "flat":
         return FaissIndex(kind, "Flat", train_index("Flat", dim, rows_LE, device))
@@ -97,7 +97,7 @@ def make_index(
         centroids_CE = np.concatenate(centroids) * scales_E
     else:
         centroids_CE, head_lists = like.centroids[:, :dim], like.head_lists
-    factory, width = spec.factory(labels, dim, device, len(centroids_CE))
+    factory, width = spec.factory(labels, dim, len(centroids_CE))
     index = train_index(factory, width, rows_LE, device, centroids_CE=centroids_CE)
     return FaissIndex(kind, factory, index, head_lists=head_lists)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from longtail.index.building.filtered import tune_filtered
 from longtail.index.building.training import ROWS_PER_HEAD_LIST, bytes_per_label, make_index, order_by_max_score
 from longtail.index.manifests import (
     CollectionRecord,
-    Device,
     FilteredSearch,
     Kind,
     RecallAt,
@@ -90,20 +88,18 @@ class _Candidate:
     trials: list[Trial]
 
 
-def tune_index(
-    bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress, like: FaissIndex | None = None
-) -> TunedIndex:
+def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissIndex | None = None) -> TunedIndex:
     """Build an index over a bundle's labels whose recall suffices at every λ and μ.
 
     On large catalogues `auto` builds every kind that fits, over the same lists, and chooses the fastest. With `like`,
     an earlier release's index, the same kind is filled over the same lists, and nothing is clustered. Raises SpecError,
     DeviceError, or RecallFloorError where the best parameters stay below the floor.
     """
-    check_device(device)
+    check_device(spec.device)
     started = time.perf_counter()
     rows_LE = bundle.rows()
     labels = len(rows_LE)
-    specs = spec.candidates(labels, device) if like is None else [replace(spec, text=like.kind)]
+    specs = spec.candidates(labels) if like is None else [replace(spec, text=like.kind)]
     names = ", ".join(candidate.kind(labels) for candidate in specs)
     progress(f"exact answers for the recall of {names} over {labels:,} labels")
     calibration = Calibration(bundle, rows_LE)
@@ -113,7 +109,7 @@ def tune_index(
     lists = like if like is not None and like.has_lists else None
     for candidate in specs:
         progress(f"train and fill {candidate.kind(labels)}")
-        index = make_index(candidate, rows_LE, device, order_L, bundle.augmentation.extra_dims, like=lists)
+        index = make_index(candidate, rows_LE, order_L, bundle.augmentation.extra_dims, like=lists)
         lists = lists or index
         # With the same lists codes recall no more than exact rows did, so their trials start there.
         exact = candidates[0].chosen if candidates else None
@@ -126,8 +122,8 @@ def tune_index(
     params_at = tune_dial_params(bundle, index, best.chosen, calibration, progress, target)
     if index.has_lists and (dial_points := derived_dial_points(bundle)):
         # Derived priors are measured alone, up to all lists: a request without them keeps its cheaper parameters.
-        every_list = SearchParams(nprobe=index.list_count)
-        most = reduce(SearchParams.maximum, list_search_params(index), every_list)
+        k_factor = max(_K_FACTORS.get(index.kind, (1,)))
+        most = SearchParams(nprobe=index.list_count, k_factor=k_factor, head=index.head_lists > 0)
         derived = Calibration(bundle, rows_LE, dial_points=dial_points)
         at_most, goal = best.chosen.model_copy(update={"params": most}), (1 + spec.recall_floor) / 2
         params_at += tune_dial_params(bundle, index, at_most, derived, progress, goal)

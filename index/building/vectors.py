@@ -40,7 +40,7 @@ class VectorFiles:
         pairs: log of who chose what, for the term of co-occurrence; None: without the term.
         columns: columns of `pairs`. Where `queries` has the column of query ids, held-out pairs choose ω.
         timed: `pairs` has times; otherwise its rows are in order of time.
-        remembered: last labels to keep of each query of `pairs`.
+        remembered: last labels to keep of each query of `pairs`; 0 keeps none.
     """
 
     labels: Path | str
@@ -102,14 +102,13 @@ class VectorFiles:
 
     def _table(self, duck: Database) -> Table:
         needed = [name for name in self._read if not (self.vectors and name == self.vector)]
-        options = {self.id: "--id", self.count: "--count", self.vector: "--vector", self.noise: "--noise"}
 
         def columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
             for name in needed:
                 if name not in opened.names:
                     raise VectorsError(
                         f"{opened.file.name}: expected a column {name!r}, found {', '.join(opened.names)}: "
-                        f"{options[name]} names another"
+                        f"SELECT … AS {name} FROM … names another"
                     )
             found = {name: opened.column(name) for name in (*needed, *opened.names)}
             return found | {self.id: id_expression(opened, self.id, *found[self.id])}

@@ -6,10 +6,12 @@ while /readyz reports ready.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from longtail.bundle import Feature, Manifest
 from longtail.bundle.histories import REMEMBERED
+from longtail.index.manifests import ReleaseManifest
 
 _JSON_TYPES = {
     "id": {"string", "number", "boolean"},
@@ -20,74 +22,78 @@ _JSON_TYPES = {
 }
 """JSON types that a request may give for a feature, by `Feature.kind`. Kinds that are not listed are compatible only
 with themselves, vectors only with vectors of the same dimension."""
-_SHOWN = 5
+_LISTED = 5
 
 
-def losses(features: Sequence[str], labels: Mapping[str, str]) -> list[str]:
-    """Describe what clients of a release would lose with another, one sentence each."""
-    if not labels:
-        return [*features]
-    shown = [f"{id_!r} ({why})" for id_, why in list(labels.items())[:_SHOWN]]
-    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-    return [*features, f"{len(labels)} labels added while serving would be dropped: {', '.join(shown)}{more}"]
+class ClientInputs(NamedTuple):
+    """What clients of a release may send.
+
+    Attributes:
+        manifest: the bundle's manifest, with the query features.
+        priors: names of the priors that requests may weigh.
+        has_queries: whether /v1/queries answers.
+    """
+
+    manifest: Manifest
+    priors: Collection[str] = ()
+    has_queries: bool = False
+
+    @classmethod
+    def of_release(cls, bundle: Manifest, release: ReleaseManifest) -> ClientInputs:
+        """Read the inputs from a release's manifests."""
+        return cls(bundle, [prior.name for prior in release.priors], release.queries > 0)
+
+    @property
+    def query_id(self) -> str | None:
+        """Name in a request's features by which a release remembers queries."""
+        term = self.manifest.cooccurrence
+        return None if term is None or REMEMBERED not in self.manifest.files else term.log.query_id
 
 
-def refused_features(before: Manifest, after: Manifest) -> list[str]:
-    """List query features, and the dial ω, that release `before` accepts and `after` refuses, expected and found."""
-    taken = {feature.name: feature for feature in after.query_features}
-    refused = []
-    for feature in before.query_features:
-        found = taken.get(feature.name)
-        if found is None:
-            refused.append(
+def breaking_changes(before: ClientInputs, after: ClientInputs, dropped: Mapping[str, str] | None = None) -> list[str]:
+    """List inputs that release `before` accepts and `after` refuses, one sentence each.
+
+    Args:
+        dropped: labels added while serving that the release would lose, with the reason for each.
+    """
+    features = {feature.name: feature for feature in after.manifest.query_features}
+    changes = []
+    for feature in before.manifest.query_features:
+        new = features.get(feature.name)
+        if new is None:
+            changes.append(
                 f"query feature {feature.name!r}: expected as in the published release, found none: every request "
                 "that has it would be refused"
             )
-        elif not _accepted(feature) <= _accepted(found):
-            refused.append(
+        elif not _json_types(feature) <= _json_types(new):
+            changes.append(
                 f"query feature {feature.name!r}: expected {feature.expects}, as in the published release, found "
-                f"{found.expects}"
+                f"{new.expects}"
             )
-    if (name := _query_id(before)) is not None and name not in taken and name != _query_id(after):
-        refused.append(
+    if (name := before.query_id) is not None and name not in features and name != after.query_id:
+        changes.append(
             f"query id {name!r}: expected as in the published release, found none: every request that has it among "
             "its features would be refused"
         )
-    if before.cooccurrence is not None and after.cooccurrence is None:
-        refused.append(
-            "cooccurrence: expected as in the published release, found none: every request that weighs it would be "
-            "refused"
+    weights = [f"prior {name!r}" for name in before.priors if name not in after.priors]
+    if before.manifest.cooccurrence is not None and after.manifest.cooccurrence is None:
+        weights.insert(0, "cooccurrence")
+    changes += [
+        f"{name}: expected as in the published release, found none: every request that weighs it would be refused"
+        for name in weights
+    ]
+    if before.has_queries and not after.has_queries:
+        changes.append(
+            "queries: expected an index of queries as in the published release, found none: /v1/queries would answer "
+            "404"
         )
-    return refused
+    if dropped:
+        listed = [f"{id_!r} ({reason})" for id_, reason in list(dropped.items())[:_LISTED]]
+        more = f" and {len(dropped) - _LISTED} more" if len(dropped) > _LISTED else ""
+        changes.append(f"{len(dropped)} labels added while serving would be dropped: {', '.join(listed)}{more}")
+    return changes
 
 
-def _query_id(manifest: Manifest) -> str | None:
-    """Get the name in a request's features by which a release remembers queries."""
-    together = manifest.cooccurrence
-    return None if together is None or REMEMBERED not in manifest.files else together.log.query_id
-
-
-def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]:
-    """List priors whose weights release `before` accepts and `after` refuses, expected and found."""
-    return [
-        f"prior {name!r}: expected as in the published release, found none: every request that weighs it would be "
-        "refused"
-        for name in before
-        if name not in after
-    ]
-
-
-def refused_queries(before: int, after: int) -> list[str]:
-    """Describe the loss of an index of known queries, by the numbers of its rows."""
-    if after or not before:
-        return []
-    return [
-        "queries: expected an index of queries as in the published release, found none: /v1/queries would answer 404"
-    ]
-
-
-def _accepted(feature: Feature) -> set[str]:
-    taken = _JSON_TYPES.get(feature.kind, {feature.expects})
-    if feature.separator is not None:
-        taken = taken | {f"string with {feature.separator!r}"}
-    return taken
+def _json_types(feature: Feature) -> set[str]:
+    types = _JSON_TYPES.get(feature.kind, {feature.expects})
+    return types if feature.separator is None else types | {f"string with {feature.separator!r}"}

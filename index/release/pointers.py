@@ -37,7 +37,7 @@ class Pointers(BaseModel):
     """A release published by force or by rollback: a service loads it even if it refuses requests of present
     clients."""
     held: bool = False
-    """Whether `rollback` chose `current`: nothing is published by itself until somebody publishes."""
+    """Whether `rollback` chose `current`: nothing is published by itself until the next publish."""
     staged: Name | None = None
     """The release that gets shadow traffic."""
     deleting: tuple[Name, ...] = ()
@@ -46,14 +46,14 @@ class Pointers(BaseModel):
     """Host, process and a random number of the writer, so that no two writes have the same content."""
 
     @classmethod
-    def parse(cls, content: bytes, place: str) -> Pointers:
-        """Parse the content of `CURRENT` at a place; raises ReleaseCorruptError."""
+    def parse(cls, content: bytes, source: str) -> Pointers:
+        """Parse the content of `CURRENT`; raises ReleaseCorruptError."""
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             raise ReleaseCorruptError(
-                f"{place}: expected what is published, as JSON of version 1, found {content[:40]!r}… "
+                f"{source}: expected what is published, as JSON of version 1, found {content[:40]!r}… "
                 f"({'.'.join(map(str, problem['loc']))}: {problem['msg']})"
             ) from error
 
@@ -65,5 +65,5 @@ class Pointers(BaseModel):
         return (written.model_dump_json(indent=2, exclude_defaults=True) + "\n").encode()
 
 
-Move = Callable[[Pointers], None]
+WritePointers = Callable[[Pointers], None]
 """Function that replaces `CURRENT`."""

@@ -52,7 +52,7 @@ class Release:
     name: str
     path: Path
     bundle: Bundle
-    searcher: Searcher | MilvusSearcher
+    searcher: Searcher
     manifest: ReleaseManifest
     queries: Release | None = None
     """The index of known queries, whose rows are queries; None without one."""
@@ -63,7 +63,7 @@ class Release:
     @property
     def spec(self) -> IndexSpec:
         """Return the spec of the index."""
-        return IndexSpec(self.manifest.spec, self.manifest.recall_floor)
+        return IndexSpec(self.manifest.spec, self.manifest.recall_floor, self.manifest.device)
 
 
 def open_release(
@@ -92,7 +92,7 @@ def open_release(
     with _verifying(path, state) as needed:
         if needed:
             _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
-    # Opened a second time: the pages read for verification then do not count as this process's memory.
+    # OpenedFile a second time: the pages read for verification then do not count as this process's memory.
     return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
 
 
@@ -140,7 +140,7 @@ def _open(
     if not mapped:
         bundle.validate()
     bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
-    searcher: Searcher | MilvusSearcher
+    searcher: Searcher
     if manifest.collection is not None:
         collection = Collection(milvus(), manifest.collection)
         collection.open(manifest.labels, manifest.dim)

@@ -1,22 +1,34 @@
-"""Manage releases and the pointer to the serving one, in a directory or at an object store (pointers.py)."""
+"""Manage releases and the pointer to the serving one, in a directory or at an object store (pointers.py).
+
+At an object store, `URL/NAME/` has the files that a directory of releases has in `NAME/`, and `upload.json`, which is
+written first and reserves the name. `release.json` is written last: a folder without it is not a release.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import time
 import tomllib
+from abc import ABC
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import uuid4
 
-from longtail.bundle import BundleError, BundleVersionError, Manifest
+from longtail.bundle import BundleError, BundleExistsError, BundleVersionError
 from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.integrity import read_manifest
-from longtail.bundle.objects import is_url, local_path
+from longtail.bundle.objects import ObjectStore, is_url, local_path
 from longtail.bundle.one_line import one_line
 from longtail.bundle.promise import PROMISE_FILE, QualityPromise
-from longtail.bundle.remote import downloading
+from longtail.bundle.remote import MANIFESTS, UPLOAD, copies_path, download, download_manifests, downloading, upload
+from longtail.bundle.store import refuse_existing, remove_stale, replace_file
 from longtail.index.errors import (
     LongtailIndexError,
     NotPublishableError,
@@ -26,23 +38,29 @@ from longtail.index.errors import (
     ReleaseNotFoundError,
 )
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.release.compatibility import refused_features, refused_priors, refused_queries
-from longtail.index.release.local import LocalReleases
-from longtail.index.release.milvus import HeldCollections
-from longtail.index.release.pointers import Pointers
+from longtail.index.release.compatibility import ClientInputs, breaking_changes
+from longtail.index.release.milvus import MilvusCollections
+from longtail.index.release.pointers import Pointers, WritePointers
 from longtail.index.release.release import (
     BUNDLE,
+    CURRENT,
+    RELEASE_MANIFEST,
     Release,
     check_name,
     files_of,
     open_release,
     read_release_manifest,
 )
-from longtail.index.release.remote import RemoteReleases
 from longtail.index.search.milvus_server import MilvusServer
 
 EXPERIMENTS_FILE = "experiments.toml"
 """File in the directory of the releases from which the service reads its experiments."""
+_LOCK = ".lock"
+_MANIFESTS = (*(f"{BUNDLE}/{name}" for name in MANIFESTS), RELEASE_MANIFEST)
+_ABANDONED = timedelta(days=1)
+"""Age from which an unfinished upload counts as abandoned."""
+_IN_USE_SECONDS = 600.0
+"""Time after a fetch during which a copy counts as in use."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +73,36 @@ class PublishReport:
     __repr__ = one_line
 
 
-class Releases:
+class Releases(ABC):
     """The releases of a directory or of an object store.
 
+    `Releases(source)` creates `LocalReleases`, or `RemoteReleases` for a URL.
+
     Args:
-        place: a directory, empty if it does not exist yet; or a URL of an object store, such as `s3://bucket/releases`,
-            from which releases are downloaded and verified when they are needed.
+        source: a directory, empty if it does not exist yet; or a URL of an object store, such as
+            `s3://bucket/releases`, from which releases are downloaded and verified when they are needed.
         cache: root of downloads; None: the user's cache directory.
         milvus: server of releases whose rows Milvus holds; None: the server that the environment names.
 
     Attributes:
         root: the directory, or the directory of downloaded copies.
-        shelf: storage of the releases: lists, fetches, uploads and deletes them.
-        collections: the Milvus collections of these releases.
     """
 
-    def __init__(self, place: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
-        self.shelf: LocalReleases | RemoteReleases = (
-            RemoteReleases(str(place), cache) if is_url(place) else LocalReleases(local_path(place))
-        )
-        self.root = self.shelf.directory
-        self._milvus = milvus
-        self.collections = HeldCollections(str(self) if is_url(place) else str(self.root.resolve()), self.milvus)
+    root: Path
 
-    def __str__(self) -> str:
-        """Return the directory or URL."""
-        return str(self.shelf)
+    def __new__(cls, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> Releases:  # noqa: ARG004
+        """Create local or remote releases, by the source."""
+        if cls is Releases:
+            return super().__new__(RemoteReleases if is_url(source) else LocalReleases)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        source: str | Path,  # noqa: ARG002
+        cache: Path | None = None,  # noqa: ARG002
+        milvus: MilvusServer | None = None,
+    ) -> None:
+        self._milvus = milvus
 
     def milvus(self) -> MilvusServer:
         """Get the Milvus server; raises SpecError if neither the caller nor the environment names one."""
@@ -88,13 +110,60 @@ class Releases:
             self._milvus = MilvusServer.named()
         return self._milvus
 
+    def collections(self) -> MilvusCollections:
+        """Get the Milvus collections of these releases."""
+        return MilvusCollections(str(self) if is_url(str(self)) else str(self.root.resolve()), self.milvus())
+
     def names(self) -> list[str]:
-        """Get every release's name, sorted."""
-        return self.shelf.names()
+        """Get every release's name, sorted; raises ObjectStoreError."""
+        raise NotImplementedError
 
     def pointers(self) -> Pointers:
-        """Get the published, forced and staged release by one read of CURRENT; raises ReleaseCorruptError."""
-        return self.shelf.pointers()
+        """Read `CURRENT`; raises ReleaseCorruptError, OSError or ObjectStoreError where that is not possible."""
+        raise NotImplementedError
+
+    def change_pointers(self) -> AbstractContextManager[tuple[Pointers, WritePointers]]:
+        """Read `CURRENT` to change it, alone in a directory; raises ReleaseNotFoundError without a directory.
+
+        At an object store, writing raises PublishedMeanwhileError if another writer has changed `CURRENT` since, and
+        LongtailIndexError if the store does not support conditional writes.
+        """
+        raise NotImplementedError
+
+    def fetch(self, name: str) -> Path:
+        """Get the directory of a release or its verified copy; raises ReleaseNameError or ReleaseNotFoundError."""
+        raise NotImplementedError
+
+    def manifests(self, name: str) -> AbstractContextManager[Path]:
+        """Yield the directory of a release, or a temporary one with its manifests."""
+        raise NotImplementedError
+
+    def refuse_existing(self, name: str) -> None:
+        """Raise BundleExistsError if a release or an upload has that name."""
+        raise NotImplementedError
+
+    def local_copy(self, file: str) -> Path:
+        """Get the path of a small file of the releases, such as experiments.toml, or of a fresh copy."""
+        raise NotImplementedError
+
+    def complete(self, name: str) -> None:
+        """Upload a release that was written to `root`; after a ObjectStoreError the release stays there."""
+        raise NotImplementedError
+
+    def upload(self, path: Path) -> None:
+        """Verify a release and copy it to the object store, completely or not at all.
+
+        After a ObjectStoreError another call resumes the upload.
+        """
+        raise NotImplementedError
+
+    def delete(self, name: str) -> None:
+        """Delete a release if it exists; after a ObjectStoreError the same call resumes."""
+        raise NotImplementedError
+
+    def find_abandoned(self) -> list[str]:
+        """Get the names of abandoned uploads; delete local leftovers of killed builds."""
+        raise NotImplementedError
 
     def current(self) -> str | None:
         """Get the published release's name; None when nothing is published."""
@@ -115,61 +184,45 @@ class Releases:
         Raises:
             LongtailIndexError, BundleError: there is no such release or device, or the release is damaged.
         """
-        return self._opened(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
+        return self._open(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
 
     def verify(self, name: str) -> Release:
-        """Open a release without mapping its index: every byte is checked, and FAISS parses the whole index."""
-        return self._opened(name, partial(open_release, mapped=False, milvus=self.milvus))
+        """Open a release, check every byte and the bundle's invariants, and let FAISS parse the whole index."""
+        return self._open(name, partial(open_release, mapped=False, milvus=self.milvus))
+
+    def _open(self, name: str, open_: Callable[[Path], Release]) -> Release:
+        return open_(self.fetch(name))
 
     def manifest(self, name: str) -> ReleaseManifest:
         """Get and check release.json of one release; reads no other file of it but the bundle's manifest."""
         with self.manifests(name) as path:
             return read_release_manifest(path)
 
-    @contextmanager
-    def manifests(self, name: str) -> Iterator[Path]:
-        """Yield the directory of a release, or a temporary one with its manifests."""
-        with self.shelf.manifests(name) as path:
-            yield path
+    def bytes(self, name: str) -> int:
+        """Compute the total size of a release's files, in bytes."""
+        with self.manifests(name) as path:
+            return sum(record.bytes for record in files_of(path).values())
 
     def promise(self) -> QualityPromise:
-        """Read `promise.toml` of this directory; raises BundleError."""
-        return QualityPromise.of_releases(self.beside(PROMISE_FILE))
-
-    def beside(self, file: str) -> Path:
-        """Get the path of a small file in the releases directory, such as experiments.toml.
-
-        Where the releases are at a URL, this is the path of a fresh copy.
-        """
-        self.shelf.pull(file)
-        return self.root / file
-
-    def upload(self, release: Path) -> None:
-        """Verify a release and copy it to the object store, completely or not at all.
-
-        After a ObjectStoreError another call resumes the upload.
-        """
-        opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
-        # The collection stays held if the upload fails: a later call resumes it, or the release exists already.
-        self.collections.hold(opened.name, opened.manifest.collection)
-        self.shelf.upload(opened.path)
+        """Read `promise.toml` of these releases; raises BundleError."""
+        return QualityPromise.of_releases(self.local_copy(PROMISE_FILE))
 
     def stage(self, name: str) -> None:
         """Verify a release and have services send it a share of live queries as shadow traffic."""
         check_name(name)
-        with self.shelf.turn() as (now, move):
-            if name == now.current:
+        with self.change_pointers() as (pointers, write):
+            if name == pointers.current:
                 raise LongtailIndexError(f"stage: expected another release than CURRENT, received {name!r}")
-            self._refuse_deleted(name, now)
+            self._refuse_deleted(name, pointers)
             self.verify(name)
-            move(now.model_copy(update={"staged": name}))
+            write(pointers.model_copy(update={"staged": name}))
 
     def unstage(self) -> str | None:
         """End shadow traffic; returns the name of the release that received it."""
-        with self.shelf.turn() as (now, move):
-            if now.staged is not None:
-                move(now.model_copy(update={"staged": None}))
-            return now.staged
+        with self.change_pointers() as (pointers, write):
+            if pointers.staged is not None:
+                write(pointers.model_copy(update={"staged": None}))
+            return pointers.staged
 
     def publish(
         self,
@@ -194,54 +247,58 @@ class Releases:
             LongtailIndexError, BundleError: there is no such release, or it is damaged; CURRENT is unchanged.
         """
         check_name(name)
-        with self.shelf.turn() as (now, move):
-            self._refuse_deleted(name, now)
-            if instead_of is not None and now.current != instead_of:
+        with self.change_pointers() as (pointers, write):
+            self._refuse_deleted(name, pointers)
+            if instead_of is not None and pointers.current != instead_of:
                 raise PublishedMeanwhileError(
-                    f"{name} is not published: expected {instead_of} to be published still, found {now.current}"
+                    f"{name} is not published: expected {instead_of} to be published still, found {pointers.current}"
                 )
+            promise = promise or self.promise()
             release = self.verify(name)
-            bundle, index = self._manifests_of(now.current, force=force)
-            lines, unmet = (promise or self.promise()).judge_release(release.bundle.manifest, bundle)
-            if bundle is not None and index is not None and now.current != name:
-                before, after = ([prior.name for prior in each.priors] for each in (index, release.manifest))
-                unmet += refused_features(bundle, release.bundle.manifest) + refused_priors(before, after)
-                unmet += refused_queries(index.queries, release.manifest.queries)
+            current = self._current_inputs(pointers.current, force=force)
+            lines, unmet = promise.judge_release(release.bundle.manifest, None if current is None else current.manifest)
+            if current is not None and pointers.current != name:
+                unmet += breaking_changes(current, ClientInputs.of_release(release.bundle.manifest, release.manifest))
             if unmet and not force:
                 raise NotPublishableError(
                     f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; `longtail-index "
                     "publish --force` publishes all the same",
                     unmet=unmet,
                 )
-            self.collections.check(release)
+            if release.manifest.collection is not None:
+                self.collections().check(release)
             update: dict[str, object] = {"current": name, "forced": name if force else None, "held": False}
-            if name != now.current:
-                update["history"] = (*now.history, name)
-            if name == now.staged:
+            if name != pointers.current:
+                update["history"] = (*pointers.history, name)
+            if name == pointers.staged:
                 update["staged"] = None
-            move(now.model_copy(update=update))
-            # Points the alias again, in case the release was copied here by hand and nothing holds its collection.
-            self.collections.hold(name, release.manifest.collection)
+            write(pointers.model_copy(update=update))
+            if release.manifest.collection is not None:
+                # The release may have been copied here by hand, so that nothing holds its collection yet.
+                self.collections().hold(name, release.manifest.collection)
             return PublishReport(lines, unmet)
 
     def rollback(self) -> str:
         """Point CURRENT back at the last published release that still exists; returns its name.
 
-        Floors are not checked, and the release may refuse features that clients have begun to send since. Refreshes
+        The promise is not checked, and the release may refuse features that clients have begun to send since. Refreshes
         wait until somebody publishes.
         """
-        with self.shelf.turn() as (now, move):
-            history = self._history_before(now)
+        with self.change_pointers() as (pointers, write):
+            history = self._existing_history(pointers)
             if not history:
                 raise ReleaseNotFoundError(
-                    f"{self}: expected a release published before {now.current or 'any'}, found none in its history"
+                    f"{self}: expected a release published before {pointers.current or 'any'}, found none in its "
+                    "history"
                 )
-            self._refuse_deleted(history[-1], now)
-            held = self.verify(history[-1]).manifest.collection
-            chosen = {"current": history[-1], "forced": history[-1], "held": True, "history": tuple(history)}
-            move(now.model_copy(update=chosen))
-            self.collections.hold(history[-1], held)
-            return history[-1]
+            name = history[-1]
+            self._refuse_deleted(name, pointers)
+            collection = self.verify(name).manifest.collection
+            update = {"current": name, "forced": name, "held": True, "history": tuple(history)}
+            write(pointers.model_copy(update=update))
+            if collection is not None:
+                self.collections().hold(name, collection)
+            return name
 
     def prune(
         self, keep: int, say: Callable[[str], None] = lambda _: None, *, among: Collection[str] | None = None
@@ -257,35 +314,46 @@ class Releases:
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
-        with self.shelf.turn() as (now, move):
-            in_arms = self._in_arms()
-            needed = {now.current, now.staged, *self._history_before(now)[-1:]}
+        with self.change_pointers() as (pointers, write):
+            in_arms = self._releases_of_arms()
+            needed = {pointers.current, pointers.staged, *self._existing_history(pointers)[-1:]}
             newest_first = sorted(self.names() if among is None else among, key=self._age_key, reverse=True)
             for name in newest_first[keep:]:
                 if name in in_arms - needed:
                     say(f"kept: {name}, which answers for an arm of {EXPERIMENTS_FILE}")
             needed |= in_arms
             old = [name for name in newest_first[keep:] if name not in needed]
-            gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
-            collections = self.collections.named(gone, self.manifests)
+            deleted = sorted({*old, *pointers.deleting, *self.find_abandoned()} - needed)
+            collections = self._collection_names(deleted)
             if collections:
                 self.milvus().version()  # an unreachable server must fail before anything is deleted
-            if gone:
+            if deleted:
                 # Announced before the deletion: from here on no writer publishes these or reuses their names.
-                move(now.model_copy(update={"deleting": tuple(gone)}))
-                self.collections.drop_unheld(collections)
-                for name in gone:
-                    self.shelf.delete(name)
+                write(pointers.model_copy(update={"deleting": tuple(deleted)}))
+                if collections:
+                    self.collections().drop_unheld(collections)
+                for name in deleted:
+                    self.delete(name)
         # The announcement is withdrawn last; another writer may change CURRENT at the same time, hence the retries.
-        while gone:
-            with suppress(PublishedMeanwhileError), self.shelf.turn() as (now, move):
-                move(now.model_copy(update={"deleting": tuple(name for name in now.deleting if name not in gone)}))
+        while deleted:
+            with suppress(PublishedMeanwhileError), self.change_pointers() as (pointers, write):
+                deleting = tuple(name for name in pointers.deleting if name not in deleted)
+                write(pointers.model_copy(update={"deleting": deleting}))
                 break
-        return gone
+        return deleted
 
-    def _in_arms(self) -> set[str]:
+    def _collection_names(self, names: Collection[str]) -> dict[str, str]:
+        """Map releases to the Milvus collections that they name; unreadable releases are left out."""
+        collections = {}
+        for name in names:
+            with suppress(LongtailIndexError, BundleError):
+                if (record := self.manifest(name).collection) is not None:
+                    collections[name] = record.name
+        return collections
+
+    def _releases_of_arms(self) -> set[str]:
         """Get the releases that arms of experiments name, of running experiments and of others."""
-        path = self.beside(EXPERIMENTS_FILE)
+        path = self.local_copy(EXPERIMENTS_FILE)
         try:
             experiments = (
                 tomllib.loads(path.read_text(encoding="utf-8")).get("experiments", {}) if path.exists() else {}
@@ -298,45 +366,24 @@ class Releases:
                 "nothing was deleted"
             ) from error
 
-    def bytes(self, name: str) -> int:
-        """Compute the total size of a release's files, in bytes."""
-        with self.manifests(name) as path:
-            return sum(record.bytes for record in files_of(path).values())
-
-    def _opened(self, name: str, open_: Callable[[Path], Release]) -> Release:
-        """Open a release; a damaged copy of a remote release is downloaded again."""
-        path = self.shelf.fetch(name)
-        try:
-            return open_(path)
-        except BundleVersionError:
-            raise  # the original at the store has the same version: downloading it again cannot help
-        except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
-            if isinstance(self.shelf, LocalReleases):
-                raise
-            with downloading(self.root):
-                shutil.rmtree(path, ignore_errors=True)
-            return open_(self.shelf.fetch(name))
-
-    def _manifests_of(
-        self, current: str | None, *, force: bool
-    ) -> tuple[Manifest, ReleaseManifest] | tuple[None, None]:
-        """Get CURRENT's bundle and release manifest; two Nones if they cannot be read.
+    def _current_inputs(self, current: str | None, *, force: bool) -> ClientInputs | None:
+        """Get what clients of CURRENT may send; None if nothing is published or CURRENT cannot be read.
 
         Without `force`, ObjectStoreError passes through: a failing store must not switch the checks off.
         """
         try:
             if current is not None:
                 with self.manifests(current) as path:
-                    return read_manifest(path / BUNDLE), read_release_manifest(path)
+                    return ClientInputs.of_release(read_manifest(path / BUNDLE), read_release_manifest(path))
         except (BundleError, LongtailIndexError):
             pass
         except ObjectStoreError:
             if not force:
                 raise
-        return None, None
+        return None
 
-    def _refuse_deleted(self, name: str, now: Pointers) -> None:
-        if name in now.deleting:
+    def _refuse_deleted(self, name: str, pointers: Pointers) -> None:
+        if name in pointers.deleting:
             raise ReleaseNotFoundError(
                 f"{self}: expected a release that stays, received {name!r}, which a prune deletes"
             )
@@ -347,12 +394,251 @@ class Releases:
         except (LongtailIndexError, BundleError):
             return 0.0, name
 
-    def _history_before(self, now: Pointers) -> list[str]:
-        """Get the names published before the current one, oldest first; the last one still exists."""
-        history, there = list(now.history[:-1]), set(self.names())
-        while history and history[-1] not in there:
+    def _existing_history(self, pointers: Pointers) -> list[str]:
+        """Get the names published before the current one, oldest first, up to the last one that still exists."""
+        history, names = list(pointers.history[:-1]), set(self.names())
+        while history and history[-1] not in names:
             history.pop()
         return history
+
+
+class LocalReleases(Releases):
+    """The releases in a directory; a directory that does not exist yet holds none."""
+
+    def __init__(self, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
+        super().__init__(source, cache, milvus)
+        self.root = local_path(source)
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def names(self) -> list[str]:
+        """Get every release's name, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+    def pointers(self) -> Pointers:
+        """Read `CURRENT`; see `Releases.pointers`."""
+        try:
+            content = (self.root / CURRENT).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return Pointers()
+        return Pointers.parse(content, str(self.root / CURRENT))
+
+    @contextmanager
+    def change_pointers(self) -> Iterator[tuple[Pointers, WritePointers]]:
+        """Read `CURRENT` to change it, after waiting for other writers; see `Releases.change_pointers`."""
+        if not self.root.is_dir():
+            raise ReleaseNotFoundError(f"{self}: expected a directory of releases, found none")
+        with (self.root / _LOCK).open("w") as lock:
+            # The system drops this lock when the process dies. The lock file must stay: two files would be two locks.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.pointers(), lambda pointers: replace_file(self.root / CURRENT, pointers.content())
+
+    def fetch(self, name: str) -> Path:
+        """Get the directory of a release; see `Releases.fetch`."""
+        path = self.root / check_name(name)
+        if not path.is_dir():
+            raise ReleaseNotFoundError.for_name(name, self.names(), str(self))
+        return path
+
+    @contextmanager
+    def manifests(self, name: str) -> Iterator[Path]:
+        """Yield the directory of a release; see `Releases.manifests`."""
+        yield self.fetch(name)
+
+    def refuse_existing(self, name: str) -> None:
+        """Raise BundleExistsError if a release has that name."""
+        refuse_existing(self.root / name)
+
+    def local_copy(self, file: str) -> Path:
+        """Get the path of a small file of the releases."""
+        return self.root / file
+
+    def complete(self, name: str) -> None:
+        """Do nothing: a release that was written is already in its directory."""
+
+    def upload(self, path: Path) -> None:
+        """Raise LongtailIndexError: a directory is no target for uploads."""
+        raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
+
+    def delete(self, name: str) -> None:
+        """Delete a release if it exists."""
+        # The rename hides it in one step, so that no reader sees a half-deleted release.
+        hidden = self.root / f".{name}.{os.getpid()}.pruned.tmp"
+        with suppress(FileNotFoundError):  # a prune that was killed, or another one, has deleted it already
+            (self.root / name).rename(hidden)
+            shutil.rmtree(hidden)
+
+    def find_abandoned(self) -> list[str]:
+        """Delete leftovers of killed builds; no release is abandoned."""
+        remove_stale(self.root)
+        return []
+
+
+class RemoteReleases(Releases):
+    """The releases below a URL such as `s3://bucket/releases`, and their verified copies in `root`."""
+
+    def __init__(self, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
+        super().__init__(source, cache, milvus)
+        self.store = ObjectStore(str(source))
+        self.root = copies_path(self.store.url, cache)
+
+    def __str__(self) -> str:
+        return self.store.url
+
+    def names(self) -> list[str]:
+        """Get every release's name, sorted; raises ObjectStoreError."""
+        return _complete_releases(self.store.list())
+
+    def pointers(self) -> Pointers:
+        """Read `CURRENT` with one request; see `Releases.pointers`."""
+        content = self.store.read(CURRENT)
+        return Pointers() if content is None else Pointers.parse(content, f"{self}/{CURRENT}")
+
+    @contextmanager
+    def change_pointers(self) -> Iterator[tuple[Pointers, WritePointers]]:
+        """Read `CURRENT` to change it, without a lock; see `Releases.change_pointers`."""
+        content, tag = self.store.read_version(CURRENT) or (None, None)
+
+        def write(pointers: Pointers) -> None:
+            probe, once = f"{CURRENT}.probe", uuid4().hex.encode()
+            # Some stores accept conditions and ignore them, so a test object shows first that this one refuses to
+            # overwrite. S3 and Azure compare the ETag, GCS the version.
+            self.store.put(probe, once)
+            if any(self.store.put(probe, once[::-1], tag) for tag in (None, {"e_tag": '"0"', "version": "1"})):
+                raise LongtailIndexError(
+                    f"{self}: the object store must refuse to overwrite an object on condition (If-None-Match, "
+                    "If-Match); this one overwrote a test object. Nothing was published."
+                )
+            if not self.store.put(CURRENT, pointers.content(), tag):
+                raise PublishedMeanwhileError(
+                    f"{self}: another writer changed CURRENT in the meantime; nothing was changed. Look at CURRENT and "
+                    "run this again"
+                )
+
+        yield Pointers() if content is None else Pointers.parse(content, f"{self}/{CURRENT}"), write
+
+    def fetch(self, name: str) -> Path:
+        """Get the directory of a release's copy; every file is verified while it is downloaded.
+
+        Raises LongtailIndexError or BundleError if there is no such release, or ObjectStoreError.
+        """
+        target = self.root / check_name(name)
+        remove_stale(self.root)
+        if not download(self.store, f"{name}/", _MANIFESTS, partial(files_of, name=name), target):
+            raise ReleaseNotFoundError.for_name(name, self.names(), str(self))
+        os.utime(target)  # marks the copy as in use for `drop_copies`
+        return target
+
+    def _open(self, name: str, open_: Callable[[Path], Release]) -> Release:
+        """Open a release; a damaged copy is downloaded again."""
+        path = self.fetch(name)
+        try:
+            return open_(path)
+        except BundleVersionError:
+            raise  # the original at the store has the same version: downloading it again cannot help
+        except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
+            with downloading(self.root):
+                shutil.rmtree(path, ignore_errors=True)
+            return open_(self.fetch(name))
+
+    def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
+        """Delete copies that are not needed.
+
+        Releases that were built here and are not yet at the store stay, and so do copies fetched within the last
+        minutes: a command may be opening them.
+        """
+        with suppress(BlockingIOError), downloading(self.root, wait=False):
+            extra, settled = [], time.time() - _IN_USE_SECONDS
+            for path in self.root.iterdir():
+                with suppress(FileNotFoundError):  # a temporary directory may vanish meanwhile
+                    if path.is_dir() and path.name not in needed and path.stat().st_mtime < settled:
+                        extra.append(path.name)
+            for name in {*published, *self.names()}.intersection(extra) if extra else ():
+                shutil.rmtree(self.root / name, ignore_errors=True)
+
+    @contextmanager
+    def manifests(self, name: str) -> Iterator[Path]:
+        """Yield a temporary directory that has only the manifests of a release."""
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / check_name(name)
+            if not download_manifests(self.store, f"{name}/", _MANIFESTS, copy):
+                raise ReleaseNotFoundError.for_name(name, self.names(), str(self))
+            yield copy
+
+    def upload(self, path: Path) -> None:
+        """Verify a release and copy it to the store; see `Releases.upload`."""
+        release = open_release(path.resolve(), mapped=False, towers=False, milvus=self.milvus)
+        if release.manifest.collection is not None:
+            # The collection stays held if the upload fails: a later call resumes it, or the release exists already.
+            self.collections().hold(release.name, release.manifest.collection)
+        self._upload(release.path)
+
+    def _upload(self, path: Path) -> None:
+        self._refuse_reuse(path.name)
+        upload(self.store, f"{path.name}/", path, [*files_of(path), *_MANIFESTS[:-1]], RELEASE_MANIFEST)
+
+    def complete(self, name: str) -> None:
+        """Upload a release from `root`; after a ObjectStoreError the release stays there."""
+        try:
+            self._upload(self.root / name)
+        except ObjectStoreError as error:
+            raise ObjectStoreError(
+                f"{error}; the release is built: longtail-index upload {self.root / name} {self} resumes it"
+            ) from error
+
+    def refuse_existing(self, name: str) -> None:
+        """Raise BundleExistsError if the store has a release or an upload of that name.
+
+        Otherwise a local copy of an older release of that name is deleted.
+        """
+        self._refuse_reuse(name)
+        if any(self.store.read(f"{name}/{file}") is not None for file in (UPLOAD, RELEASE_MANIFEST)):
+            raise BundleExistsError(f"{self}/{name} already exists: expected a name that is free")
+        shutil.rmtree(self.root / name, ignore_errors=True)
+
+    def _refuse_reuse(self, name: str) -> None:
+        if name in self.pointers().deleting:
+            raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune is deleting")
+
+    def local_copy(self, file: str) -> Path:
+        """Copy a small file of the releases, such as promise.toml, to `root`, and get its path."""
+        self.write_copy(file, self.store.read(file))
+        return self.root / file
+
+    def write_copy(self, file: str, content: bytes | None) -> None:
+        """Write the content of a small file to `root`; None deletes the file."""
+        path = self.root / file
+        if content is None:
+            path.unlink(missing_ok=True)
+        elif not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
+
+    def delete(self, name: str) -> None:
+        """Delete a release and its local copy; after a ObjectStoreError the same call resumes."""
+        # The manifest goes first, so that no reader sees half a release; the reservation goes last, so that no writer
+        # takes the name before.
+        first, last = f"{name}/{RELEASE_MANIFEST}", f"{name}/{UPLOAD}"
+        files = [path for path in self.store.list() if path.startswith(f"{name}/") and path not in (first, last)]
+        self.store.delete([first, *files, last])
+        shutil.rmtree(self.root / name, ignore_errors=True)
+
+    def find_abandoned(self) -> list[str]:
+        """Get the folders of uploads that have been unfinished for a day."""
+        files, newest = self.store.list(), dict[str, datetime]()
+        for path, written_at in files.items():
+            name = path.partition("/")[0]
+            newest[name] = max(written_at, newest.get(name, written_at))
+        begun = {name for name in newest if f"{name}/{UPLOAD}" in files} - {*_complete_releases(files)}
+        return [name for name in begun if datetime.now(UTC) - newest[name] > _ABANDONED]
+
+
+def _complete_releases(paths: Collection[str]) -> list[str]:
+    suffix = f"/{RELEASE_MANIFEST}"
+    return [path.removesuffix(suffix) for path in paths if path.count("/") == 1 and path.endswith(suffix)]
 
 
 def publish(
@@ -373,6 +659,6 @@ def publish(
         'first'
         >>> publish("releases", "first", promise=QualityPromise(floors={"tail": 0.02}))
         Traceback (most recent call last):
-        longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: expected ...
+        longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: ...
     """
     return Releases(releases).publish(name, promise=promise, force=force)

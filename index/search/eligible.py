@@ -19,19 +19,19 @@ Bits = npt.NDArray[np.uint8]
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
 
-def _bytes_of(rows_R: Int64) -> tuple[Int64, Bits]:
-    """Get the places of the bytes of a bitmap that hold some rows, ascending and not none, and the rows' bits there."""
+def _bytes_and_bits(rows_R: Int64) -> tuple[Int64, Bits]:
+    """Get the bytes of a bitmap that hold some rows, ascending and at least one, and the rows' bits there."""
     bytes_R = rows_R >> 3
-    # An assignment by places writes a byte once, so the bits of rows that share a byte are joined.
-    first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
-    return bytes_R[first], np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
+    # An assignment by positions writes a byte once, so the bits of rows that share a byte are joined.
+    starts = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
+    return bytes_R[starts], np.bitwise_or.reduceat(_BITS[rows_R & 7], starts)
 
 
-def _rows_of(bits: Bits) -> Int64:
+def _list_rows(bits: Bits) -> Int64:
     """Get the rows of a bitmap, int64, ascending; bytes without a row cost little."""
     bytes_N = np.flatnonzero(bits)
-    held_N8 = np.unpackbits(bits[bytes_N, None], axis=1, bitorder="little").view(np.bool_)
-    rows_R: Int64 = (8 * bytes_N[:, None] + np.arange(8))[held_N8]
+    is_set_N8 = np.unpackbits(bits[bytes_N, None], axis=1, bitorder="little").view(np.bool_)
+    rows_R: Int64 = (8 * bytes_N[:, None] + np.arange(8))[is_set_N8]
     return rows_R
 
 
@@ -40,22 +40,12 @@ class Eligible:
 
     Args:
         bits: uint8 [⌈L / 8⌉], little-endian; bits beyond L are 0.
-        expression: Milvus's boolean expression of the set; empty: every row.
-        admitted: bits of the rows that `expression` admits; None: every row.
         count: number of rows in the set; None: counted here.
     """
 
-    def __init__(
-        self,
-        bits: Bits,
-        labels: int,
-        expression: str = "",
-        admitted: Bits | None = None,
-        count: int | None = None,
-    ) -> None:
+    def __init__(self, bits: Bits, labels: int, count: int | None = None) -> None:
         self._bits = bits
         self.labels = labels
-        self.expression, self._admitted = expression, admitted
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64)) if count is None else count
         self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
@@ -68,20 +58,13 @@ class Eligible:
         """Create the set of rows where a mask, bool [L], is true."""
         return cls(np.packbits(mask_L, bitorder="little"), len(mask_L))
 
-    def where(self, mask_L: Bools, expression: str | None = None) -> Eligible:
-        """Intersect the set with a mask, bool [L]; `expression` is Milvus's for the result, if it changes."""
-        passing = np.packbits(mask_L, bitorder="little")
-        bits = self._bits & passing
-        if expression is None:
-            return Eligible(bits, self.labels, self.expression, self._admitted)
-        admitted = passing if self._admitted is None else self._admitted & passing
-        return Eligible(bits, self.labels, expression, admitted)
+    def where(self, mask_L: Bools) -> Eligible:
+        """Intersect the set with a mask, bool [L]."""
+        return Eligible(self._bits & np.packbits(mask_L, bitorder="little"), self.labels)
 
     def within(self, visible: Eligible) -> Eligible:
-        """Intersect the set with the visible rows, a set without an expression."""
-        if visible.whole:
-            return self
-        return Eligible(self._bits & visible._bits, self.labels, self.expression, self._admitted)
+        """Intersect the set with another set."""
+        return self if visible.whole else Eligible(self._bits & visible._bits, self.labels)
 
     def succeeding(self, earlier: Eligible | None) -> Eligible:
         """Return this set, knowing what was computed for an earlier version of it, which is returned if equal."""
@@ -104,36 +87,36 @@ class Eligible:
         rising = len(rows_R) == 1 or bool((rows_R[1:] > rows_R[:-1]).all())
         rows_R = (rows_R if rising else distinct(rows_R)).astype(np.int64, copy=False)
         bits = self._bits.copy()
-        bytes_N, bits_N = _bytes_of(rows_R)
+        bytes_N, bits_N = _bytes_and_bits(rows_R)
         bits[bytes_N] &= ~bits_N
         count = self.count - int(np.count_nonzero(self.contains(rows_R)))
-        return Eligible(bits, self.labels, self.expression, self._admitted, count)
+        return Eligible(bits, self.labels, count)
 
-    def changed(self, rows_R: Int64, held_R: Bools) -> Eligible:
-        """Get a set without an expression that holds some distinct rows, ascending, or does not, and others as here."""
+    def changed(self, rows_R: Int64, is_member_R: Bools) -> Eligible:
+        """Add or remove distinct rows, ascending."""
         bits = self._bits.copy()
-        for rows, is_held in ((rows_R[held_R], True), (rows_R[~held_R], False)):
+        for rows, is_member in ((rows_R[is_member_R], True), (rows_R[~is_member_R], False)):
             if rows.size:
-                bytes_N, bits_N = _bytes_of(rows)
-                bits[bytes_N] = bits[bytes_N] | bits_N if is_held else bits[bytes_N] & ~bits_N
+                bytes_N, bits_N = _bytes_and_bits(rows)
+                bits[bytes_N] = bits[bytes_N] | bits_N if is_member else bits[bytes_N] & ~bits_N
         return Eligible(bits, self.labels)
 
     def contains(self, rows: Int64) -> Bools:
         """Compute whether each row, in an array of any shape, is in the set; −1 never is."""
-        # −1 >> 3 is −1, which reads the last byte; the next line discards what it says.
-        held: Bools = (self._bits[rows >> 3] & _BITS[rows & 7]) != 0
-        held &= rows >= 0
-        return held
+        # −1 >> 3 is −1, which reads the last byte; the next line discards that bit.
+        is_member: Bools = (self._bits[rows >> 3] & _BITS[rows & 7]) != 0
+        is_member &= rows >= 0
+        return is_member
 
-    def _changes(self, earlier: Eligible) -> tuple[Int64, Int64]:
-        """Get the rows that an earlier version of the set lacks, and those that it alone has."""
-        return _rows_of(self._bits & ~earlier._bits), _rows_of(earlier._bits & ~self._bits)
+    def minus(self, other: Eligible) -> Int64:
+        """Get the rows of this set that another set lacks, int64, ascending."""
+        return _list_rows(self._bits & ~other._bits)
 
     @cached_property
-    def rows_to_drop(self) -> Int64:
-        """Get the rows outside the set that `expression` does not rule out, int64, ascending."""
-        others_R = _rows_of(~self._bits if self._admitted is None else self._admitted & ~self._bits)
-        return others_R[: np.searchsorted(others_R, self.labels)]
+    def excluded_rows(self) -> Int64:
+        """Get the rows outside the set, int64, ascending."""
+        rows_R = _list_rows(~self._bits)
+        return rows_R[: np.searchsorted(rows_R, self.labels)]
 
     @property
     def rows(self) -> Int64:
@@ -150,8 +133,11 @@ class Eligible:
             if earlier is None or earlier._per_list_C is None:
                 self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
             else:
-                come_C, gone_C = (np.bincount(lists_L[rows], minlength=lists) for rows in self._changes(earlier))
-                self._per_list_C = earlier._per_list_C + come_C - gone_C
+                added_C, removed_C = (
+                    np.bincount(lists_L[rows_R], minlength=lists)
+                    for rows_R in (self.minus(earlier), earlier.minus(self))
+                )
+                self._per_list_C = earlier._per_list_C + added_C - removed_C
         return self._per_list_C
 
     def parameters(self, kind: type, **knobs: int) -> Any:

@@ -32,11 +32,11 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
         raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
 
 
-class Selection:
+class FilterMask:
     """Immutable set of an index's labels that any number of queries may share.
 
-    Selections are compared by identity: queries whose filters hold the same `Selection` share a search, and the
-    searcher caches its `Eligible` while the selection lives.
+    Masks are compared by identity: queries whose filters hold the same `FilterMask` share a search, and the searcher
+    caches its `Eligible` while the mask lives.
 
     Args:
         mask_L: bool [L], true for the labels of the set.
@@ -53,23 +53,23 @@ class Selection:
         self._bits: npt.NDArray[np.uint8] | None = np.packbits(mask_L, bitorder="little")
 
     @classmethod
-    def of(cls, conditions: Sequence[Condition], labels: int, read: Callable[[], Bools]) -> Selection:
-        """Create the selection of labels that meet conditions; `read` computes the mask, bool [L], when needed."""
-        selection = cls.__new__(cls)
-        selection.labels, selection.conditions = labels, tuple(conditions)
-        selection._read, selection._bits = read, None
-        return selection
+    def from_conditions(cls, conditions: Sequence[Condition], labels: int, read: Callable[[], Bools]) -> FilterMask:
+        """Create the set of labels that meet conditions; `read` computes the mask, bool [L], when needed."""
+        mask = cls.__new__(cls)
+        mask.labels, mask.conditions = labels, tuple(conditions)
+        mask._read, mask._bits = read, None
+        return mask
 
     @property
     def mask(self) -> Bools:
-        """Get the mask of the selected labels, bool [L]."""
+        """Get the mask of the labels, bool [L]."""
         return np.unpackbits(self._packed(), count=self.labels, bitorder="little").view(np.bool_)
 
     def contains(self, rows_R: Int64) -> Bools:
         """Compute which label rows, int64 [R], are in the set, bool [R]."""
         bits_R = self._packed()[rows_R >> 3] >> (rows_R & 7).astype(np.uint8)
-        set_R: Bools = (bits_R & 1).astype(np.bool_)
-        return set_R
+        is_member_R: Bools = (bits_R & 1).astype(np.bool_)
+        return is_member_R
 
     def _packed(self) -> npt.NDArray[np.uint8]:
         bits = self._bits
@@ -94,8 +94,8 @@ class Filter:
     exclude: Int64 | None = None
     allow: Int64 | None = None
     buckets: frozenset[int] | None = None
-    selection: Selection | None = None
-    beyond: Selection | None = None
+    selection: FilterMask | None = None
+    beyond: FilterMask | None = None
 
     __repr__ = one_line
 

@@ -15,7 +15,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,9 +29,17 @@ from longtail.index.manifests import CollectionColumn, CollectionRecord, SearchP
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import nprobe_for
-from longtail.index.search.filters import Filter, Selection
+from longtail.index.search.filters import NO_FILTER, Filter
 from longtail.index.search.milvus_server import Answer, MilvusServer
-from longtail.index.search.searcher import Found, Searcher
+from longtail.index.search.searcher import (
+    ALL_BUCKETS,
+    NO_MASK,
+    Hits,
+    Searcher,
+    exclude_rows,
+    group_queries,
+    overfetch,
+)
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
@@ -44,10 +51,10 @@ _LONG = np.iinfo(np.int64)
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
-def both(*expressions: str) -> str:
+def conjunction(*expressions: str) -> str:
     """Create the conjunction of expressions; an empty expression admits every row."""
-    given = [expression for expression in expressions if expression]
-    return given[0] if len(given) == 1 else " and ".join(f"({expression})" for expression in given)
+    parts = [expression for expression in expressions if expression]
+    return parts[0] if len(parts) == 1 else " and ".join(f"({part})" for part in parts)
 
 
 def in_buckets(buckets: Iterable[int]) -> str:
@@ -60,7 +67,7 @@ def among(rows_R: Int64) -> str:
     return f"{ROW} in {rows_R.tolist()}" if rows_R.size else _NOTHING
 
 
-def but(rows_R: Int64) -> str:
+def none_of(rows_R: Int64) -> str:
     """Create the expression of all rows but some."""
     return f"{ROW} not in {rows_R.tolist()}" if rows_R.size else ""
 
@@ -69,37 +76,36 @@ def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionCol
     """Create the expression of conditions; None if the collection lacks one of their columns."""
     if any(condition.column not in columns for condition in conditions):
         return None
-    return both(*(_of(condition, columns[condition.column]) for condition in conditions))
+    return conjunction(*(_condition(condition, columns[condition.column]) for condition in conditions))
 
 
-def _of(condition: Condition, column: CollectionColumn) -> str:
+def _condition(condition: Condition, column: CollectionColumn) -> str:
     match condition.operator:
         case "exists":
             return f"{column.known} == {str(condition.values[0]).lower()}"
         case "eq" | "in":
-            return _having(column, condition.values)
+            return _equal_to_any(column, condition.values)
         case "ne" | "not_in":
-            return f"not ({_having(column, condition.values)})"
+            return f"not ({_equal_to_any(column, condition.values)})"
     compare = _compared_integer if column.type == "int64" else _compared_float
     return f"{column.known} == true and {compare(column, condition.operator, condition.values[0])}"
 
 
-def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
+def _equal_to_any(column: CollectionColumn, values: Sequence[Any]) -> str:
     """Create the expression of labels that have one of some values; a list matches if it contains one."""
     match column.type:
         case "bool":
-            held = [f"{column.field} == {value}" for value in values]
-            return f"{column.known} == true and ({' or '.join(held)})"
+            return f"{column.known} == true and ({' or '.join(f'{column.field} == {value}' for value in values)})"
         case "varchar" | "array":
-            texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_text(value)]
+            texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_utf8(value)]
             if not texts:
                 return _NOTHING
             if column.type == "array":
                 return f"array_contains_any({column.field}, [{', '.join(texts)}])"
             return f"{column.known} == true and {column.field} in [{', '.join(texts)}]"
     if column.type == "int64":
-        whole = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
-        equal = [f"{column.field} in {whole}"] if whole else []
+        integers = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
+        equal = [f"{column.field} in {integers}"] if integers else []
         if _LONG.min in values:  # Milvus cannot parse the literal −2^63
             equal.append(f"{column.field} < {_LONG.min + 1}")
     else:
@@ -141,7 +147,7 @@ def _float(column: CollectionColumn, value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _is_text(value: str) -> bool:
+def _is_utf8(value: str) -> bool:
     """Compute whether UTF-8 can encode a string; no label holds a string that UTF-8 cannot encode."""
     try:
         value.encode()
@@ -153,37 +159,43 @@ def _is_text(value: str) -> bool:
 VECTOR = "vector"
 HEAD, TAIL = "head", "tail"
 """Names of the two partitions."""
-HELD_BY = "longtail_release_"
+ALIAS_PREFIX = "longtail_release_"
 """Prefix of the aliases by which releases keep their collections."""
 MOST_RESULTS = 16_384
 """Largest number of results that Milvus returns per query."""
-AT_ONCE = 256
+MOST_QUERIES = 256
 """Queries in one request."""
-_AT_A_TIME = 16
+_MOST_REQUESTS = 16
 """Concurrent requests of one release for a batch with several filters."""
-WHOLE = 1 << 16
+ALL_LISTS = 1 << 16
 """`nprobe` that visits every list: the largest that Milvus accepts, and more than a segment's lists."""
 
 
 class Collection:
-    """The immutable rows of a release in a Milvus collection, with a thread pool for searches. Thread-safe."""
+    """The immutable rows of a release in a Milvus collection. Thread-safe."""
 
     def __init__(self, server: MilvusServer, record: CollectionRecord) -> None:
         self.server, self.record = server, record
         self.columns = {column.name: column for column in record.columns}
         self._about = f"collection {record.name}"
-        self.pool = ThreadPoolExecutor(_AT_A_TIME, "milvus")
+        self.patient = True
+        """Whether a search may take a minute, as no client waits for it."""
+
+    @property
+    def seconds(self) -> float:
+        """Time limit of a search."""
+        return max(self.server.seconds, _PATIENT_SECONDS) if self.patient else self.server.seconds
 
     def open(self, labels: int, dim: int) -> None:
         """Load the collection, and check that its size and dimension match the release."""
         name = self.record.name
         described = self._ask(lambda client, seconds: client.describe_collection(name, timeout=seconds))
         self.server.wait_until(self._is_loaded, self.server.loading_seconds, self._about)
-        found = next(field for field in described["fields"] if field["name"] == VECTOR)["params"]["dim"]
-        if (count := self._count()) != labels or int(found) != dim:
+        width = int(next(field for field in described["fields"] if field["name"] == VECTOR)["params"]["dim"])
+        if (rows := self._count()) != labels or width != dim:
             raise LongtailIndexError(
-                f"{self.server}, collection {name}: expected {labels} rows of {dim} coordinates, found {count} of "
-                f"{found}; drop it and build the release again"
+                f"{self.server}, collection {name}: expected {labels} rows of {dim} coordinates, found {rows} of "
+                f"{width}; drop it and build the release again"
             )
 
     def search(self, queries_bE: Float32, k: int, nprobe: int, expression: str) -> tuple[Float32, Int64]:
@@ -192,11 +204,11 @@ class Collection:
         Returns scores float32 [b, k], descending, and rows int64 [b, k]; −inf and −1 where fewer are found. Raises
         EngineUnavailableError.
         """
-        found = [
-            self._ask(lambda client, seconds: self._asked(client, seconds, part_bE, k, nprobe, expression))  # noqa: B023
-            for part_bE in np.split(queries_bE, range(AT_ONCE, len(queries_bE), AT_ONCE))
+        hits = [
+            self._ask(lambda client, seconds: self._request(client, seconds, part_bE, k, nprobe, expression))  # noqa: B023
+            for part_bE in np.split(queries_bE, range(MOST_QUERIES, len(queries_bE), MOST_QUERIES))
         ]
-        scores, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        scores, rows = (np.concatenate(arrays) for arrays in zip(*hits, strict=True))
         return scores, rows
 
     @property
@@ -207,18 +219,18 @@ class Collection:
     def probe(self) -> None:
         """Check that the collection is loaded; a server that released the collection loads it again."""
 
-        def look(client: MilvusClient, seconds: float) -> None:
+        def check(client: MilvusClient, seconds: float) -> None:
             if not self._is_loaded(client, seconds):
                 raise EngineUnavailableError(
                     f"{self.server}, {self._about}: the server is still loading the collection"
                 )
 
-        self._ask(look)
+        self._ask(check)
 
-    def point(self, alias: str) -> None:
+    def set_alias(self, alias: str) -> None:
         """Point an alias at this collection."""
 
-        def flip(client: MilvusClient, seconds: float) -> None:
+        def alter(client: MilvusClient, seconds: float) -> None:
             from pymilvus.exceptions import MilvusException
 
             try:
@@ -228,7 +240,7 @@ class Collection:
                     raise
                 client.create_alias(self.record.name, alias, timeout=seconds)
 
-        self._ask(flip)
+        self._ask(alter)
 
     def _is_loaded(self, client: MilvusClient, seconds: float) -> bool:
         """Compute whether the collection is in memory; if not, start loading it."""
@@ -239,14 +251,14 @@ class Collection:
             client.load_collection(self.record.name, timeout=seconds, _async=True)
         return bool(state == LoadState.Loaded)
 
-    def _asked(
+    def _request(
         self, client: MilvusClient, seconds: float, queries_bE: Float32, k: int, nprobe: int, expression: str
     ) -> tuple[Float32, Int64]:
         """Search both partitions at once, the head exactly and the tail with `nprobe`."""
         lists = self.record.lists
-        asked: list[tuple[list[str] | None, int]] = [(None, min(nprobe, WHOLE))]
+        partitions: list[tuple[list[str] | None, int]] = [(None, min(nprobe, ALL_LISTS))]
         if self.record.head and nprobe < lists:
-            asked = [([HEAD], WHOLE), ([TAIL], nprobe)]
+            partitions = [([HEAD], ALL_LISTS), ([TAIL], nprobe)]
         futures = [
             client.search(
                 self.record.name,
@@ -256,11 +268,11 @@ class Collection:
                 output_fields=[],
                 search_params={"metric_type": "IP", "params": {"nprobe": nprobe} if lists else {}},
                 timeout=seconds,
-                partition_names=partitions,
+                partition_names=names,
                 anns_field=VECTOR,
                 _async=True,
             )
-            for partitions, nprobe in asked
+            for names, nprobe in partitions
         ]
         scores, rows = [], []
         for future in futures:
@@ -283,23 +295,24 @@ class Collection:
         return int(answer[0]["count(*)"])
 
 
-def drop(server: MilvusServer, names: Sequence[str]) -> None:
+def drop_collections(server: MilvusServer, names: Sequence[str]) -> None:
     """Drop the collections that no release holds any more."""
 
-    def forget(client: MilvusClient, seconds: float) -> None:
+    def drop(client: MilvusClient, seconds: float) -> None:
         for name in names:
             if client.has_collection(name, timeout=seconds):
-                # A copy of the release in another place may hold the collection by its own alias.
+                # A copy of the release in another directory may hold the collection by its own alias.
                 aliases = client.list_aliases(name, timeout=seconds)["aliases"]
-                if not any(alias.startswith(HELD_BY) for alias in aliases):
+                if not any(alias.startswith(ALIAS_PREFIX) for alias in aliases):
                     for alias in aliases:
                         client.drop_alias(alias, timeout=seconds)
                     client.drop_collection(name, timeout=seconds)
 
     if names:
-        server.ask(forget)
+        server.ask(drop)
 
 
+_NO_ROWS = np.empty(0, np.int64)
 _MARGIN = 100
 """Extra results fetched where hidden labels are dropped afterwards."""
 _LEAST_VISIBLE, _MORE = 0.1, 4
@@ -320,8 +333,8 @@ class MilvusSearcher(Searcher):
 
     def __init__(self, bundle: Bundle, collection: Collection, params: SearchParams) -> None:
         self._prepare(bundle)
-        self.collection = collection
-        self.params = params
+        self.collection, self.params = collection, params
+        self._pool = ThreadPoolExecutor(_MOST_REQUESTS, "milvus")
 
     @property
     def problem(self) -> str | None:
@@ -332,18 +345,9 @@ class MilvusSearcher(Searcher):
         """Check that the collection is loaded; raises EngineUnavailableError."""
         self.collection.probe()
 
-    def patience(self) -> AbstractContextManager[None]:
-        """Enter a context for searches that no client waits for: their limit is a minute in all."""
-        return self.collection.server.within(_PATIENT_SECONDS)
-
-    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
-        """Find the k best eligible labels of every query, like `Searcher.search`.
-
-        The whole batch may take the server's seconds once per 256 queries.
-        """
-        seconds = self.collection.server.seconds * max(1, math.ceil(len(queries_BE) / AT_ONCE))
-        with self.collection.server.within(seconds):
-            return super().search(queries_BE, k, filters)
+    def limit_time(self) -> None:
+        """Limit searches to the server's seconds from now on, as clients wait; before, each may take a minute."""
+        self.collection.patient = False
 
     def with_params(self, params: SearchParams) -> Self:
         """Create a searcher over the same collection with other parameters."""
@@ -351,69 +355,108 @@ class MilvusSearcher(Searcher):
         searcher.params = params
         return searcher
 
-    def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
-        if len(searches) == 1:
-            return [searches[0]()]
-        # A copied context per search: the threads share the time limit that `within` set.
-        begun = [self.collection.pool.submit(copy_context().run, search) for search in searches]
-        return [search.result() for search in begun]
+    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Hits:
+        """Find the k best eligible labels of every query, like `Searcher.search`.
 
-    def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
-        """Get the labels of a set that pass a filter, and Milvus's expression for them."""
-        parts = [eligible.expression]
-        if filter_.allow is not None:
-            parts.append(among(filter_.allowed(self._buckets_L)))
+        The whole batch may take the server's seconds once per 256 queries. Raises EngineUnavailableError.
+        """
+        self._check(queries_BE, k, filters)
+        scores_BK, rows_BK = no_results(len(queries_BE), k)
+        groups = group_queries(filters or [None] * len(queries_BE))
+        seconds = self.collection.seconds * max(1, math.ceil(len(queries_BE) / MOST_QUERIES))
+        with self.collection.server.within(seconds):
+            if len(groups) == 1:
+                return self._search_group(queries_BE, k, groups[0][1])
+            # A copied context per search: the threads share the time limit.
+            searches = [
+                self._pool.submit(copy_context().run, self._search_group, queries_BE[queries], k, filters_b)
+                for queries, filters_b in groups
+            ]
+            for (queries, _), search in zip(groups, searches, strict=True):
+                scores_BK[queries], rows_BK[queries] = search.result()
+        return scores_BK, rows_BK
+
+    def search_index(self, queries_BE: Float32, k: int) -> Hits:
+        """Search the collection without filling up queries left short, to measure the collection alone."""
+        return self._search_server(queries_BE, k, self._visible, "", self._visible.excluded_rows)
+
+    def _search_group(self, queries_bE: Float32, k: int, filters_b: Sequence[Filter] | None) -> Hits:
+        """Answer queries of one group; the server filters by an expression, and hidden labels are dropped here."""
+        first = filters_b[0] if filters_b else NO_FILTER
+        excludes: list[Int64] = []
+        if first.allow is not None:
+            rows_R = first.allowed(self._buckets_L)
+            if self._is_short(first):
+                return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
+            admitted, expression = Eligible.from_mask(first.mask(self._buckets_L)), among(rows_R)
+            eligible = admitted.within(self._visible)
         else:
-            if filter_.buckets is not None:
-                parts.append(in_buckets(filter_.buckets))
-            if filter_.selection is not None:
-                parts.append(self._expression_of(filter_.selection))
-        return eligible.where(filter_.mask(self._buckets_L), both(*parts))
+            buckets = ALL_BUCKETS if first.buckets is None else first.buckets
+            admitted = self._with_hidden(buckets, first.selection or NO_MASK)
+            expression = self._expression(first)
+            eligible, excludes = exclude_rows(self._eligible(first.buckets, first.selection), filters_b or [NO_FILTER])
+        dropped_R = _NO_ROWS if admitted.count == eligible.count else admitted.minus(eligible)
+        fetch = k + overfetch(excludes) if excludes else k
+        hits = self._search_server(queries_bE, fetch, eligible, expression, dropped_R)
 
-    def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+        def fill(query_1E: Float32, k: int, rest: Eligible) -> Hits:
+            return self._fill_from_server(query_1E, k, rest, expression, admitted.minus(rest))
+
+        return self._complete(queries_bE, k, hits, eligible, excludes, fill)
+
+    def _search_server(
+        self, queries_bE: Float32, k: int, eligible: Eligible, expression: str, dropped_R: Int64
+    ) -> Hits:
+        """Find the best k of the rows that an expression admits, without the rows to drop."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
         share = eligible.share if self.collection.record.lists else 1.0
         # Rows that the expression cannot rule out are fetched and dropped, so k results take more.
-        visible = max(eligible.count / (eligible.count + len(eligible.rows_to_drop)), _LEAST_VISIBLE)
-        fetch = math.ceil(k / visible) + min(len(eligible.rows_to_drop), _MARGIN)
+        visible = max(eligible.count / (eligible.count + len(dropped_R)), _LEAST_VISIBLE)
+        fetch = math.ceil(k / visible) + min(len(dropped_R), _MARGIN)
         if fetch > MOST_RESULTS:
             return self._exact.top(queries_bE, eligible.rows, k)
-        return self._but(queries_bE, k, fetch, nprobe_for(self.params, k, share), eligible)
+        hits = self.collection.search(queries_bE, fetch, nprobe_for(self.params, k, share), expression)
+        return _drop(hits, dropped_R, k)
 
-    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
-        enough, fetch = min(k, eligible.count), k
-        if len(eligible.rows_to_drop) <= _MOST_IN_EXPRESSION:
-            expression = both(eligible.expression, but(eligible.rows_to_drop))
-            found = self.collection.search(query_1E, min(k, MOST_RESULTS), WHOLE, expression)
-            if np.count_nonzero(found[1] >= 0) == enough:
-                return top_k([found[0]], [found[1]], k)
+    def _fill_from_server(
+        self, query_1E: Float32, k: int, eligible: Eligible, expression: str, dropped_R: Int64
+    ) -> Hits:
+        """Search all lists for a query left short, finally score every label."""
+        enough = min(k, eligible.count)
+        if len(dropped_R) <= _MOST_IN_EXPRESSION:
+            requests = [(min(k, MOST_RESULTS), conjunction(expression, none_of(dropped_R)))]
         else:
-            while (fetch := _MORE * fetch) <= MOST_RESULTS:
-                found = self._but(query_1E, k, fetch, WHOLE, eligible)
-                if np.count_nonzero(found[1] >= 0) == enough:
-                    return found
+            depths = (k * _MORE**power for power in range(1, 9))
+            requests = [(depth, expression) for depth in depths if depth <= MOST_RESULTS]
+        for depth, admitting in requests:
+            hits = _drop(self.collection.search(query_1E, depth, ALL_LISTS, admitting), dropped_R, k)
+            if np.count_nonzero(hits[1] >= 0) == enough:
+                return hits
         return self._exact.top(query_1E, eligible.rows, k)
 
-    def _but(self, queries_bE: Float32, k: int, fetch: int, nprobe: int, eligible: Eligible) -> Found:
-        """Fetch results that meet the expression, and return the best k without the rows `rows_to_drop`."""
-        scores_bC, rows_bC = self.collection.search(queries_bE, fetch, nprobe, eligible.expression)
-        if not eligible.rows_to_drop.size:
-            return scores_bC, rows_bC
-        scores_bC[is_in(rows_bC, eligible.rows_to_drop)] = -np.inf
-        return top_k([scores_bC], [rows_bC], k)
-
-    def _expression_of(self, selection: Selection) -> str:
-        """Create the expression of a selection: by its conditions, otherwise by listing rows.
+    def _expression(self, filter_: Filter) -> str:
+        """Create the expression of a filter's buckets and selection.
 
         Rows are listed if the selection has no conditions, or the collection lacks one of their columns; the list names
         the selected rows or the others, whichever are fewer.
         """
-        if selection.conditions is not None:
-            expression = meeting(selection.conditions, self.collection.columns)
-            if expression is not None:
-                return expression
-        mask_L = selection.mask
-        if np.count_nonzero(mask_L) <= len(mask_L) // 2:
-            return among(np.flatnonzero(mask_L))
-        return but(np.flatnonzero(~mask_L))
+        parts = [] if filter_.buckets is None else [in_buckets(filter_.buckets)]
+        if (selection := filter_.selection) is not None:
+            condition = None
+            if selection.conditions is not None:
+                condition = meeting(selection.conditions, self.collection.columns)
+            if condition is None:
+                mask_L = selection.mask
+                is_rare = np.count_nonzero(mask_L) <= len(mask_L) // 2
+                condition = among(np.flatnonzero(mask_L)) if is_rare else none_of(np.flatnonzero(~mask_L))
+            parts.append(condition)
+        return conjunction(*parts)
+
+
+def _drop(hits: Hits, dropped_R: Int64, k: int) -> Hits:
+    """Get the best k results without some rows, int64 [R], ascending."""
+    scores_bC, rows_bC = hits
+    if dropped_R.size:
+        scores_bC[is_in(rows_bC, dropped_R)] = -np.inf
+    return hits if not dropped_R.size and rows_bC.shape[1] == k else top_k([scores_bC], [rows_bC], k)

@@ -149,7 +149,7 @@ class MilvusServer:
         """Get the last failure while the circuit is open or a collection is missing; None otherwise."""
         return self._last if self._circuit.open else self._lacks.get(about)
 
-    def afresh(self) -> MilvusServer:
+    def reconnected(self) -> MilvusServer:
         """Create a client of the same server with a closed circuit and no remembered failures."""
         return MilvusServer(f"{self._uri}/{self._database}", self._token, self.seconds, self.loading_seconds)
 
@@ -207,20 +207,20 @@ class MilvusServer:
                 self._circuit.succeeded()
                 raise
             except Exception as error:
-                code, said = _told(error)
+                code, message = _parse_error(error)
                 if code is None:
                     raise
                 if code in (_NOT_FOUND, _NOT_LOADED):
                     self._circuit.succeeded()
-                    self._lacks[about] = said
-                    raise EngineUnavailableError(f"{where}: {said}") from error
-                if any(words in said for words in _REFUSED):
+                    self._lacks[about] = message
+                    raise EngineUnavailableError(f"{where}: {message}") from error
+                if any(words in message for words in _REFUSED):
                     self._circuit.succeeded()
-                    raise LongtailIndexError(f"{where}: {said}") from error
-                self._last = said
+                    raise LongtailIndexError(f"{where}: {message}") from error
+                self._last = message
                 self._circuit.failed(admitted)
                 if until - monotonic() < back_off + _LEAST_SECONDS or self._circuit.open:
-                    raise EngineUnavailableError(f"{where}: the server did not answer: {said}") from error
+                    raise EngineUnavailableError(f"{where}: the server did not answer: {message}") from error
                 sleep(back_off)
                 back_off *= 2
             else:
@@ -267,7 +267,7 @@ class MilvusServer:
         return MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **given)
 
 
-def _told(error: Exception) -> tuple[int | None, str]:
+def _parse_error(error: Exception) -> tuple[int | None, str]:
     """Return the code and message of a Milvus or transport error; code None for any other error."""
     import grpc
     from pymilvus.exceptions import MilvusException

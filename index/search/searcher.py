@@ -13,9 +13,7 @@ import copy
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -31,7 +29,7 @@ from longtail.index.search.dial_params import DialParams
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH, NEARLY_WHOLE, FaissIndex
-from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows
+from longtail.index.search.filters import NO_FILTER, Filter, FilterMask, check_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
 """Share of eligible labels below which all of them are scored exactly: quicker than a search that skips the other 98
@@ -45,11 +43,12 @@ _SCORED_UP_TO = 1 << 17
 """Most labels of a flat index of which every one is scored by one product, twice to three times as fast as by FAISS."""
 _SCORES_AT_ONCE = 1 << 22
 """Most scores that are held at once: 16 MiB."""
-EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
-_NO_SELECTION = Selection(np.empty(0, np.bool_))
-"""Stands for queries without a selection in caches."""
-Found = tuple[Float32, Int64]
-_Sets = WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]]
+ALL_BUCKETS = frozenset(range(len(BUCKET_NAMES)))
+NO_MASK = FilterMask(np.empty(0, np.bool_))
+"""Stands for queries without a mask in caches."""
+Hits = tuple[Float32, Int64]
+"""Scores, descending, and label rows."""
+_Sets = WeakKeyDictionary[FilterMask, dict[frozenset[int], Eligible]]
 
 
 class Searcher:
@@ -102,7 +101,7 @@ class Searcher:
         self._buckets_L = bundle.labels.buckets
         self._visible = Eligible.from_mask(np.ones(self.labels, np.bool_))
         self._all_of: _Sets = WeakKeyDictionary()
-        """Sets by selection and buckets, hidden labels included, which the searchers of one index share."""
+        """Sets by mask and buckets, hidden labels included, which the searchers of one index share."""
         self._visible_of: _Sets = WeakKeyDictionary()
         self._latest_of: _Sets = WeakKeyDictionary()
         """The same sets without hidden labels, each by the last searcher of one index that made it."""
@@ -128,16 +127,13 @@ class Searcher:
     def within(self, eligible: Eligible) -> Self:
         """Create a searcher over the same index that finds labels of a set alone; costs a bit for every label."""
         searcher = copy.copy(self)
-        searcher._visible, searcher._visible_of = self._visible.within(eligible), WeakKeyDictionary()
-        latest = self._latest_of.setdefault(_NO_SELECTION, {})
-        searcher._visible = latest[EVERYTHING] = searcher._visible.succeeding(latest.get(EVERYTHING))
+        latest = self._latest_of.setdefault(NO_MASK, {})
+        visible = self._visible.within(eligible).succeeding(latest.get(ALL_BUCKETS))
+        searcher._visible = latest[ALL_BUCKETS] = visible
+        searcher._visible_of = WeakKeyDictionary()
         return searcher
 
-    def patience(self) -> AbstractContextManager[None]:
-        """Enter a context for searches that no client waits for, such as warming up."""
-        return nullcontext()
-
-    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
+    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Hits:
         """Find the k best eligible labels of every query, best first.
 
         Args:
@@ -151,7 +147,6 @@ class Searcher:
 
         Raises:
             QueryError: a wrong shape or type, k < 1, a value that is not finite, or a filter that does not fit.
-            EngineUnavailableError: Milvus does not answer.
         """
         self._check(queries_BE, k, filters)
         if not len(queries_BE):
@@ -159,28 +154,18 @@ class Searcher:
         if self._scores_all and not any(map(self._is_short, filters or ())):
             step = max(1, _SCORES_AT_ONCE // self.labels)
             parts = [slice(start, start + step) for start in range(0, len(queries_BE), step)]
-            best = [best_columns(self._all_scores(queries_BE[part], filters and filters[part]), k) for part in parts]
-            if len(best) == 1:
-                return best[0]
-            return np.concatenate([scores for scores, _ in best]), np.concatenate([rows for _, rows in best])
+            hits = [best_columns(self._all_scores(queries_BE[part], filters and filters[part]), k) for part in parts]
+            if len(hits) == 1:
+                return hits[0]
+            return np.concatenate([scores for scores, _ in hits]), np.concatenate([rows for _, rows in hits])
         if filters is None:
-            return self._answer(queries_BE, k, None)
-        # One search per group: FAISS takes one selector for a whole batch.
-        groups: dict[Hashable, list[int]] = defaultdict(list)
-        for query, filter_ in enumerate(filters):
-            groups[_group(filter_ or NO_FILTER, query)].append(query)
-        alike = [[filters[query] or NO_FILTER for query in queries] for queries in groups.values()]
+            return self._search_group(queries_BE, k, None)
+        groups = group_queries(filters)
         if len(groups) == 1:
-            return self._answer(queries_BE, k, alike[0])
+            return self._search_group(queries_BE, k, groups[0][1])
         scores_BK, rows_BK = no_results(len(queries_BE), k)
-        answers = self._run(
-            [
-                partial(self._answer, queries_BE[queries], k, filters_b)
-                for queries, filters_b in zip(groups.values(), alike, strict=True)
-            ]
-        )
-        for queries, (scores_bK, rows_bK) in zip(groups.values(), answers, strict=True):
-            scores_BK[queries], rows_BK[queries] = scores_bK, rows_bK
+        for queries, filters_b in groups:
+            scores_BK[queries], rows_BK[queries] = self._search_group(queries_BE[queries], k, filters_b)
         return scores_BK, rows_BK
 
     def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
@@ -202,8 +187,8 @@ class Searcher:
         if filter_.allow is not None:
             scores_R[~is_in(rows_R, np.sort(filter_.allow))] = -np.inf
         if rows_R.size and filter_.excluded.size:
-            places = np.minimum(np.searchsorted(rows_R, filter_.excluded), len(rows_R) - 1)
-            scores_R[places[rows_R[places] == filter_.excluded]] = -np.inf
+            positions = np.minimum(np.searchsorted(rows_R, filter_.excluded), len(rows_R) - 1)
+            scores_R[positions[rows_R[positions] == filter_.excluded]] = -np.inf
         return scores_R
 
     def all_scores(self, queries_BE: Float32, filters: Sequence[Filter | None]) -> Float32 | None:
@@ -219,7 +204,7 @@ class Searcher:
         for scores_L, filter_ in zip(scores_BL, filters or [None] * len(scores_BL), strict=True):
             eligible = self._visible if filter_ is None else self._eligible(filter_.buckets, filter_.selection)
             if not eligible.whole:
-                scores_L[eligible.rows_to_drop] = -np.inf
+                scores_L[eligible.excluded_rows] = -np.inf
             if filter_ is None:
                 continue
             if filter_.allow is not None:
@@ -238,14 +223,11 @@ class Searcher:
             and len(filter_.allow) <= self.labels * _SCORE_EXACTLY_SHARE
         )
 
-    def search_index(self, queries_BE: Float32, k: int) -> Found:
+    def search_index(self, queries_BE: Float32, k: int) -> Hits:
         """Search the index without filling up queries left short, to measure the index alone."""
-        return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
+        return self._search_eligible(queries_BE, k, self._visible)
 
-    def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
-        return (search() for search in searches)
-
-    def _answer(self, queries_bE: Float32, k: int, filters_b: Sequence[Filter] | None) -> Found:
+    def _search_group(self, queries_bE: Float32, k: int, filters_b: Sequence[Filter] | None) -> Hits:
         """Answer one query, or queries whose filters differ only in short lists of excluded labels."""
         first = filters_b[0] if filters_b else NO_FILTER
         excludes: list[Int64] = []
@@ -253,29 +235,33 @@ class Searcher:
             if self._is_short(first):
                 rows_R = first.allowed(self._buckets_L)
                 return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
-            eligible = self._narrowed(self._eligible(EVERYTHING, None), first)
+            eligible = self._visible.where(first.mask(self._buckets_L))
         else:
             eligible = self._eligible(first.buckets, first.selection)
-            if filters_b and len(first.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
-                eligible = eligible.without(first.excluded)
-            elif filters_b and len(first.excluded):
-                excludes = [filter_.excluded for filter_ in filters_b]
-        # Fetching one more result per excluded label leaves k; all queries of a group round to the same number.
-        more = _next_power_of_two(max(map(len, excludes))) if excludes else 0
-        scores_bK, rows_bK = self._best(queries_bE, k + more, eligible)
+            if filters_b and first.exclude is not None:
+                eligible, excludes = exclude_rows(eligible, filters_b)
+        hits = self._search_eligible(queries_bE, k + overfetch(excludes) if excludes else k, eligible)
+        return self._complete(queries_bE, k, hits, eligible, excludes, self._fill)
+
+    def _complete(
+        self, queries_bE: Float32, k: int, hits: Hits, eligible: Eligible, excludes: Sequence[Int64],
+        fill: Callable[[Float32, int, Eligible], Hits],
+    ) -> Hits:  # fmt: skip
+        """Drop excluded labels, and fill up queries whose k results are incomplete."""
+        scores_bK, rows_bK = hits
         if excludes:
             scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
             scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
-        # Results are sorted: a query is short if the last place that eligible labels could fill is empty.
+        # Results are sorted: a query is short if the last position that eligible labels could fill is empty.
         last = min(k, max(eligible.count, 1)) - 1
         for query in np.flatnonzero(rows_bK[:, last] < 0).tolist() if has_blank(rows_bK, last) else ():
-            own = eligible.without(excludes[query]) if excludes else eligible
-            if own.count > np.count_nonzero(rows_bK[query] >= 0):
-                scores_1K, rows_1K = self._fill(queries_bE[query : query + 1], k, own)
+            rest = eligible.without(excludes[query]) if excludes else eligible
+            if rest.count > np.count_nonzero(rows_bK[query] >= 0):
+                scores_1K, rows_1K = fill(queries_bE[query : query + 1], k, rest)
                 scores_bK[query], rows_bK[query] = scores_1K[0], rows_1K[0]
         return scores_bK, rows_bK
 
-    def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+    def _search_eligible(self, queries_bE: Float32, k: int, eligible: Eligible) -> Hits:
         """Find the best k eligible labels, descending, with the measured parameters; −inf and −1 beyond."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
@@ -290,13 +276,15 @@ class Searcher:
             depth, boost = max(k, MEASURED_DEPTH), max((params.boost for params in measured), default=1.0)
         groups = self.dial_params.group(queries_bE, depth)
         if len(groups) == 1:
-            return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
+            return self._search_index(queries_bE, k, groups[0][0], eligible, boost)
         scores_bK, rows_bK = no_results(len(queries_bE), k)
         for params, queries in groups:
-            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, params, eligible, boost)
+            scores_bK[queries], rows_bK[queries] = self._search_index(queries_bE[queries], k, params, eligible, boost)
         return scores_bK, rows_bK
 
-    def _candidates(self, queries_bE: Float32, k: int, params: SearchParams, eligible: Eligible, boost: float) -> Found:
+    def _search_index(
+        self, queries_bE: Float32, k: int, params: SearchParams, eligible: Eligible, boost: float
+    ) -> Hits:
         """Find the best k of the index with exact scores; −inf and −1 beyond."""
         scores_bC, rows_bC = self.index.search(queries_bE, k, params, eligible, boost)
         if self.index.lossy:
@@ -305,54 +293,47 @@ class Searcher:
             return scores_bC, rows_bC
         return top_k([scores_bC], [rows_bC], k)
 
-    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
+    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Hits:
         """Answer a query whose lists hold fewer than k labels: visit more lists, finally score every label."""
         if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
             params = self.params
             while params.nprobe < self.index.list_count:
                 params = params.increase_nprobe(_MORE_LISTS)
-                scores_1K, rows_1K = self._candidates(query_1E, k, params, eligible, 1.0)
+                scores_1K, rows_1K = self._search_index(query_1E, k, params, eligible, 1.0)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
                     return scores_1K, rows_1K
         return self._exact.top(query_1E, eligible.rows, k)
 
-    def _eligible(self, buckets: frozenset[int] | None, selection: Selection | None) -> Eligible:
-        """Get the visible labels of some buckets and a selection; cached while the selection lives."""
-        if selection is None and (buckets is None or buckets == EVERYTHING):
+    def _eligible(self, buckets: frozenset[int] | None, mask: FilterMask | None) -> Eligible:
+        """Get the visible labels of some buckets and a mask; cached while the mask lives."""
+        if mask is None and (buckets is None or buckets == ALL_BUCKETS):
             return self._visible
-        buckets, selection = EVERYTHING if buckets is None else buckets, selection or _NO_SELECTION
+        buckets, mask = ALL_BUCKETS if buckets is None else buckets, mask or NO_MASK
         # Two threads may build the same set at once; both are equal, and the last one stays cached.
-        sets = self._visible_of.setdefault(selection, {})
+        sets = self._visible_of.setdefault(mask, {})
         eligible = sets.get(buckets)
         if eligible is None:
-            latest = self._latest_of.setdefault(selection, {})
-            eligible = self._whole(buckets, selection).within(self._visible).succeeding(latest.get(buckets))
+            latest = self._latest_of.setdefault(mask, {})
+            eligible = self._with_hidden(buckets, mask).within(self._visible).succeeding(latest.get(buckets))
             sets[buckets] = latest[buckets] = eligible
         return eligible
 
-    def _whole(self, buckets: frozenset[int], selection: Selection) -> Eligible:
-        """Get the labels of some buckets and a selection, hidden ones included."""
-        sets = self._all_of.setdefault(selection, {})
-        whole = sets.get(buckets)
-        if whole is None:
-            if selection is not _NO_SELECTION:
-                whole = self._narrowed(self._whole(buckets, _NO_SELECTION), Filter(selection=selection))
-            else:
-                whole = Eligible.from_mask(np.ones(self.labels, np.bool_))
-                if buckets != EVERYTHING:
-                    whole = self._narrowed(whole, Filter(buckets=buckets))
-            sets[buckets] = whole
-        return whole
-
-    def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
-        """Get the labels of a set that pass a filter."""
-        return eligible.where(filter_.mask(self._buckets_L))
+    def _with_hidden(self, buckets: frozenset[int], mask: FilterMask) -> Eligible:
+        """Get the labels of some buckets and a mask, hidden ones included."""
+        sets = self._all_of.setdefault(mask, {})
+        eligible = sets.get(buckets)
+        if eligible is None:
+            filter_ = Filter(
+                buckets=None if buckets == ALL_BUCKETS else buckets, selection=None if mask is NO_MASK else mask
+            )
+            eligible = sets[buckets] = Eligible.from_mask(filter_.mask(self._buckets_L))
+        return eligible
 
     def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
         """Compute which candidates are in their own query's list of excluded labels, bool [b, C]."""
         # The key `query · L + row` is unique over all lists, so one sorted array serves the whole batch.
-        places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
-        keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
+        offsets = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
+        keys = np.sort(np.concatenate(offsets) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
         excluded_bC: Bools = is_in(rows_bC + np.arange(len(rows_bC))[:, None] * self.labels, keys) & (rows_bC >= 0)
         return excluded_bC
 
@@ -380,15 +361,34 @@ class Searcher:
                     )
 
 
-def _group(filter_: Filter, query: int) -> Hashable:
-    """Return a key that is equal for queries that can share one search.
+def group_queries(filters: Sequence[Filter | None]) -> list[tuple[list[int], list[Filter]]]:
+    """Group queries that can share one search, as FAISS takes one selector for a whole batch.
 
-    They have the same buckets and selection, and about the same number of excluded labels.
+    They have the same buckets and mask, and about the same number of excluded labels.
     """
-    if filter_.allow is not None or len(filter_.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
-        return query
-    buckets = EVERYTHING if filter_.buckets is None else filter_.buckets
-    return buckets, filter_.selection, _next_power_of_two(len(filter_.excluded))
+    groups: dict[Hashable, tuple[list[int], list[Filter]]] = defaultdict(lambda: ([], []))
+    for query, filter_ in enumerate(filter_ or NO_FILTER for filter_ in filters):
+        key: Hashable = query
+        if filter_.allow is None and len(filter_.excluded) <= _EXCLUDE_BY_OVERFETCH_UP_TO:
+            buckets = ALL_BUCKETS if filter_.buckets is None else filter_.buckets
+            key = buckets, filter_.selection, _next_power_of_two(len(filter_.excluded))
+        queries, filters_b = groups[key]
+        queries.append(query)
+        filters_b.append(filter_)
+    return list(groups.values())
+
+
+def exclude_rows(eligible: Eligible, filters_b: Sequence[Filter]) -> tuple[Eligible, list[Int64]]:
+    """Remove one query's long list of labels, or get each query's short list, to be dropped after the search."""
+    excluded_R = filters_b[0].excluded
+    if len(excluded_R) > _EXCLUDE_BY_OVERFETCH_UP_TO:
+        return eligible.without(excluded_R), []
+    return eligible, [filter_.excluded for filter_ in filters_b] if len(excluded_R) else []
+
+
+def overfetch(excludes: Sequence[Int64]) -> int:
+    """Return how many more results leave k; all queries of a group round to the same number."""
+    return _next_power_of_two(max(map(len, excludes)))
 
 
 def _next_power_of_two(count: int) -> int:

@@ -21,7 +21,7 @@ from longtail.bundle.conditions import Attributes, Condition, read_conditions
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import ConditionError
 from longtail.bundle.filterable import FilterKind, filter_kind
-from longtail.index import Selection
+from longtail.index import FilterMask
 from longtail.serving.core.overlay import OverlayRows
 from longtail.serving.errors import InvalidRequestError
 
@@ -82,7 +82,7 @@ class LabelAttributes:
         self._selected = lru_cache(_most_kept(len(display)))(self._select)
         self._rows: OverlayRows | None = None
         self._full_blocks: tuple[_Block, ...] = ()
-        self._of_overlay: Callable[[tuple[Condition, ...]], Selection] | None = None
+        self._of_overlay: Callable[[tuple[Condition, ...]], FilterMask] | None = None
 
     def with_overlay(self, rows: OverlayRows) -> LabelAttributes:
         """Return the attributes with an overlay's labels.
@@ -97,15 +97,15 @@ class LabelAttributes:
         rest = rows.added.display[len(full) * _BLOCK :]
         blocks = [*full, _Block(self.kinds, self._columns, rest)] if len(rest) else full
 
-        def select(conditions: tuple[Condition, ...]) -> Selection:
+        def select(conditions: tuple[Condition, ...]) -> FilterMask:
             bits = np.concatenate([block.bits(conditions) for block in blocks])
-            return Selection(np.unpackbits(bits, count=len(rows), bitorder="little").view(np.bool_))
+            return FilterMask(np.unpackbits(bits, count=len(rows), bitorder="little").view(np.bool_))
 
         attributes._rows, attributes._full_blocks = rows, tuple(full)
         attributes._of_overlay = lru_cache(_most_kept(len(rows)))(select) if len(rows) else None
         return attributes
 
-    def select(self, filter_: Mapping[str, JsonValue], field: str) -> tuple[Selection, Selection | None]:
+    def select(self, filter_: Mapping[str, JsonValue], field: str) -> tuple[FilterMask, FilterMask | None]:
         """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
 
         The overlay's rows count from its first label. Equal filters get the same objects, so that their queries share a
@@ -126,12 +126,12 @@ class LabelAttributes:
         except ConditionError as error:
             raise InvalidRequestError(error.message, field=error.field) from error
 
-    def select_all(self, conditions: tuple[Condition, ...]) -> tuple[Selection, Selection | None]:
+    def select_all(self, conditions: tuple[Condition, ...]) -> tuple[FilterMask, FilterMask | None]:
         """Select the labels that meet all conditions, like `select`."""
         return self._selected(conditions), None if self._of_overlay is None else self._of_overlay(conditions)
 
-    def _select(self, conditions: tuple[Condition, ...]) -> Selection:
-        return Selection.of(conditions, len(self._display), lambda: self._of_labels.mask(conditions))
+    def _select(self, conditions: tuple[Condition, ...]) -> FilterMask:
+        return FilterMask.from_conditions(conditions, len(self._display), lambda: self._of_labels.mask(conditions))
 
     def read_columns(self, names: Iterable[str]) -> None:
         """Read columns in advance, before the first filter by them."""

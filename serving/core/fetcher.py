@@ -17,10 +17,8 @@ from time import monotonic
 
 from longtail.bundle.remote import downloading
 from longtail.bundle.store import replace_file
-from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers
-from longtail.index.release.releases import EXPERIMENTS_FILE
-from longtail.index.release.remote import RemoteReleases
+from longtail.index.release.releases import EXPERIMENTS_FILE, LocalReleases, RemoteReleases
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -146,15 +144,15 @@ class ReleaseFetcher:
             results = [self._try(remote, name) for name in sorted(names - self._fetched)]
             if not all(results):
                 self._backoff.failed()
-        remote.keep(EXPERIMENTS_FILE, experiments)
+        remote.write_copy(EXPERIMENTS_FILE, experiments)
         # Pointers move only to releases that are here; the others keep their old value.
         local_names = {None, *self._fetched}
-        with here.turn() as (now, move):
+        with here.change_pointers() as (now, write):
             after = remote_pointers if remote_pointers.current in local_names else now
             staged = remote_pointers.staged if remote_pointers.staged in local_names else now.staged
             after = after.model_copy(update={"staged": staged, "deleting": (), "by": now.by})
             if moved := after != now:
-                move(after)
+                write(after)
         if remote_pointers.current not in local_names:
             return f"{remote_pointers.current}, cannot be fetched, the one before is served", moved
         remote.drop_copies({*names, *remote_pointers.history[-2:]}, remote_pointers.history)

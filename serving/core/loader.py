@@ -46,20 +46,21 @@ def load_release(
     """
     release = releases.open(name, device=device, towers=False, state=state)
     bundle, filterable = release.bundle, release.manifest.filterable
-    with release.searcher.patience():
-        lifetimes_L2 = bundle.labels.lifetimes
-        mask_L = None if lifetimes_L2 is None else lifetimes.available(lifetimes_L2, lifetimes.now())
-        available = None if mask_L is None else Eligible.from_mask(mask_L)
-        with serving_errors("queries"):
-            promises = _measure_promises(release, available)
-            retriever = _retriever(release, promises=promises, max_new_labels=max_new_labels, filterable=filterable)
-            if release.queries is not None:
-                retriever.query_index = _retriever(release.queries)
-        retriever.catalogue.attributes.read_columns(filterable or ())
-        # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
-        _warm(retriever)
-        retriever.overlay.load_tower()
-        return retriever
+    lifetimes_L2 = bundle.labels.lifetimes
+    mask_L = None if lifetimes_L2 is None else lifetimes.available(lifetimes_L2, lifetimes.now())
+    available = None if mask_L is None else Eligible.from_mask(mask_L)
+    with serving_errors("queries"):
+        promises = _measure_promises(release, available)
+        retriever = _retriever(release, promises=promises, max_new_labels=max_new_labels, filterable=filterable)
+        if release.queries is not None:
+            retriever.query_index = _retriever(release.queries)
+    retriever.catalogue.attributes.read_columns(filterable or ())
+    # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
+    _warm(retriever)
+    retriever.overlay.load_tower()
+    if retriever.engine is not None:
+        retriever.engine.limit_time()
+    return retriever
 
 
 def _warm(retriever: Retriever) -> None:

@@ -113,7 +113,7 @@ class HidingSearcher(LabelSearcher, Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """A searcher that depends on an external server; `index.MilvusSearcher` depends on Milvus."""
+    """A searcher that depends on an external server; `MilvusSearcher` depends on Milvus."""
 
     @property
     def problem(self) -> str | None:
@@ -121,6 +121,9 @@ class Engine(Protocol):
 
     def probe(self) -> None:
         """Check whether the server answers; raises LongtailIndexError."""
+
+    def limit_time(self) -> None:
+        """Limit searches to the time that clients wait; before, each may take a minute."""
 
 
 class Ranker:

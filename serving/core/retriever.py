@@ -32,7 +32,7 @@ from longtail.bundle import (
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.histories import REMEMBERED
 from longtail.bundle.sets import with_members
-from longtail.index.release.compatibility import losses, refused_features, refused_priors, refused_queries
+from longtail.index.release.compatibility import ClientInputs, breaking_changes
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.catalogue import Catalogue
@@ -174,7 +174,7 @@ class Retriever:
         assert self._loaded_with is not None
         view._available = available = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
-        hidden = overlay.hidden if self.bundle.proposal is None else available.labels.rows_to_drop
+        hidden = overlay.hidden if self.bundle.proposal is None else available.labels.excluded_rows
         view._set_rankers(
             overlay.searcher_within(available.labels, available.of_overlay_M), with_members(hidden, overlay.hidden)
         )
@@ -223,6 +223,11 @@ class Retriever:
         of_columns = [prior for prior in self.bundle.priors.settings if prior.source in ("filter", "number", "date")]
         return any(prior.default or prior.key in options.bonus for prior in of_columns)
 
+    @property
+    def client_inputs(self) -> ClientInputs:
+        """Return what clients may send."""
+        return ClientInputs(self.manifest, self.priors, self.query_index is not None)
+
     def check_compatible(self, before: Retriever) -> None:
         """Raise UnservableReleaseError if clients of `before` would lose something."""
         skipped, row_of = self.overlay.skipped, self.catalogue.row_of
@@ -231,11 +236,7 @@ class Retriever:
             for id_, why in skipped.items()
             if id_ not in row_of and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
         }
-        refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
-        refused += refused_queries(
-            *(0 if release.query_index is None else release.query_index.manifest.labels for release in (before, self))
-        )
-        lost = losses(refused, dropped)
+        lost = breaking_changes(before.client_inputs, self.client_inputs, dropped)
         if lost:
             raise UnservableReleaseError(
                 f"expected a release that does for clients of {before.name}, found that {'; '.join(lost)}; "

@@ -17,7 +17,7 @@ from longtail.bundle import Bundle
 from longtail.client import Client, LongtailError, NewLabel, NotFoundError
 from longtail.index import Releases, build
 from longtail.index.cli import main
-from longtail.index.release.compatibility import refused_features
+from longtail.index.release.compatibility import ClientInputs, breaking_changes
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
 from tests.serving.process import ServerProcess, until
@@ -137,9 +137,9 @@ def test_features_with_changed_kinds_are_refused() -> None:
     user, history = manifest.query_features
 
     def refused(before: object, after: object) -> list[str]:
-        return refused_features(
-            manifest.model_copy(update={"query_features": [before]}),
-            manifest.model_copy(update={"query_features": [after]}),
+        return breaking_changes(
+            ClientInputs(manifest.model_copy(update={"query_features": [before]})),
+            ClientInputs(manifest.model_copy(update={"query_features": [after]})),
         )
 
     bag = history.model_copy(update={"kind": "bag"})
@@ -160,4 +160,5 @@ def test_features_with_changed_kinds_are_refused() -> None:
         in refused(narrow, wide)[0]
     )
     # More features are no loss.
-    assert refused_features(manifest.model_copy(update={"query_features": [user]}), manifest) == []
+    fewer = manifest.model_copy(update={"query_features": [user]})
+    assert breaking_changes(ClientInputs(fewer), ClientInputs(manifest)) == []

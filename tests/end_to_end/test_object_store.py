@@ -171,7 +171,7 @@ def test_failed_downloads_are_retried_with_backoff(shop: StoredShop, s3: S3Serve
     (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
     store.upload(shop.folder / "zeros", wrong)
     s3.requests.clear()
-    with Releases(shop.url).shelf.turn() as (now, move):
+    with Releases(shop.url).change_pointers() as (now, move):
         move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
     until(lambda: "c, cannot be fetched" in read_verdict(service), "it to be told", 60)
     time.sleep(3)

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import LongtailIndexError, Releases, build
-from longtail.index.building.build import refresh as refresh_release
+from longtail.index import LongtailIndexError, RefreshOptions, Releases, build
+from longtail.index.building.refresh import refresh as refresh_release
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.serving import Settings
 from longtail.serving import refresh as module
@@ -103,7 +103,7 @@ def test_repeated_events_of_one_client_count_once(folder: Path) -> None:
 def test_unattended_refresh_refuses_sudden_popularity(folder: Path) -> None:
     log, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
     with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from [\d.e-]+ to 0\.\d+"):
-        refresh_release(folder / "releases", log, source=first(folder), name="flood", unattended=True)
+        refresh_release(folder / "releases", log, RefreshOptions(unattended=True), source=first(folder), name="flood")
     assert Releases(folder / "releases").names() == names
     refresh_release(folder / "releases", log, source=first(folder), name="flood")
     assert share_of(folder, "flood") > 55 * share_of(folder, first(folder))

@@ -18,7 +18,7 @@ from longtail.bundle import Bundle, BundleCorruptError
 from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.registry import RegisteredVersion, download_version, upload_version
 from longtail.index import Releases, build
-from longtail.index.building.build import refresh_priors
+from longtail.index.building.refresh import refresh_priors
 from longtail.index.cli import main as index_main
 from longtail.trainer import fit
 from longtail.trainer.cli import app as train_app

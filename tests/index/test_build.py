@@ -26,7 +26,7 @@ def bundle() -> Bundle:
 
 @pytest.fixture(scope="module")
 def tuned(bundle: Bundle) -> TunedIndex:
-    return tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    return tune_index(bundle, IndexSpec("ivf_flat"), lambda _: None)
 
 
 def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(tuned: TunedIndex) -> None:
@@ -46,7 +46,7 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
 def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_path: Path) -> None:
     build(make_bundle(labels=700).write(tmp_path / "bundle"), tmp_path / "r", spec=spec, name="first")
     other = make_bundle(labels=800, seed=1).write(tmp_path / "other")
-    manifest = build(other, tmp_path / "r", name="second", lists_of="first")
+    manifest = build(other, tmp_path / "r", name="second", spec=IndexSpec(lists_of="first"))
 
     first, second = (Releases(tmp_path / "r").verify(name).searcher.index for name in ("first", "second"))
     assert (manifest.kind, manifest.labels, manifest.spec) == (first.kind, 800, "auto")
@@ -55,9 +55,9 @@ def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_
         np.testing.assert_array_equal(first.centroids, second.centroids)
         narrow = make_bundle(labels=700, dim=4).write(tmp_path / "narrow")
         with pytest.raises(LongtailIndexError, match=r"lists of first: expected rows of 12 coordinates .*, received 8"):
-            build(narrow, tmp_path / "r", lists_of="first")
+            build(narrow, tmp_path / "r", spec=IndexSpec(lists_of="first"))
     with pytest.raises(SpecError, match=rf"lists of first: expected the spec auto or {spec}, .* received milvus"):
-        build(other, tmp_path / "r", spec="milvus", lists_of="first")
+        build(other, tmp_path / "r", spec=IndexSpec("milvus", lists_of="first"))
     if spec == "ivf_flat":
         rows = Releases(tmp_path / "r").open("second").bundle.rows()
         distances_LC = ((rows[:, None] - first.centroids) ** 2).sum(axis=2)
@@ -122,6 +122,6 @@ def test_below_the_floor_nothing_is_left_behind(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("labels", [1, 2, 45])
 def test_the_smallest_catalogues(labels: int, spec: str) -> None:
     bundle = make_bundle(labels=labels, bias=True)
-    built = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec(spec), lambda _: None)
     assert built.recall_k == labels
     assert built.chosen.lowest.recall == 1.0

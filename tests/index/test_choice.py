@@ -76,7 +76,7 @@ def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.Monkey
         return [rates[searcher.index.kind] for searcher in searchers]
 
     monkeypatch.setattr(tuning, "measure_rates", told)
-    return tune_index(bundle, IndexSpec(), "cpu", lambda _: None)
+    return tune_index(bundle, IndexSpec(), lambda _: None)
 
 
 @pytest.mark.usefixtures("small")

@@ -19,7 +19,7 @@ def test_a_successor_counts_as_a_set_of_its_own() -> None:
         now = before.changed(rows_R, held_R).succeeding(latest)
         assert now.rows.tolist() == np.flatnonzero(mask_L).tolist()
         assert now.count == mask_L.sum()
-        assert now.rows_to_drop.tolist() == np.flatnonzero(~mask_L).tolist()
+        assert now.excluded_rows.tolist() == np.flatnonzero(~mask_L).tolist()
         if step % 3:  # of every third set nothing is computed
             expected_C = np.bincount(lists_L[mask_L], minlength=9)
             assert now.per_list(lists_L, 9).tolist() == expected_C.tolist()
@@ -28,11 +28,10 @@ def test_a_successor_counts_as_a_set_of_its_own() -> None:
     assert latest.changed(np.empty(0, np.int64), np.empty(0, np.bool_)).succeeding(latest) is latest
 
 
-def test_what_an_expression_admits_and_a_set_lacks() -> None:
-    admitted_L, visible_L = np.arange(20) % 2 == 0, np.arange(20) > 4
-    admitted = Eligible.from_mask(np.ones(20, np.bool_)).where(admitted_L, "bucket in [2]")
-    assert admitted.rows_to_drop.size == 0
-    found = admitted.within(Eligible.from_mask(visible_L)).without(np.array([8, 9]))
-    assert found.rows.tolist() == [6, 10, 12, 14, 16, 18]
-    assert found.rows_to_drop.tolist() == [0, 2, 4, 8]
-    assert found.expression == "bucket in [2]"
+def test_rows_of_one_set_that_another_lacks() -> None:
+    visible_L, filtered_L = np.arange(20) % 4 != 0, np.arange(20) < 10
+    filtered = Eligible.from_mask(filtered_L)
+    eligible = filtered.within(Eligible.from_mask(visible_L)).without(np.array([2, 9]))
+    assert eligible.rows.tolist() == [1, 3, 5, 6, 7]
+    assert filtered.minus(eligible).tolist() == [0, 2, 4, 8, 9]
+    assert filtered.minus(filtered).size == 0

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle, TrainingFacts, bundle_from_vectors
-from longtail.index.building.exposure import DialExposure, exposure_lines
+from longtail.index.building.exposure import DialExposure, describe_exposure
 from longtail.index.cli import app
 
 LABELS, DIM = 400, 8
@@ -60,7 +60,7 @@ def test_the_range_is_where_the_head_grows_from_a_20th_to_19(scale: float) -> No
 def test_equal_counts_have_no_range() -> None:
     bundle = bundle_of(1.0, counts=np.ones(LABELS, np.int64))
     assert DialExposure(bundle).useful_range() is None
-    lines = [*exposure_lines(bundle, 1.0)]
+    lines = [*describe_exposure(bundle, 1.0)]
     assert lines[0] == "λ: no λ was found between which the head's share of the answers goes from 5 % to 95 %"
     assert not any("--temperature" in line for line in lines)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Augmentation, Bundle
-from longtail.index import Filter, IndexSpec, Releases, Searcher, Selection, build
+from longtail.index import Filter, FilterMask, IndexSpec, Releases, Searcher, build
 from longtail.index.building.tuning import TunedIndex, tune_index
 from longtail.index.manifests import FilteredParams, SearchParams
 from longtail.index.search.eligible import Eligible
@@ -43,7 +43,7 @@ def clustered() -> Bundle:
 
 @pytest.fixture(scope="module", params=["ivf_flat"])
 def tuned(request: pytest.FixtureRequest, clustered: Bundle) -> TunedIndex:
-    return tune_index(clustered, IndexSpec(request.param), "cpu", lambda _: None)
+    return tune_index(clustered, IndexSpec(request.param), lambda _: None)
 
 
 def recall_of(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_removal: float, k: int) -> float:
@@ -51,7 +51,7 @@ def recall_of(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_remov
     queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal)
     scores_BL = np.where(mask_L, queries @ bundle.rows().T, -np.inf)
     best_BK = np.argsort(-scores_BL, axis=1)[:, : min(k, int(mask_L.sum()))]
-    filters = [Filter(selection=Selection(mask_L))] * len(queries)
+    filters = [Filter(selection=FilterMask(mask_L))] * len(queries)
     _, rows_BK = searcher.search(queries, k, filters)
     hits_BK = np.array([np.isin(best_K, rows_K) for best_K, rows_K in zip(best_BK, rows_BK, strict=True)])
     buckets_BK = bundle.labels.buckets[best_BK]
@@ -95,9 +95,9 @@ def test_the_manifest_has_the_measured_recall(clustered: Bundle, tmp_path: Path)
 def test_a_build_below_the_floor_looks_harder() -> None:
     """Vectors without structure: the nearest cells tell little of where the best of a tenth of the labels are."""
     bundle = make_bundle(labels=4_000, dim=24)
-    built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.0), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.0), lambda _: None)
     lazy = Searcher(bundle, built.index, SearchParams(nprobe=1))
-    hard = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.95), "cpu", lambda _: None)
+    hard = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.95), lambda _: None)
     assert built.filtered is not None
     assert hard.filtered is not None
     mask = np.arange(4_000) % 8 == 0
@@ -144,4 +144,4 @@ def test_a_selection_of_other_labels_is_refused(clustered: Bundle, tuned: TunedI
     searcher = Searcher(clustered, tuned.index, tuned.chosen.params)
     queries = clustered.augmentation.queries(clustered.calibration_queries[:1], 0.5)
     with pytest.raises(ValueError, match="query 0, filter selection: expected one of 6000 labels, received one of 3"):
-        searcher.search(queries, 3, [Filter(selection=Selection(np.ones(3, np.bool_)))])
+        searcher.search(queries, 3, [Filter(selection=FilterMask(np.ones(3, np.bool_)))])

@@ -120,7 +120,7 @@ def test_without_a_gpu_the_error_names_what_is_missing(
     with pytest.raises(DeviceError, match=message):
         Releases(tmp_path).open("a", device="gpu")
     with pytest.raises(DeviceError, match=message):
-        build(bundle_path, tmp_path, name="b", device="gpu")
+        build(bundle_path, tmp_path, name="b", spec=IndexSpec(device="gpu"))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
     with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):

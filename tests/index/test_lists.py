@@ -30,7 +30,7 @@ def order(bundle: Bundle) -> Int64:
 
 @pytest.fixture(scope="module")
 def index(bundle: Bundle, order: Int64) -> FaissIndex:
-    return make_index(IndexSpec("ivf_flat"), bundle.rows(), "cpu", order, 1)
+    return make_index(IndexSpec("ivf_flat"), bundle.rows(), order, 1)
 
 
 @pytest.fixture(scope="module")

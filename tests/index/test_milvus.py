@@ -17,12 +17,12 @@ import pytest
 from longtail.index import (
     EngineUnavailableError,
     Filter,
+    FilterMask,
     LongtailIndexError,
     MilvusServer,
     RecallFloorError,
     Release,
     Releases,
-    Selection,
     SpecError,
     build,
     refresh_priors,
@@ -86,7 +86,7 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
         Filter(exclude=rng.choice(LABELS, 40)),
         Filter(buckets=frozenset({2})),
         Filter(allow=rng.choice(LABELS, 3_000)),
-        Filter(selection=Selection(rng.random(LABELS) < 0.4)),
+        Filter(selection=FilterMask(rng.random(LABELS) < 0.4)),
     ] * 10
     expected, found = (release.searcher.search(queries, 30, filters) for release in (flat, milvus))
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
@@ -227,6 +227,7 @@ def test_a_search_of_many_filters_has_one_deadline(
     opened: Callable[[str], Release], milvus: RunningMilvus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = opened("milvus_flat")
+    monkeypatch.setattr(release.searcher.collection, "patient", False)
     monkeypatch.setattr(release.searcher.collection.server, "seconds", 1.0)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:40], 0.5)
     filters = [Filter(exclude=np.arange(300 + query)) for query in range(40)]

@@ -32,7 +32,7 @@ from longtail.index import (
     refresh_priors,
 )
 from longtail.index.building.merge import with_changes
-from longtail.index.building.priors import DerivedPriors
+from longtail.index.building.priors import PriorSpec
 from longtail.index.building.training import order_by_max_score
 from longtail.index.building.tuning import tune_index
 from longtail.index.recall import Calibration
@@ -257,7 +257,7 @@ def test_the_first_by_reach_hold_what_a_prior_lifts_not_only_the_most_frequent()
     with_priors = replace(bundle, priors=Priors((from_table,), values))
     first = order_by_max_score(with_priors, None, Calibration(with_priors, None))[:10]
     assert {values.argmax(), bundle.labels.log_pi.argmax()} <= set(first)
-    chosen = tune_index(with_priors, IndexSpec("ivf_flat", 0), "cpu", quiet)
+    chosen = tune_index(with_priors, IndexSpec("ivf_flat", 0), quiet)
     assert chosen.chosen.lowest.recall >= 0.99
 
 
@@ -358,7 +358,7 @@ def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path
     assert merged.priors.values_LP[400].tolist() == [199.5, 0, 0, 1, 1, 0, 1]
     assert merged.priors.values_LP[3, 4:6].tolist() == [1, 0]
 
-    build(bundle, shelf.root, name="less", priors=path, decay={"since": "7d"}, slopes={"price": None})
+    build(bundle, shelf.root, name="less", priors=PriorSpec(path, decay={"since": "7d"}, slopes={"price": None}))
     with pytest.raises(NotPublishableError, match=r"prior 'bonus\.bright': expected as in the published release"):
         shelf.publish("less")
 
@@ -380,7 +380,7 @@ def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path
 )
 def test_bonuses_slopes_and_decay_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PriorsError, match=message):
-        DerivedPriors(**options).added_to(Priors(), shop_bundle())
+        PriorSpec(**options).read(shop_bundle())
 
 
 def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:

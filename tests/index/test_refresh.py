@@ -21,7 +21,7 @@ from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
 from longtail.bundle.weighed_pairs import WeighedPairs
-from longtail.index import PriorsError, Releases, build, refresh
+from longtail.index import PriorsError, RefreshOptions, Releases, build, refresh
 from longtail.index.errors import NothingNewError
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
@@ -149,7 +149,7 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
     assert "item-5" in rows  # the service hides it, and may restore it
     assert releases.open("with").searcher.labels == LABELS + 1
     assert bundle.manifest.data_until == at
-    refresh(releases.root, log, name="again", changes=LabelChanges().apply(records))
+    refresh(releases.root, log, RefreshOptions(changes=LabelChanges().apply(records)), name="again")
     assert len(releases.open("again").bundle.labels.ids) == LABELS + 1
 
 
@@ -207,11 +207,11 @@ def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
     columns = {"query": pa.int64(), "label": pa.string(), "time": pa.float64(), "id": pa.string(), "event": pa.string()}
     nothing = pa.table({name: pa.array([], type_) for name, type_ in (columns | {"weight": pa.float64()}).items()})
 
-    at_noon = refresh(there.root, lambda *_: nothing, until=noon, ahead=3600.0)
+    at_noon = refresh(there.root, lambda *_: nothing, RefreshOptions(until=noon, ahead=3600.0))
     shares = np.exp(there.open(at_noon.name).bundle.labels.log_popularity)
     assert shares[::2].sum() > 0.99 * shares.sum()
     with pytest.raises(NothingNewError, match="found none"):
-        refresh(there.root, lambda *_: nothing, ahead=3600.0)
+        refresh(there.root, lambda *_: nothing, RefreshOptions(ahead=3600.0))
 
 
 def test_a_rollback_holds_until_somebody_publishes(

@@ -157,7 +157,7 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
     releases = Releases(tmp_path)
     releases.publish("good")
     killed = (
-        "import os, signal, sys, longtail.index.building.build as writing\n"
+        "import os, signal, sys, longtail.index.building.writing as writing\n"
         "writing.write_index = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from longtail.index.cli import main; main(sys.argv[1:])"
     )

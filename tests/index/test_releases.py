@@ -20,7 +20,7 @@ from longtail.index import (
     Releases,
     build,
 )
-from longtail.index.release import local as local_module
+from longtail.index.release import releases as releases_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_a_crash_inside_publish_or_rollback_keeps_the_pointer(
     for action in (lambda: releases.publish("c"), releases.rollback):
         with monkeypatch.context() as patched:
             patched.setattr(
-                "longtail.index.release.local.replace_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+                "longtail.index.release.releases.replace_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             with pytest.raises(KeyboardInterrupt):
                 action()
@@ -215,7 +215,9 @@ def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Rele
 def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     remove = shutil.rmtree
-    monkeypatch.setattr(local_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path)))
+    monkeypatch.setattr(
+        releases_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path))
+    )
     releases.prune(keep=2)
     assert seen == [["b", "c"]]
 

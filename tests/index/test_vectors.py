@@ -194,7 +194,7 @@ REFUSED = {
         "expected whole numbers from 0 on, such as pairs, found 0.5 in row 0",
     ),
     "words": ({"count": ["many"] * LABELS}, {}, "column 'count': expected a number in every row, found 300 without"),
-    "no counts": ({"count": None}, {}, "expected a column 'count', found .*: --count names another"),
+    "no counts": ({"count": None}, {}, "expected a column 'count', found .*: SELECT … AS count FROM … names another"),
     "an id missing": ({"label_id": [None, *(f"i{row}" for row in range(1, LABELS))]}, {}, "found 1 nulls"),
     "lengths": ({"vector": [[1.0]] + [[1.0, 2.0]] * (LABELS - 1)}, {}, "expected lists of one length and no nulls"),
     "text in vectors": ({"vector": [["a"]] * LABELS}, {}, "column 'vector': expected lists of numbers"),

@@ -96,14 +96,14 @@ def test_the_command_adds_the_term_and_the_release_is_refreshed(
     pairs = log(
         tmp_path,
         user=["u1", "u1", "u2"],
-        item=["i0", "i1", "none"],
+        label_id=["i0", "i1", "none"],
         at=["2026-01-01", "2026-01-02", "2026-01-03"],
     )
-    columns = ["--query-id", "user", "--label-id", "item", "--timestamp", "at"]
+    columns = ["--query-id", "user", "--timestamp", "at"]
     arguments = ["from-vectors", written(tmp_path), "--pairs", pairs, *columns, "--releases", tmp_path / "releases"]
     assert run(*arguments, "--name", "first", "--publish") == 0
     assert "pairs: the weight of co-occurrence is 0 unless requests give it" in capsys.readouterr().out
-    later = log(tmp_path, "later", user=["u1"], item=["i7"], at=["2026-01-04"])
+    later = log(tmp_path, "later", user=["u1"], label_id=["i7"], at=["2026-01-04"])
     assert run("refresh", tmp_path / "releases", later, "--name", "second") == 0
 
     bundle = Releases(tmp_path / "releases").open("second").bundle
@@ -111,7 +111,7 @@ def test_the_command_adds_the_term_and_the_release_is_refreshed(
     assert bundle.remembered is not None
     assert bundle.remembered.history("u1").tolist() == [0, 1, 7]
     assert bundle.cooccurrence.rows_LN[7, :2].tolist() == [0, 1]
-    assert bundle.cooccurrence.settings.log == LogColumns(query_id="user", label_id="item", timestamp="at")
+    assert bundle.cooccurrence.settings.log == LogColumns(query_id="user", label_id="label_id", timestamp="at")
 
 
 def test_pairs_that_no_term_can_be_made_of() -> None:

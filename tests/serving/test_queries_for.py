@@ -17,10 +17,10 @@ from pyarrow import csv, json
 from longtail.bundle import Bundle, Hide, Upsert
 from longtail.bundle.histories import to_refusals
 from longtail.index import (
+    KnownQueries,
     NotPublishableError,
     PriorTable,
     QueriesError,
-    QueryTable,
     ReleaseCorruptError,
     Releases,
     build,
@@ -117,7 +117,7 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
         folder / "releases",
         name="one",
         priors=inputs,
-        queries=QueryTable(folder / "users.parquet", source, "count"),
+        queries=KnownQueries(folder / "users.parquet", source, "count"),
     )
     retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
     rows = [QueryFeatures(features=row) for row in table.select(["user_id", "history"]).to_pylist()]
@@ -203,14 +203,14 @@ def test_what_cannot_be_answered_is_refused(random_case: Case, tmp_path: Path) -
     bundle = make_bundle(proposal=True).write(tmp_path / "tree")
     pq.write_table(pa.table({"user_id": ["u1", "u1"]}), tmp_path / "twice.parquet")
     with pytest.raises(QueriesError, match=r"an id in every row, once, found \['u1'\] repeated"):
-        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "twice.parquet", "user_id"))
+        build(bundle, tmp_path / "releases", queries=KnownQueries(tmp_path / "twice.parquet", "user_id"))
     pq.write_table(pa.table({"user_id": ["u1", "u2"]}), tmp_path / "users.parquet")
-    source, notes = QueryTable(tmp_path / "users.parquet", "user_id"), list[str]()
+    source, notes = KnownQueries(tmp_path / "users.parquet", "user_id"), list[str]()
     with pytest.raises(QueriesError, match=r"not possible with a tree"):
         build(bundle, tmp_path / "releases", queries=source, progress=notes.append)
     assert "queries: no column 'history': embedded as without these features" in notes
     with pytest.raises(QueriesError, match=r"'city': expected whole numbers from 0 on in every row"):
-        build(bundle, tmp_path / "releases", queries=QueryTable(tmp_path / "users.parquet", "user_id", "city"))
+        build(bundle, tmp_path / "releases", queries=KnownQueries(tmp_path / "users.parquet", "user_id", "city"))
     with pytest.raises(QueriesError, match=r"expected a column of ids 'query_id'"):
         build(bundle, tmp_path / "releases", queries=tmp_path / "users.parquet")
     with pytest.raises(NoQueriesError, match="--queries TABLE"):

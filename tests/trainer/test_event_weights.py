@@ -19,8 +19,8 @@ from longtail.bundle.forecast import Forecast, ForecastSettings
 from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
-from longtail.index import Releases, build
-from longtail.index.building.build import refresh as refresh_release
+from longtail.index import RefreshOptions, Releases, build
+from longtail.index.building.refresh import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
@@ -109,7 +109,7 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     build(root / "bundle", there.root, spec="flat", name="first")
     there.publish("first")
     for name in ("log", "whole"):
-        refresh_release(there.root, recipe.data.train, name=name, source="first", whole=name == "whole")
+        refresh_release(there.root, recipe.data.train, RefreshOptions(whole=name == "whole"), name=name, source="first")
     lines = [
         event_json(
             kind="organic", time=row["at"], labels=[row["item_id"]], event=row["kind"], weight=row["w"],

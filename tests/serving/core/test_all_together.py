@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import Patch, Priors
+from longtail.bundle import Patch
 from longtail.index import Limits
-from longtail.index.building.priors import DerivedPriors
+from longtail.index.building.priors import PriorSpec
 from longtail.serving import Retriever
 from longtail.serving.core.queries import Query
 from tests.serving.core.shop import DATED, dated, shop_bundle
@@ -32,8 +32,8 @@ ENDS = [
 def served(spec: str) -> Retriever:
     """A release with lifetimes, bonuses, a slope, decay and ω·c, after changes of its labels."""
     bundle = dated(shop_bundle(L, cooccurrence=True, bias=spec == "flat", popularity=spec == "flat"))
-    local = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
-    bundle = replace(bundle, priors=local.added_to(Priors(), bundle))
+    local = PriorSpec(None, {"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    bundle = replace(bundle, priors=local.read(bundle))
     return retriever_of(bundle, spec, *changes(), *PATCHED, *ENDS)
 
 

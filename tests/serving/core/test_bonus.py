@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from longtail import Model
-from longtail.bundle import Bonus, Bundle, Patch, Priors, Upsert
+from longtail.bundle import Bonus, Bundle, Patch, Upsert
 from longtail.index import Limits
-from longtail.index.building.priors import DerivedPriors
+from longtail.index.building.priors import PriorSpec
 from longtail.serving import Retriever
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
@@ -42,8 +42,8 @@ def _now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weighed(bundle: Bundle) -> Bundle:
-    local = DerivedPriors({"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
-    return replace(bundle, priors=local.added_to(Priors(), bundle))
+    local = PriorSpec(None, {"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
+    return replace(bundle, priors=local.read(bundle))
 
 
 @cache
@@ -192,8 +192,8 @@ def test_weights_that_the_release_does_not_have(request: dict[str, Any], field: 
 
 def test_limits_below_zero_hold_both_ends() -> None:
     bundle = shop_bundle(L)
-    local = DerivedPriors(slopes={"price": Limits(-3, -1, -2)})
-    served = retriever_of(replace(bundle, priors=local.added_to(Priors(), bundle)), "flat")
+    local = PriorSpec(slopes={"price": Limits(-3, -1, -2)})
+    served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
     for weight in (-3, -1):
         (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"}, slope={"price": weight})]))
         assert result["slope"] == {"price": weight}
@@ -213,8 +213,8 @@ def test_queries_whose_answers_follow_from_columns() -> None:
         assert retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
     for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
         assert not retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
-    local, bundle = DerivedPriors(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
-    served = retriever_of(replace(bundle, priors=local.added_to(Priors(), bundle)), "flat")
+    local, bundle = PriorSpec(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
+    served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
     assert served.reads_columns(Query(features={}))
     assert retriever_of(dated(bundle), "flat").reads_columns(Query(features={}))
 
@@ -229,7 +229,7 @@ def test_a_minute_counts_in_ten_years() -> None:
         labels=replace(bundle.labels, display=pa.table({"at": pa.array(times, pa.timestamp("us"))})),
         manifest=bundle.manifest.model_copy(update={"display": ["at"]}),
     )
-    bundle = replace(bundle, priors=DerivedPriors(decay={"at": "1d"}).added_to(Priors(), bundle))
+    bundle = replace(bundle, priors=PriorSpec(decay={"at": "1d"}).read(bundle))
     decay = {"column": "at", "half_life": "30d"}
     query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
     (result,) = results_of(retriever_of(bundle).retrieve([Query.model_validate(query)]))

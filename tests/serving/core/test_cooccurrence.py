@@ -34,7 +34,7 @@ RECENT = Prior(name="recent", minimum=-1, default=0.25, maximum=2, missing=-3, k
 
 
 def retriever_of(bundle: Bundle, spec: str = "flat", *records: LabelRecord) -> Retriever:
-    built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), lambda _: None)
     manifest = bundle.manifest
     # Parameters of all lists makes the search of an inverted file exact.
     params = built.chosen.params.model_copy(update={} if spec == "flat" else {"nprobe": 10_000})

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle import Upsert
 from longtail.bundle.priors import ExposureState
-from longtail.index import PriorsError, PriorTable, Releases, build
+from longtail.index import PriorsError, PriorSpec, PriorTable, Releases, build
 from longtail.index.errors import NothingNewError
 from longtail.serving import Settings
 from longtail.serving.core.description import release_json
@@ -50,7 +50,7 @@ def get_values(there: Releases, name: str) -> dict[str, float]:
 def there(tmp_path: Path) -> Releases:
     """A release with the prior, without forecast and co-occurrence, and without answers so far."""
     make_bundle(labels=L, label_tower=True, popularity=True).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", name="first", exposed="1d=-1:1")
+    build(tmp_path / "bundle", tmp_path / "releases", name="first", priors=PriorSpec(exposed="1d=-1:1"))
     releases = Releases(tmp_path / "releases")
     releases.publish("first")
     return releases
@@ -135,7 +135,7 @@ def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp
     write_answers(tmp_path, "one", [(time.time() - 60, ["item-1", "item-50"], {})])
     published = refresh(Settings(releases=there.root, state=tmp_path))
     make_bundle(labels=40, label_tower=True).write(tmp_path / "another")
-    build(tmp_path / "another", there.root, name="another", exposed="7d", spec="flat")
+    build(tmp_path / "another", there.root, name="another", priors=PriorSpec(exposed="7d"), spec="flat")
     expected_ids, values = get_values(there, published), get_values(there, "another")
     assert values["item-1"] - values["item-2"] == pytest.approx(
         expected_ids["item-1"] - expected_ids["item-2"], abs=1e-5
@@ -152,7 +152,7 @@ def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp
 def test_invalid_exposure_options_are_refused(half_life: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=L).write(tmp_path / "bundle")
     with pytest.raises(PriorsError, match="expected"):
-        build(bundle, tmp_path / "releases", exposed=half_life)
+        build(bundle, tmp_path / "releases", priors=PriorSpec(exposed=half_life))
 
 
 def test_no_other_prior_has_its_name(tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
 
 def test_an_overlay_over_a_real_index() -> None:
     bundle = make_bundle(labels=400, label_tower=True)
-    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("flat"), lambda _: None)
     searcher = Searcher(bundle, built.index, built.chosen.params)
     rows = rows_of(bundle)
     records = some_records(np.random.default_rng(4), 80)

@@ -131,7 +131,7 @@ def with_priors(bundle: Bundle) -> Bundle:
 
 
 def retriever_of(bundle: Bundle) -> Retriever:
-    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("flat"), lambda _: None)
     manifest = bundle.manifest
     return Retriever(
         name="r",

@@ -221,7 +221,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     bundle = make_bundle(labels=20_000, dim=32, users=200, proposal=True)
     manifest, tree = bundle.manifest, bundle.proposal
     assert tree is not None
-    built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
+    built = tune_index(bundle, IndexSpec("flat"), lambda _: None)
     rng = np.random.default_rng(0)
     encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     inputs = encoder.read(
