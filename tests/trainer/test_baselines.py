@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import Buckets
-from longtail.trainer import job
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.baselines import (
@@ -37,6 +36,8 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
+from longtail.trainer.results import Selection, finish
+from longtail.trainer.trained import found_by_label
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -502,12 +503,13 @@ def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> N
     again = dataclasses.replace(trained, recipe=recipe, dataset=of_pairs)
     dial = Dial(tiny.curve_of_metrics(finished.out))
 
-    job.finish(again, trained.dataset, dial, trained.history, Reporter(Console(file=screen, width=120)), tmp_path / "b")
+    selection = Selection(dial, dial.default, trained.history, None, found_by_label(again))
+    finish(again, trained.dataset, selection, {}, Reporter(Console(file=screen, width=120)), tmp_path / "b")
 
-    said = "recent popularity was left out: the pairs have no times."
-    assert said in screen.getvalue()
+    note = "recent popularity was left out: the pairs have no times."
+    assert note in screen.getvalue()
     figures = json.loads((tmp_path / "b" / "metrics.json").read_text())
-    assert figures["baseline_notes"] == [said]
+    assert figures["baseline_notes"] == [note]
     assert "baselines" not in figures
 
 
