@@ -116,7 +116,7 @@ class QualityPromise(Bounds):
         ]
 
     def judge_release(self, release: Manifest, published: Manifest | None) -> tuple[list[str], list[str]]:
-        """Compare a bundle's curve at its default λ, μ, ω and β with the bounds and with CURRENT's bundle.
+        """Compare a bundle's curve at its defaults with all bounds.
 
         Returns:
             Lines of figures for people, and a sentence for each bound that is not met.
@@ -173,7 +173,7 @@ class PromiseVerdict:
 
     @property
     def by_chance(self) -> bool:
-        """Return whether the 95 % interval holds the bound, so that other queries could say otherwise."""
+        """Return whether the 95 % interval contains the bound."""
         low, high = self.figure.low, self.figure.high
         return low is not None and high is not None and low <= self.bound <= high
 
@@ -193,14 +193,14 @@ class PromiseVerdict:
 
 
 def missing_figure(key: str, name: str, names: Iterable[str], subject: str) -> str:
-    """Explain that a subject has no figure of a name, with the nearest name that has one."""
+    """Explain a missing figure, with the nearest measured name."""
     near = nearest(name, names, alike=0)
     hint = "" if near is None else f"; use one that was measured, such as {near!r}"
     return f"promise: {key}: {name!r} is not allowed because {subject} has no such figure{hint}"
 
 
 def _default_point(bundle: Manifest) -> CurvePoint | None:
-    """Return the point of the offline curve nearest to the default λ, μ, ω and β; None without a curve."""
+    """Return the curve's point nearest to the defaults; None without a curve."""
     weight = 0.0 if bundle.cooccurrence is None else bundle.cooccurrence.default
     return min(
         bundle.bias_removal.curve,

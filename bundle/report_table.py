@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Cell(str):
-    """Text of a cell with a `note` (bounds, settings) in small print, and HTML to write in its stead."""
+    """Hold a cell's text, its `note` in small print, and its HTML."""
 
     note: str
     markup: str
@@ -50,7 +50,7 @@ class ReportTable:
     caption: str = ""
 
     def _cells(self) -> Iterator[tuple[list[Cell], bool]]:
-        """Iterate over the cells of each row, and whether the row is marked."""
+        """Yield the cells of each row and its mark."""
         marked = {*self.marked}
         for i, row in enumerate(self.rows):
             yield [cell if isinstance(cell, Cell) else Cell(cell) for cell in row], i in marked
@@ -76,7 +76,7 @@ class ReportTable:
         return table
 
     def lines(self) -> Iterator[str]:
-        """Yield lines of plain text with aligned columns, of any width, without the notes."""
+        """Yield lines of plain text without the notes."""
         rows = [self.headings, *self.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
@@ -93,7 +93,7 @@ class ReportTable:
         return "\n".join(lines) + "\n"
 
     def html(self) -> str:
-        """Return an HTML table that scrolls if it is too wide."""
+        """Return an HTML table that can scroll."""
         head = "".join(f"<th>{html.escape(heading)}</th>" for heading in self.headings)
         body = ""
         for row, marked in self._cells():

@@ -90,7 +90,7 @@ class Rate:
 
     @property
     def variance(self) -> float:
-        """Estimate V, the variance of the sum of hits minus expected hits, in squared hits."""
+        """Estimate V, the variance of hits minus expected hits."""
         residuals_U = self.hits_U - (self.value or 0.0) * self.trials_U
         return float(residuals_U @ residuals_U)
 
@@ -100,7 +100,7 @@ Interval = dict[str, Any]
 
 
 def boundary(variance: float, alpha: float = ALPHA) -> float:
-    """Compute the bound on a sum's deviation that holds at every look, except with probability `alpha`."""
+    """Compute the deviation of a sum that `alpha` of all runs ever exceed."""
     return math.sqrt(2 * (variance + _RHO) * math.log(math.sqrt((variance + _RHO) / _RHO) / alpha + 1))
 
 
@@ -114,7 +114,7 @@ def rate_interval(rate: Rate, *, highest: float = math.inf) -> Interval | None:
 
 
 def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> Interval | None:
-    """Compute the difference of an arm's rate to the control's, with bounds; None while either has no trials.
+    """Compute the difference of two rates, with bounds; None while either has no trials.
 
     Args:
         alpha: probability that the bounds ever exclude the truth; divided by the number of arms compared with one
@@ -135,7 +135,7 @@ def _interval(low: float, value: float, high: float) -> Interval:
 
 
 def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> float:
-    """Compute the evidence that the units were not assigned to the arms by these shares.
+    """Compute the evidence against an assignment by these shares.
 
     The result is an e-value: if the units were assigned by the shares, it ever reaches 1/α with probability at most α.
     It is the Bayes factor of a multinomial with a Dirichlet prior around the shares against the shares themselves
@@ -164,7 +164,7 @@ def read_experiment(releases: str | Path) -> Experiment | None:
 
 
 def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -> dict[str, Any]:
-    """Compare the arms of an experiment by the answers and chosen labels of its run.
+    """Compare the arms of an experiment by answers and choices.
 
     Args:
         window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.

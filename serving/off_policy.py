@@ -92,7 +92,7 @@ class OffPolicyError(ServingError):
 
 @dataclass(frozen=True, slots=True)
 class ExplorationLog:
-    """Labels that answers showed, and the answers to the same queries at other λ."""
+    """Hold shown labels, and answers to the same queries at other λ."""
 
     lambda_G: tuple[float | None, ...]
     """λ of each setting; None: the λ that each answer was served with."""
@@ -129,7 +129,7 @@ def estimate(
     expected_S: Float64 | None = None,
     alpha: float = ALPHA,
 ) -> Interval | None:
-    """Estimate Σ coefficient · chosen per trial, with bounds that hold at every look.
+    """Estimate Σ coefficient · chosen per trial, with bounds.
 
     Args:
         coefficients_S: 1 / P of shown labels that count, 0 for others.
@@ -303,7 +303,7 @@ def _answer(retriever: Retriever, queries: Sequence[Query], bias_removal: float 
 def _find_possible(
     retriever: Retriever, usable: Sequence[tuple[Mapping[str, Any], Query]], served: Sequence[Mapping[str, int]]
 ) -> list[tuple[set[str], set[str]]]:
-    """Return the labels that each answer always shows, and the labels that it could show.
+    """Find the certain and the possible labels of each answer.
 
     Args:
         served: the answers without exploration.
@@ -339,7 +339,7 @@ def off_policy(
     event: str | None = None,
     unit: str | None = None,
 ) -> dict[str, Any]:
-    """Estimate the choices that a release would bring at other λ, from its answers that explored.
+    """Estimate a release's choices at other λ from explored answers.
 
     Args:
         folder: folder of events.

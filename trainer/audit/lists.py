@@ -169,7 +169,7 @@ def _refuse(table: Table, condition: str, expected: str, received: str, value: s
 
 
 def match_ids(ids: pa.Array, dataset_ids: pa.Array, kind: str, source: str) -> Int32:
-    """Return the row of each id in the data set, int32, −1 for an unknown id; raises DataError if all are."""
+    """Match ids to rows, int32, −1 if unknown; raises DataError if all are."""
     rows: Int32 = pc.fill_null(find_rows(ids, dataset_ids), -1).to_numpy().astype(np.int32)
     if (rows < 0).all():
         raise DataError(

@@ -1,4 +1,4 @@
-"""Measure lists of labels by bucket and group, compare baselines, and count leaks.
+"""Measure lists of labels, compare baselines, and count leaks.
 
 Legend: `E` entries of all lists, `N` queries of a task, `K` list length, `L` labels.
 """
@@ -95,7 +95,7 @@ class AuditInputs:
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """Count entries, pairs or queries that lists or splits should not have."""
+    """Count forbidden entries, pairs or queries."""
 
     name: str
     count: int

@@ -59,7 +59,7 @@ def judge(promise: QualityPromise, audit: Audit) -> list[PromiseVerdict]:
 def _judge_bounds(
     promise: QualityPromise, scope: str, bounds: Bounds, metrics: Mapping[str, Interval], audit: Audit
 ) -> list[PromiseVerdict]:
-    """Compare floors and ceilings with the metrics of all queries or of a group."""
+    """Compare floors and ceilings with metrics."""
     verdicts = []
     for key, name, sign, bound in promise.bounds(bounds, audit.metric):
         _check_figure(f"{scope}: {key}" if scope else key, name, metrics)
@@ -75,7 +75,7 @@ def _check_figure(key: str, name: str, names: Iterable[str]) -> None:
 
 
 def _check_pairs(scope: str, name: str, metrics: Mapping[str, Interval]) -> None:
-    """Refuse a promise of a bucket's recall or error without test pairs; raises BundleError."""
+    """Refuse a promise of a bucket without test pairs; raises BundleError."""
     metric, _, rest = name.partition("@")
     if metric in ("recall", "balanced_error") and "/" in rest and metrics[f"recall@{rest}"].high == 0:
         raise BundleError(f"promise: {scope}: {name} is not allowed because no test pair is there to find")

@@ -126,7 +126,7 @@ class SameForAll:
 
 @dataclass(frozen=True)
 class FromHistory:
-    """Scores of a query's weighted history times label weights, a matrix float32 [L, L], sparse or dense.
+    """Score by history times label weights, float32 [L, L], sparse or dense.
 
     `last` and `decay` are as in `Interactions.histories`.
     """
@@ -137,7 +137,7 @@ class FromHistory:
     decay: float
 
     def read(self, reading: Settings) -> FromHistory:
-        """Return the scores of another `last` and `decay`, without another fit."""
+        """Change `last` and `decay` without another fit."""
         return replace(self, last=int(reading["last"]), decay=reading["decay"])
 
     def __call__(self, rows_B: Int32) -> Float32:
@@ -148,12 +148,12 @@ class FromHistory:
 
 
 def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
-    """Score labels by their weighted training pairs, the same for every query."""
+    """Score labels by their weighted training pairs."""
     return SameForAll(data.popularity.astype(np.float32))
 
 
 def recent_popularity(data: Interactions, settings: Settings) -> SameForAll:
-    """Score labels by popularity among the latest `share` of the training pairs."""
+    """Score labels by popularity in the latest `share` of pairs."""
     times = data.train.times
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
@@ -168,7 +168,7 @@ def recent_popularity(data: Interactions, settings: Settings) -> SameForAll:
 
 
 def attribute_share(data: Interactions, settings: Settings) -> Scores:
-    """Score labels by the query's share of their value, times the label's share among labels of this value.
+    """Score labels by the query's share of their value, times popularity within.
 
     (n_v + a·s_v) / (n + a) · π_y / Σ π of v: n_v of the query's n pairs, and the share s_v of all training pairs, have
     the value v of `column`; a is `smoothing`. π is popularity among the latest `share` of the pairs, or π* of the
@@ -203,7 +203,7 @@ def _attribute_grid(data: Interactions) -> tuple[Settings, ...]:
 
 
 def categories_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
-    """Number the values of the labels' columns of kind `id`, a missing value as one more; int64 [L] by feature."""
+    """Number the values of labels' id columns, int64 [L] by feature."""
     source = dataset.label_features(recipe.data.label_id)
     return {
         feature.name: read_strings(feature, source).dictionary_encode("encode").indices.to_numpy().astype(np.int64)
@@ -213,7 +213,7 @@ def categories_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
 
 
 def item_knn(data: Interactions, settings: Settings) -> FromHistory:
-    """Sum the similarities of a label's `neighbours` nearest labels that the query knows.
+    """Sum the similarities of the nearest labels in the history.
 
     Similarity is x·y / (|x| |y| + `shrink`), a cosine if `shrink` is 0, after queries are scaled to unit length
     [Deshpande and Karypis 2004, §4; Ferrari Dacrema et al. 2019, §3.1].
@@ -264,7 +264,7 @@ def _by_nearest(
     data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64],
     power: float = 1,
 ) -> FromHistory:  # fmt: skip
-    """Score each label by the sum of (x·y / divisor)^power over known labels among its `neighbours` nearest.
+    """Score labels by Σ (x·y / divisor)^power over their nearest labels in the history.
 
     `columns_QL` has x or y of every label; `divisor` takes n labels and their n neighbours, both int32 [n].
     """
@@ -371,7 +371,7 @@ class BaselineMethod:
         return self.grid if self.grid_of is None else self.grid_of(data)
 
     def reads(self, data: Interactions) -> bool:
-        """Return whether the baseline may weigh the pairs of a history by age."""
+        """Return whether the baseline weighs pairs by age."""
         return data.ordered and "last" in self.settings
 
 
@@ -411,7 +411,7 @@ BASELINES: dict[str, BaselineMethod] = {
 
 
 def format_settings(settings: Settings) -> str:
-    """Write settings for a table, such as `l2 200, last all, decay 1`."""
+    """Format settings: `l2 200, last all, decay 1`."""
     words = {("last", 0): "all", ("share", 0): "of the prior", ("column", None): "the first"}
     return ", ".join(
         f"{key} {words.get((key, value)) or (value if isinstance(value, str) else f'{value:g}')}"
@@ -475,7 +475,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
 
 
 def _select_unseen(task: Task, order_L: Int64) -> Int32:
-    """Select each row's first K unseen labels in a common order, int32 [N, K]; −1 if none is left."""
+    """Select each row's first K unseen labels, int32 [N, K]; −1 if none is left."""
     column_L = np.empty(len(order_L), np.int64)
     column_L[order_L] = np.arange(len(order_L))
     top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
@@ -506,7 +506,7 @@ def _count_pairs(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Flo
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Use one BLAS thread, and hide the advice of `implicit`, which has its own threads."""
+    """Use one BLAS thread; `implicit` has its own threads."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")
         yield

@@ -86,7 +86,7 @@ class EvaluationResult:
         cooccurrence: float | None = None,
         bonus: Mapping[str, float] | None = None,
     ) -> float:
-        """Return the value of one metric at one λ, μ, ω and β.
+        """Return the value of one metric at one setting.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the metric that chose the model.
@@ -171,7 +171,7 @@ def evaluate(
 
 
 class RollingFigures(NamedTuple):
-    """Figures of a bundle at its default dial in one test period, with one prior.
+    """Hold a bundle's figures in one period with one prior.
 
     Attributes:
         begin: start of the period, seconds since 1970.
@@ -188,7 +188,7 @@ class RollingFigures(NamedTuple):
 def evaluate_rolling(
     bundle: Bundle | Path, recipe: Recipe | Path, periods: int, *, overrides: Sequence[str] = ()
 ) -> list[RollingFigures]:
-    """Measure one model with several priors over consecutive test periods of equal length.
+    """Measure one model with several priors over test periods.
 
     A query's labels of earlier periods are in its history and excluded from its lists, as for `test` as a whole.
 
@@ -281,7 +281,7 @@ class _OnData:
 
 
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tuple[list[CurvePoint], str | None]:
-    """Return the curve on a recipe's data, and a line about pairs whose label the bundle lacks.
+    """Measure the curve on a recipe's data, and describe missing labels.
 
     Raises DataError with the text `nothing` if no pair is left to find.
     """
@@ -327,7 +327,7 @@ def _refuse_known(forecast: Forecast, held_out: Pairs, unit: str | None, split: 
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
-    """Return the evaluation settings, without likelihood (with a warning) if bundle and recipe differ in loss."""
+    """Return the settings, without likelihood if the losses differ (with a warning)."""
     config, loss, stored = recipe.evaluation, bundle.manifest.loss, None
     if not config.log_likelihood:
         return config
@@ -352,7 +352,7 @@ def _metric_of(dial: BiasRemoval) -> str:
 
 
 def _by_bundle_rows(pairs: Pairs, rows_L: Int32) -> Pairs:
-    """Return the pairs whose label is in the bundle, with the bundle's label rows."""
+    """Select pairs of the bundle's labels, with its label rows."""
     rows = rows_L[pairs.labels]
     selected = pairs.take(rows >= 0)
     return replace(selected, labels=rows[rows >= 0].astype(np.int32))

@@ -1,4 +1,4 @@
-"""Compare a model with its recipe's baselines on the same requests, pairs and metrics.
+"""Compare a model with baselines on the same requests.
 
 Legend: `N` rows of a task, `K` list length.
 """
@@ -39,7 +39,7 @@ _READING_SCORES, _READING_QUERIES = 1e8, 1000
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold figures of a model at its default λ and μ, and of baselines.
+    """Hold figures of a model and its baselines.
 
     Attributes:
         task: number of queries that are answered, and of requests if there are more, in words.
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def behind(self) -> bool:
-        """Return whether the model is worse than the best baseline, beyond chance."""
+        """Return whether the model is worse beyond chance."""
         return (self.difference.high or 0.0) < 0
 
     @property
@@ -115,7 +115,7 @@ def compare(
     *,
     tuning: tuple[Task, Interactions] | None,
 ) -> tuple[Comparison | None, list[str]]:
-    """Run the recipe's baselines, tuned on validation queries if there are any.
+    """Run the recipe's baselines, tuned on validation queries.
 
     Returns:
         The comparison and no lines; or, if no baseline ran, None and a line for each baseline that was left out.
@@ -167,7 +167,7 @@ def baselines_for(config: EvaluationConfig, data: Interactions) -> list[str]:
 def _differences(
     task: Task, ours: Mapping[str, tuple[Float64, Float64]], theirs: Mapping[str, tuple[Float64, Float64]]
 ) -> dict[str, Interval]:
-    """Compute model minus baseline for metrics whose denominators do not depend on the lists."""
+    """Compute model minus baseline for metrics with equal denominators."""
     differences = dict[str, Interval]()
     for name, (ours_N, over_N) in ours.items():
         theirs_N, same_N = theirs[name]

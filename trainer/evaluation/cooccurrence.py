@@ -50,7 +50,7 @@ class HistoryEntries:
         self._labels, self._counted = pairs.labels[counted], np.append(0, np.cumsum(counted))
 
     def last(self, rows_B: Rows, most: int) -> tuple[Int32, Int64]:
-        """Return the last entries of every row, oldest first, int32 [n], and where each row begins, int64 [B + 1]."""
+        """Return the last entries, oldest first, int32 [n], and the rows' begins, int64 [B + 1]."""
         starts_B, ends_B = (self._counted[ends_B] for ends_B in self._past.slices(rows_B))
         starts_B = np.maximum(starts_B, ends_B - most)
         begins = np.append(0, np.cumsum(ends_B - starts_B))
@@ -58,7 +58,7 @@ class HistoryEntries:
         return self._labels[i_n], begins
 
     def padded(self, rows_B: Rows, most: int) -> Int32:
-        """Return the same entries as int32 [B, most], padded with −1 at the beginning."""
+        """Return the entries as int32 [B, most], −1 first."""
         labels_n, begins = self.last(rows_B, most)
         counts_B = np.diff(begins)
         rows_BR = np.full((len(rows_B), most), -1, np.int32)
@@ -85,7 +85,7 @@ class HistoryTerm:
 
 
 class ScoredLabels(NamedTuple):
-    """Labels of a block of rows with the terms of their scores, each [n]; rows and labels ascend."""
+    """Hold labels with the terms of their scores, [n]; rows and labels ascend."""
 
     row_n: Int64
     label_n: Int64
@@ -112,7 +112,7 @@ class ScoredLabels(NamedTuple):
         return ScoredLabels(**{name: padded(self.row_n, column, rows, fills.get(name, 0)) for name, column in columns})
 
     def find_positives(self, positives: Positives) -> tuple[Int64, Int64]:
-        """Find row and column of positives in the candidates by row, int64 [w] each."""
+        """Find rows and columns of positives, int64 [w] each."""
         keys_n = self.row_n * positives.labels + self.label_n
         i_w = np.flatnonzero(is_in(keys_n, positives.keys))
         return self.row_n[i_w], i_w - np.searchsorted(self.row_n, self.row_n[i_w])
@@ -120,7 +120,7 @@ class ScoredLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class TowerLists:
-    """The towers' exact lists at settings of λ, μ and β, to which any term can be added.
+    """Hold the towers' exact lists, to which terms can be added.
 
     Attributes:
         vectors_ND: u of every row, float32.
@@ -147,7 +147,7 @@ class TowerLists:
         )  # fmt: skip
 
     def at(self, settings: Sequence[Setting], term: HistoryTerm | None) -> Int32:
-        """Return the exact lists at any λ, μ and β of `settings` and any ω, int32 [S, N, K]."""
+        """Return the exact lists at settings with any ω, int32 [S, N, K]."""
         if term is not None and any(setting.cooccurrence for setting in settings):
             return self.with_term(term, settings)
         return self.top_GNK[[self.settings.index(setting.of_towers) for setting in settings]]
@@ -160,7 +160,7 @@ class TowerLists:
         *,
         positives: Positives | None = None,
     ) -> Int32:
-        """Compute the exact lists of any λ, μ and β of `settings`, and any ω ≥ 0, int32 [S, N, k].
+        """Compute the exact lists at settings with any ω ≥ 0, int32 [S, N, k].
 
         Args:
             positives: of the rows; lists with ω > 0 then hold only these at their ranks, and −1 elsewhere.
@@ -206,7 +206,7 @@ class TowerLists:
     def _candidates_with(
         self, block: slice, term: HistoryTerm, tops: Mapping[Setting, Int32], largest: float
     ) -> tuple[ScoredLabels, Float32]:
-        """Return all labels that may be in a list at one of the settings and an ω up to `largest`, and c, float32 [n].
+        """Find all labels that can be listed with ω up to `largest`, and c, float32 [n].
 
         Every label scores at least its score without the term, so the last score of the towers' list is a lower bound.
         """
@@ -259,7 +259,7 @@ class TowerLists:
 
 
 def _ranked(scores_BC: Float32, label_BC: Int64, row_w: Int64, column_w: Int64, k: int) -> Int32:
-    """Return lists that hold only some candidates, at their ranks, int32 [B, k]; −1 elsewhere."""
+    """Return lists of some candidates at their ranks, int32 [B, k]; −1 elsewhere."""
     scores_wC, score_w1 = scores_BC[row_w], scores_BC[row_w, column_w][:, None]
     earlier_wC = np.arange(scores_BC.shape[1]) < column_w[:, None]
     rank_w = np.count_nonzero((scores_wC > score_w1) | ((scores_wC == score_w1) & earlier_wC), axis=1)

@@ -39,7 +39,7 @@ _FINER = (0.25, 0.125)
 
 
 class Setting(NamedTuple):
-    """One λ (`bias_removal`), one μ (`popularity`), one ω (`cooccurrence`), and β of torso, tail and new."""
+    """Hold λ, μ, ω, and β of torso, tail and new."""
 
     bias_removal: float
     popularity: float = 0.0
@@ -119,12 +119,12 @@ class Dial(NamedTuple):
 
 
 def removes_nothing(noise: str) -> bool:
-    """Return whether λ leaves the order as it is, by a manifest's name of ν."""
+    """Return whether λ leaves the order unchanged, by the name of ν."""
     return noise.startswith(("uniform", "exp(")) and " · " not in noise  # exp(f): the order is that of p
 
 
 class Noise(NamedTuple):
-    """Properties of the noise ν that λ removes, as far as a curve depends on them.
+    """Describe the noise ν that λ removes.
 
     If ν is `constant`, the same for every label, λ changes nothing. With a `separate_prior`, ν is not the label
     frequency, and μ is another dial than λ. If π is `ahead`, a forecast of a later period, it replaces ν, and in theory
@@ -179,7 +179,7 @@ def lines(config: EvaluationConfig, noise: Noise, default: Setting, weights: Seq
 
 
 def line_of(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[CurvePoint]:
-    """Get the points of a curve that differ from the served setting in one dial alone, by its rising values.
+    """Select the points that differ from the served setting in one dial, sorted.
 
     The line over λ is at μ = 0.
     """
@@ -224,7 +224,7 @@ def with_prior(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
 def best_with_bonus(
     measure: Measure, curve: Sequence[CurvePoint], best: Setting, config: EvaluationConfig, noise: Noise
 ) -> Setting:
-    """Choose the best setting under the floors, among a curve and β, each with its own λ or μ [METHODS §12].
+    """Choose the best setting under the floors, with β [METHODS §12].
 
     β of torso and tail is measured only if torso, tail or new has a floor. New labels share the tail's β if new has a
     floor, because they would otherwise replace the tail. Without floors, new labels with held-out pairs get the β of
@@ -270,18 +270,18 @@ def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str
 
 
 def missed(point: CurvePoint, floors: Mapping[str, float]) -> float:
-    """Return the sum of the amounts by which a point's metrics miss their floors; 0 if all reach them."""
+    """Sum the amounts by which metrics miss their floors."""
     return sum(max(0.0, least - point.metrics[metric].value) for metric, least in floors.items())
 
 
 def chosen_by(config: EvaluationConfig) -> str:
-    """Describe the choice of λ and μ, in words that end with the metric."""
+    """Describe the choice of λ and μ, ending with the metric."""
     floor = ", ".join(f"{name} >= {least}" for name, least in config.floor.items())
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
 
 
 def best_point(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
-    """Return the best of the points with the least total shortfall from the floors."""
+    """Return the best point with the least shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return best_of(nearest, config.metric)

@@ -54,7 +54,7 @@ def examples(
     task: Task, lists: TowerLists, term: HistoryTerm | None, settings: Sequence[Setting], dataset: Dataset,
     display: Sequence[str],
 ) -> list[Example]:  # fmt: skip
-    """Describe the queries of a small task with their lists at some settings."""
+    """Describe queries with their lists at some settings."""
     top_SNK, title_of = lists.at(settings, term), _titles(dataset, display)
     buckets_L, result = lists.label_side.buckets, []
     query_N, positives = task.past.queries(task.rows_N), task.positives

@@ -24,7 +24,7 @@ _TAIL = BUCKET_NAMES.index("tail")
 
 
 class FrontierPoint(NamedTuple):
-    """Recall over queries, and over the pairs of torso and tail, at a setting in words."""
+    """Hold recall, and recall of torso and tail, at a setting."""
 
     at: str
     recall: float
@@ -37,7 +37,7 @@ Frontier = Mapping[str, Sequence[FrontierPoint]]
 
 
 def bonus_settings(default: Setting) -> list[Setting]:
-    """Return settings with a rising β of the tail at the served λ, μ and ω; the last puts the tail first."""
+    """List settings with a rising β of the tail; the last puts the tail first."""
     of_tail, shared = sorted({0.0, *BONUSES, default.tail}), default.new == default.tail != 0
     line = [
         default._replace(torso=default.torso if tail else 0.0, tail=tail, new=tail if shared else default.new)
@@ -47,7 +47,7 @@ def bonus_settings(default: Setting) -> list[Setting]:
 
 
 def reserve_slots(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved: int) -> Int32:
-    """Return lists with at least `reserved` labels of the tail, if there are so many, int32 [N, K].
+    """Reserve slots of lists for the tail, int32 [N, K].
 
     The best labels of the tail replace the last other labels of a list.
 
@@ -67,7 +67,7 @@ def reserve_slots(top_NK: Int32, tail_first_NK: Int32, buckets_L: Int8, reserved
 
 
 def frontier(dial: Dial, task: Task, top_of: Mapping[Setting, Int32], facts: LabelFacts, k: int) -> Frontier:
-    """Measure lists of k labels along the bonus and reserved places, and read λ's line from the curve.
+    """Measure lists along bonus and reserved slots, and read λ's line.
 
     Args:
         top_of: the task's lists at `bonus_settings`, int32 [N, ≥ K] each.

@@ -1,4 +1,4 @@
-"""Compute exact top-k lists of queries at many settings from one pass over the values of all labels.
+"""Compute exact top-k lists at many settings from one pass over values.
 
 A setting adds the same gain to a label for every query: `score = value + Σ_x weight_x · column_x`. Labels are sorted by
 the columns, so that a group of neighbours gains almost alike. The K-th highest `highest value + least gain` of a
@@ -36,7 +36,7 @@ _LOWEST = np.finfo(np.float32).min
 
 
 class Values(NamedTuple):
-    """Values of sorted labels, −inf for excluded labels, and the maxima of groups."""
+    """Hold values of sorted labels and the maxima of groups."""
 
     labels_PB: Float32
     groups_BF: Float32
@@ -71,7 +71,7 @@ class GridRanker:
         self._threads = max((library["num_threads"] for library in self._blas.info()), default=1)
 
     def values(self, queries: int, write: Write, excluded: Int64) -> Values:
-        """Compute the values, into the array of an earlier call, and the maximum of every group.
+        """Compute values and group maxima, reusing the array of an earlier call.
 
         Args:
             excluded: (query of B, label) that may not be in a list, int [n, 2].
@@ -97,7 +97,7 @@ class GridRanker:
         return Values(values_PB, groups_BF)
 
     def lists(self, values: Values, settings: slice = slice(None)) -> Int32:
-        """Return the labels of the highest scores, equal scores by row, int32 [G, B, K]; −1 if only −inf is left."""
+        """Return the best labels, equal scores by row, int32 [G, B, K]; −1 if only −inf is left."""
         queries = len(values.groups_BF)
         top_GBK = np.empty((len(self._weights_GX[settings]), queries, self._k), np.int32)
         step = int(np.clip(_SCORES // len(self.order), 1, 256))
@@ -105,7 +105,7 @@ class GridRanker:
         return top_GBK
 
     def gain(self, g: int) -> Float64:
-        """Return what a setting adds to the values at every position, float64 [P]."""
+        """Return a setting's gain by position, float64 [P]."""
         gain_P: Float64 = _weigh(self._weights_GX[g], self._columns_XP)
         return gain_P
 
@@ -114,7 +114,7 @@ class GridRanker:
         return self._position_L[label_n]
 
     def log_sum_exp(self, values: Values, gain_P: Float64, temperature: float) -> Float64:
-        """Compute the log of the sum of exp((value + gain) / T) over labels for every query, float64 [B]."""
+        """Compute log Σ exp((value + gain) / T) of every query, float64 [B]."""
         chunks_CB = np.empty((-(-len(gain_P) // _CHUNK), values.labels_PB.shape[1]))
 
         def sum_up(chunk: slice) -> None:
@@ -129,7 +129,7 @@ class GridRanker:
         return log_z_B
 
     def _run(self, work: Callable[[slice], None], count: int, step: int) -> None:
-        """Run `work` on slices of `step` rows in parallel, with BLAS limited to one thread in each."""
+        """Run `work` on slices in parallel, with one BLAS thread each."""
         slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
         with self._blas.limit(limits=1), ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(work, slices))
@@ -151,7 +151,7 @@ class GridRanker:
             top_BK[rows] = best(score_BC, label_BC, self._k)
 
     def _needed(self, groups_BF: Float32, settings: slice) -> Float32:
-        """Return the least value with which a label of a group may be in the list of a setting, float32 [B, F]."""
+        """Compute the least value that may be listed, by group, float32 [B, F]."""
         if groups_BF.shape[1] < self._k:
             return np.full(groups_BF.shape, _LOWEST)
         needed_BF = np.full(groups_BF.shape, np.inf, np.float32)
@@ -170,7 +170,7 @@ def _weigh(weights_X: Float64, columns_X: Iterable[Array]) -> Float64:
 
 
 def padded(row_n: Int64, value_n: Array, rows: int, fill: float) -> Array:
-    """Return the values of every row, in their order, as [rows, most of a row]."""
+    """Pad values by row to [rows, most of a row]."""
     counts = np.bincount(row_n, minlength=rows)
     if len(value_n) == rows * counts.max():
         return value_n.reshape(rows, counts.max())
@@ -180,7 +180,7 @@ def padded(row_n: Int64, value_n: Array, rows: int, fill: float) -> Array:
 
 
 def best(score_BC: Float32, label_BC: Int64, k: int) -> Int32:
-    """Return the labels of the highest scores, equal scores by row, int32 [B, K]; −1 if only −inf is left."""
+    """Select the best labels, equal scores by row, int32 [B, K]; −1 if only −inf is left."""
     top_BK, k = np.full((len(score_BC), k), -1, np.int32), min(k, score_BC.shape[1])
     if not k:
         return top_BK

@@ -93,7 +93,7 @@ def record_of(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def check_group(name: str, dataset: Dataset) -> None:
-    """Refuse a name that is no column of queries, or a column of other types; raises DataError."""
+    """Refuse a missing column or a column of other types; raises DataError."""
     _texts(name, _source(name, dataset)[name].combine_chunks())
 
 
@@ -105,7 +105,7 @@ def _texts(name: str, column: pa.Array) -> pa.Array:
 
 
 def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], Int32]:
-    """Return a column's values, the most frequent first, and each query's value by number.
+    """Number a column's values by frequency.
 
     A value that is `other` itself joins the group of all remaining values, if there is one.
 

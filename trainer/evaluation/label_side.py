@@ -1,4 +1,4 @@
-"""The labels of a model or a bundle, as evaluation ranks them.
+"""Hold the labels that evaluation ranks.
 
 Legend: `L` labels, `B` rows, `D` dimensions, `E` coordinates of an augmented row.
 """
@@ -21,7 +21,7 @@ LogProposal = Callable[[Int32], Float32]
 
 @dataclass(frozen=True)
 class LabelSide:
-    """All labels in the form that evaluation ranks and the service serves; arrays are [L] or [L, D].
+    """Hold all labels with their constants; arrays are [L] or [L, D].
 
     Attributes:
         log_pn: log ν; log π if the noise is a tree's.
@@ -43,7 +43,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
-        """Build from a model's label outputs and training counts, in the shapes of the attributes."""
+        """Build from a model's label outputs and training counts."""
         augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
         bucket_L = buckets.assign(counts)
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
@@ -81,7 +81,7 @@ class LabelSide:
         return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
 
     def facts(self, config: EvaluationConfig) -> LabelFacts:
-        """Return the label facts for metrics, with propensities if the recipe has them."""
+        """Return the label facts for metrics."""
         inverse_L = None
         if config.propensity is not None:
             a, b = config.propensity

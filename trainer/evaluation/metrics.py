@@ -73,7 +73,7 @@ class Positives:
         return np.bincount(self.query_rows, self.weights, minlength=self.queries).astype(np.float64)
 
     def between(self, start: int, end: int) -> Positives:
-        """Return the positives of queries start … end − 1, numbered from 0."""
+        """Select the positives of queries start … end − 1."""
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
         return Positives(
             self.keys[first:last] - start * self.labels, self.weights[first:last], end - start, self.labels
@@ -132,7 +132,7 @@ class Bootstrap:
         return self.intervals({"": (numerator_N, denominator_N)})[""]
 
     def intervals(self, ratios: Mapping[str, tuple[Float64, Float64]]) -> dict[str, Interval]:
-        """Compute the intervals of several ratios by name, whose sums over resamples are one product."""
+        """Compute the intervals of several ratios by one product."""
         column_of = {id(column_N): column_N for ratio in ratios.values() for column_N in ratio}
         columns_QC = np.stack([*map(self.per_query, column_of.values())], axis=1).astype(np.float32)
         sums_of = dict(zip(column_of, (self._counts_GQ @ columns_QC).T, strict=True))
@@ -178,7 +178,7 @@ def _share_bounds(hits_Q: Float64, pairs_Q: Float64) -> tuple[float, float, floa
 
 
 def interval_of_difference(ours_Q: Float64, theirs_Q: Float64, pairs_Q: Float64) -> Interval:
-    """Compute the difference of two shares of found pairs, with a 95 % interval from those of both shares.
+    """Compute the difference of two shares of hits, with a 95 % interval.
 
     The intervals are joined by the shares' correlation over queries [Newcombe 1998, method 10].
 
@@ -252,7 +252,7 @@ def compute_ratios(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int],
     custom: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, tuple[Float64, Float64]]:  # fmt: skip
-    """Compute numerators and denominators, float64 [N] each, of metrics that are ratios of sums.
+    """Compute numerators and denominators of metrics, float64 [N] each.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
     whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
@@ -315,7 +315,7 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
 def _propensity_scored(
     top_NK: Int32, hits_NK: Bools, positives: Positives, inverse_propensity_L: Float64, *, ks: list[int]
 ) -> dict[str, tuple[Float64, Float64]]:
-    """Compute `psp@K` and `psndcg@K` like `xclib`, the code of the extreme classification repository."""
+    """Compute `psp@K` and `psndcg@K` like `xclib`."""
     weights = inverse_propensity_L[positives.label_rows]
     best_first = np.lexsort((-weights, positives.query_rows))
     owners = positives.query_rows[best_first]

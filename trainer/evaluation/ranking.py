@@ -1,4 +1,4 @@
-"""Rank the whole catalogue exactly at settings of λ, μ and β, with the service's rows and queries.
+"""Rank the whole catalogue exactly with the service's rows and queries.
 
 A query with several requests (another context, attributes of another time) is ranked once per request; its training
 labels are excluded from all of them. With a growing past a query is ranked once per held-out pair, from earlier pairs.
@@ -44,7 +44,7 @@ _EMBED_BLOCK = 4096
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Assign labels to head, torso, tail and new by training counts [L], following the recipe."""
+    """Define the recipe's buckets by training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
@@ -153,7 +153,7 @@ def unknown_to(features: Sequence[Feature], read: QueryInputs) -> Unknown:
 
 
 def _popular(rows_N: Int32, label_side: LabelSide, excluded: Past | None, settings: Sequence[Setting], k: int) -> Int32:
-    """Rank labels by log π and each setting's bonus for some rows, int32 [G, N, K]; −1 if fewer labels are left."""
+    """Rank labels by log π and bonus, int32 [G, N, K]; −1 if fewer labels are left."""
     nothing_LD = np.zeros((len(label_side.log_pi), 1), np.float32)
     by_popularity = replace(
         label_side, embeddings=nothing_LD, log_pn=label_side.log_pi, log_popularity=None, bias=None,
@@ -170,7 +170,7 @@ def rank(
     rows_N: Int32, model: RankedModel, excluded: Past | None, settings: Sequence[Setting], *, k: int,
     likelihood: Likelihood | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
-    """Compute the exact top-k label rows for every setting, without the model's term.
+    """Compute the exact top-k for every setting, without the term.
 
     If several processes call it with the same arguments, each ranks its share of the queries, and all return all.
 
@@ -250,12 +250,12 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Return the number of queries to rank at a time, so that all their score matrices fit into 64 MiB."""
+    """Return the number of queries whose scores fit into 64 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 
 def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bias_removal: float) -> Write:
-    """Return a function that writes T · f, plus λ times the tree's log p_n if there is a tree, for some labels."""
+    """Create a function that writes T · f, plus λ log p_n of a tree."""
 
     def write(chunk: slice, values: Float32) -> None:
         np.matmul(rows_PE[chunk], queries_EB, out=values)
@@ -268,7 +268,7 @@ def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bia
 def _log_likelihood(
     ranker: GridRanker, values: Values, g: int, positives: Positives, excluded_L: Bools | None, temperature: float
 ) -> Float64:
-    """Compute `Σ w log softmax(s)_y` over each query's pairs at a setting, float64 [B]."""
+    """Compute `Σ w log softmax(s)_y` of each query, float64 [B]."""
     gain_P = ranker.gain(g)
     if excluded_L is not None:
         gain_P[excluded_L[ranker.order]] = -np.inf

@@ -1,4 +1,4 @@
-"""Write a job's tables, and report.html with plots, readable without a network."""
+"""Write a job's tables, and a self-contained report.html."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _NO_FIGURES = DefaultFigures()
 
 
 def terminal_columns(metric: str) -> dict[str, str]:
-    """Return the metrics of a terminal table at the k of the recipe's metric, by heading."""
+    """Return the metrics of a terminal table by heading."""
     k = k_of(metric)
     return {"recall": f"recall@{k}", "nDCG": f"ndcg@{k}", **{bucket: f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES}}
 
 
 def report_columns(metric: str) -> dict[str, str]:
-    """Return the metrics of a report's table at the k of the recipe's metric, by heading."""
+    """Return the metrics of a report's table by heading."""
     k = k_of(metric)
     names = [
         f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
@@ -84,7 +84,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
 
 
 def evaluation_markdown(dial: Dial, metric: str) -> str:
-    """Return the curve as Markdown, with propensity scores and log-likelihood if measured."""
+    """Return the curve as Markdown, with all measured metrics."""
     k = k_of(metric)
     measured = {name for point in dial.curve for name in point.metrics}
     extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
@@ -103,7 +103,7 @@ def _curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
 
 
 def target_table(measured: HitsByLabel, prior: str) -> ReportTable:
-    """Create a table of recall under another prior of labels at every λ and μ; the best is marked."""
+    """Create a table of recall under another prior; the best is marked."""
     recalls, covered = measured.recall(prior)
     recalls = sorted(recalls)
     theory = f"theory: {measured.theory[prior]}; " if prior in measured.theory else ""
@@ -213,7 +213,7 @@ def html_report(
 
 
 def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
-    """Say what head, torso, tail and new are, with the number of labels of each."""
+    """Describe the buckets with their numbers of labels."""
     labels = np.bincount(buckets.assign(counts_L), minlength=len(BUCKET_NAMES))
     bounds = (
         f"over {buckets.head_above:,g} training pairs", f"over {buckets.tail_upto:,g}", "fewer", "none"
@@ -225,7 +225,7 @@ def in_words_of_buckets(buckets: Buckets, counts_L: Int64) -> str:
 
 
 def _examples_html(examples: Sequence[Example]) -> str:
-    """Write the queries of the examples with their first labels at two λ."""
+    """Write the examples with their labels at two λ."""
     if not examples:
         return ""
 
@@ -249,7 +249,7 @@ def _examples_html(examples: Sequence[Example]) -> str:
 
 
 def baselines_html(compared: Comparison | None) -> str:
-    """Write the model and its baselines, and the differences with the best marked."""
+    """Write the model, its baselines, and the differences."""
     if compared is None:
         return ""
     words, subject = " ".join([compared.sentence, *compared.notes]), html.escape(compared.subject.capitalize())
@@ -272,7 +272,7 @@ def groups_html(groups: Sequence[Group], metric: str) -> str:
 
 
 def by_time_html(by_time: Sequence[NatsAt]) -> str:
-    """Write the likelihood of the last period's pairs by weekday and hour."""
+    """Write the likelihood by weekday and hour."""
     rows = [
         [period.time, f"{period.pairs:,.0f}", f"{period.nats:.3f}", f"{period.gain:+.3f}"]
         for period in by_time
@@ -286,7 +286,7 @@ def by_time_html(by_time: Sequence[NatsAt]) -> str:
 
 
 def price_html(dial: Dial, k: str) -> str:
-    """Write recall and exposure by bucket at each λ, with the changes and their rate."""
+    """Write recall and exposure at each λ, with changes."""
     points = _lambdas(dial)
     if len(points) < 2:
         return ""
@@ -313,7 +313,7 @@ def price_html(dial: Dial, k: str) -> str:
 
 
 def _dials(dial: Dial) -> dict[str, int]:
-    """Return the dials of a table with their places in a setting: λ, and others where the curve has them."""
+    """Return the dials of a curve with their index in a setting."""
     return {
         symbol: at
         for at, symbol in enumerate(_SYMBOLS)
@@ -322,7 +322,7 @@ def _dials(dial: Dial) -> dict[str, int]:
 
 
 def _lambdas(dial: Dial) -> list[CurvePoint]:
-    """Get the points at μ = 0 and the served ω, by rising λ."""
+    """Select the points of λ's line."""
     return line_of(dial.curve, "bias_removal", dial.default)
 
 
@@ -345,7 +345,7 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
 
 
 def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
-    """Plot recall and exposure by bucket, and coverage, over the λ of a bundle's curve.
+    """Plot recall, exposure and coverage over a bundle's λ.
 
     Raises:
         ValueError: the curve has no figures for k results, or fewer than two points.
@@ -405,7 +405,7 @@ def _exposure(axes: Axes, grid: list[float], points: list[CurvePoint], default: 
 
 
 def _name_areas(axes: Axes, grid_P: Float64, share_BP: Float64) -> None:
-    """Write each bucket's name where its area is high, but not at an edge, which would cut the name."""
+    """Name each area at its highest inner point."""
     first, last = grid_P[0] + 0.1 * np.ptp(grid_P), grid_P[-1] - 0.1 * np.ptp(grid_P)
     at_Q = np.linspace(first, last, 50)
     share_BQ = np.stack([np.interp(at_Q, grid_P, share_P) for share_P in share_BP])

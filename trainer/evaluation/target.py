@@ -1,4 +1,4 @@
-"""Compute recall under another prior of labels from the hits of valid's lists by label [METHODS §9].
+"""Compute recall under another prior of labels [METHODS §9].
 
 A service may be judged by pairs whose labels are drawn otherwise than in training: uniformly, or as in another market.
 If p(x|y) stays, recall there is that of the held-out pairs, each weighted by π*_y / π_y (label shift). So λ and μ can
@@ -44,7 +44,7 @@ _RESAMPLES, _SEED = 200, 0
 
 
 class TargetRecall(NamedTuple):
-    """Recall under a prior at one setting of λ and μ, with a 95 % interval over labels."""
+    """Hold recall under a prior, with a 95 % interval over labels."""
 
     setting: Setting
     recall: Interval
@@ -81,7 +81,7 @@ class HitsByLabel:
         self.hits = {setting: hits_L for setting, hits_L in self.hits.items() if setting in settings}
 
     def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
-        """Compute recall under a prior at every setting, and the share of the prior on labels with held-out pairs.
+        """Compute recall by setting, and the prior's share on held-out labels.
 
         Args:
             prior: `train`, `uniform`, or a table with the columns `label` and `share`, numbers ≥ 0 of any scale; labels
@@ -98,14 +98,14 @@ class HitsByLabel:
         return recalls, covered
 
     def best(self, prior: str | Path) -> tuple[Setting, float]:
-        """Return the setting of highest recall under a prior, and that recall."""
+        """Return the best setting under a prior and its recall."""
         weight_L, _ = self._weights(prior)
         pairs = weight_L @ self.pairs_L
         recalls = {setting: float(weight_L @ hits_L / pairs) for setting, hits_L in self.hits.items()}
         return max(recalls.items(), key=lambda item: item[1])
 
     def facts(self) -> dict[str, str]:
-        """Describe the best setting under each named prior, and the theory's, for a report."""
+        """Describe the best setting under each named prior."""
         facts = {}
         for prior, words in NAMED.items():
             setting, recall = self.best(prior)
@@ -114,7 +114,7 @@ class HitsByLabel:
         return facts
 
     def _weights(self, prior: str | Path) -> tuple[Float64, float]:
-        """Return π* / π of the labels, float64 [L], and the share of π* on labels with held-out pairs."""
+        """Return π* / π, float64 [L], and π*'s share on held-out labels."""
         prior_L, total = self._prior(prior)
         covered = float(prior_L[self.pairs_L > 0].sum()) / max(total, 1e-300)
         if not covered:
@@ -122,7 +122,7 @@ class HitsByLabel:
         return prior_L / self.frequency_L, covered
 
     def _prior(self, prior: str | Path) -> tuple[Float64, float]:
-        """Return π* of the labels, float64 [L], and its sum over the catalogue, of one scale."""
+        """Return π*, float64 [L], and its sum over the catalogue."""
         if prior == "train":
             return self.frequency_L, 1.0
         if prior == "uniform":
@@ -167,7 +167,7 @@ class HitsByLabel:
 
 
 def settings_beyond(measured: Sequence[Setting], *, separate_prior: bool) -> list[Setting]:
-    """List settings with μ < 0 for priors with more of the tail, at the λ where μ was measured."""
+    """List settings with μ < 0 for priors of the tail."""
     if not separate_prior:
         return []
     bias_removal = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)
@@ -175,7 +175,7 @@ def settings_beyond(measured: Sequence[Setting], *, separate_prior: bool) -> lis
 
 
 def read_shares(path: Path) -> tuple[pa.Array, Float64]:
-    """Return label ids, strings [n], and their shares of a prior, float64 [n], from a table of `label` and `share`."""
+    """Read label ids, strings [n], and their shares, float64 [n]."""
     if not path.is_file():
         raise DataError(
             f"target prior: expected {', '.join(NAMED)}, or a file with columns label and share, received {path}"

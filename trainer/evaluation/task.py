@@ -1,4 +1,4 @@
-"""Define the requests of an evaluation, with their histories and the labels to find.
+"""Define an evaluation's requests, histories and positives.
 
 Legend: `N` rows of a task, `n` held-out pairs, `K` list length, `L` labels.
 """
@@ -27,7 +27,7 @@ VALID_QUERIES = 10_000
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Numbers of a split's pairs, of measured pairs, and of pairs left out.
+    """Count a split's pairs, measured or left out.
 
     Attributes:
         distinct: pairs without repeats; all pairs with `evaluation.history = "growing"`.
@@ -47,7 +47,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int) -> HeldOut:
-        """Count the pairs of a split, whose `request_rows` are rows of the past."""
+        """Count a split's pairs; `request_rows` are rows of the past."""
         short_n, repeated_n = find_excluded(held_out, past, config)
         keys_n = held_out.request_rows.astype(np.int64) * labels + held_out.labels
         measured_P = distinct(keys_n[~(short_n | repeated_n)])
@@ -68,7 +68,7 @@ class HeldOut:
 
 
 def find_excluded(held_out: Pairs, past: Past, config: EvaluationConfig) -> tuple[Bools, Bools]:
-    """Find pairs with a short history, and other pairs with a label of their history, bool [n] each."""
+    """Find pairs with short histories, and repeated pairs, bool [n] each."""
     rows_n = held_out.request_rows
     short_n: Bools = past.lengths(rows_n) < config.least_history
     if not config.exclude_seen:
@@ -106,7 +106,7 @@ class Task:
         cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int, seed: int,
         max_queries: int | None = None,
     ) -> Task:  # fmt: skip
-        """Create the task of held-out pairs, with at most `max_queries` rows, drawn by seed.
+        """Create a task of at most `max_queries` rows, drawn by seed.
 
         The pairs' `request_rows` are rows of the past.
         """
@@ -143,7 +143,7 @@ class Task:
         return f"{requests:,} requests of {queries:,} queries" if requests > queries else f"{queries:,} queries"
 
     def select_rows(self, mask_N: Bools) -> Task:
-        """Return the task of some of its rows, bool [N], with their resamples."""
+        """Select rows, bool [N], with their resamples."""
         return replace(
             self, rows_N=self.rows_N[mask_N], positives=self.positives.select_queries(mask_N),
             bootstrap=self.bootstrap.select_rows(mask_N),
@@ -154,11 +154,11 @@ class Task:
         return compute_metrics(top_NK, self.positives, facts, ks=self.ks, bootstrap=self.bootstrap, custom=self.custom)
 
     def ratio(self, metric: str, top_NK: Int32, facts: LabelFacts) -> tuple[Float64, Float64]:
-        """Compute numerator and denominator of one metric for every query, float64 [N] each."""
+        """Compute numerator and denominator of one metric, float64 [N] each."""
         return self.ratios(k_of(metric), top_NK, facts)[metric]
 
     def error(self, metric: str, first_NK: Int32, second_NK: Int32, facts: LabelFacts) -> float:
-        """Compute the standard error of the difference of one metric between two lists, over queries."""
+        """Compute the standard error of a difference of two lists."""
         residuals_N = []
         for top_NK in (first_NK, second_NK):
             value_N, weight_N = self.ratio(metric, top_NK, facts)
@@ -167,12 +167,12 @@ class Task:
         return float(np.linalg.norm(residuals_N[0] - residuals_N[1]))
 
     def ratios(self, k: str, top_NK: Int32, facts: LabelFacts) -> dict[str, tuple[Float64, Float64]]:
-        """Compute numerators and denominators of the metrics at one k for every query, float64 [N] each."""
+        """Compute numerators and denominators of the metrics at one k."""
         return compute_ratios(top_NK, self.positives, facts, ks=[int(k)], custom=self.custom)
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:
-    """Refuse a metric, or the floor of one, over lists longer than the catalogue."""
+    """Refuse metrics and floors with k above the catalogue."""
     for key, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
         if int(k_of(metric)) > labels:
             raise DataError(f"evaluation.{key}: expected a k of at most {labels}, all labels, received {metric}")
