@@ -121,7 +121,7 @@ def json_of(row: dict[str, Any]) -> dict[str, Any]:
     return OPTIONS | {"features": features, "exclude": row["seen"] or []}
 
 
-def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
+def test_batch_answers_equal_the_service(shop: Path, tmp_path: Path) -> None:
     rows = pa.concat_tables([pq.read_table(shop / "queries" / f"{name}.parquet") for name in "abcd"])
     with served(shop) as http:
         added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})

@@ -64,7 +64,7 @@ def test_cells_that_are_given_stay(kind: str, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat"])
-def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_path: Path) -> None:
+def test_a_release_reaches_the_recall_of_its_build(kind: str, bundle: Bundle, tmp_path: Path) -> None:
     bundle.write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))
     release = Releases(tmp_path / "releases").open("one")

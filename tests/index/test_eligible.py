@@ -7,7 +7,7 @@ import numpy as np
 from longtail.index.search.eligible import Eligible
 
 
-def test_a_successor_counts_as_a_set_of_its_own() -> None:
+def test_incremental_sets_equal_new_sets() -> None:
     rng, labels = np.random.default_rng(0), 1_003
     lists_L = rng.integers(0, 9, labels).astype(np.int32)
     mask_L, latest = rng.random(labels) < 0.5, None

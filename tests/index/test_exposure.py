@@ -31,7 +31,7 @@ def bundle_of(
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
 @pytest.mark.parametrize("bias_removal", [-0.5, 0.0, 0.7])
-def test_shares_are_those_of_numpy(similarity: str, bias_removal: float) -> None:
+def test_shares_equal_numpy(similarity: str, bias_removal: float) -> None:
     bundle = bundle_of(0.3, temperature=0.5, similarity=similarity)
     vectors_LD, queries_CD = bundle.embeddings.astype(np.float64), bundle.calibration_queries.astype(np.float64)
     scores_CL = queries_CD @ vectors_LD.T / 0.5

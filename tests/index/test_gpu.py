@@ -85,7 +85,7 @@ def test_filters_and_hidden_labels_hold(spec: str, on_gpu: Callable[[str], Relea
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
-def test_it_answers_what_the_cpu_answers(
+def test_gpu_answers_equal_the_cpu(
     spec: str, on_gpu: Callable[[str], Release], opened: Callable[[str], Release]
 ) -> None:
     bundle = opened(spec).bundle
@@ -111,7 +111,7 @@ def test_an_index_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Cal
     assert len(set(rows[0]) & set(visible[:20])) >= 19
 
 
-def test_without_a_gpu_the_error_names_what_is_missing(
+def test_without_a_gpu_the_error_names_the_extra(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")

@@ -43,7 +43,7 @@ def queries(bundle: Bundle) -> Float32:
 @pytest.mark.parametrize(
     ("nprobe", "head"), [(1, False), (4, False), (1, True), (4, True), (200, True), (10_000, True)]
 )
-def test_the_best_of_what_the_visited_lists_hold(
+def test_the_best_labels_of_visited_lists_are_found(
     bundle: Bundle, index: FaissIndex, queries: Float32, nprobe: int, head: bool, hidden: Int64
 ) -> None:
     """A list holds the rows that are nearest to its centroid; a query visits those of the largest product."""
@@ -70,7 +70,7 @@ def test_the_best_of_what_the_visited_lists_hold(
         np.testing.assert_allclose(alone[0][0], scores_BK[query], rtol=1e-5, atol=1e-6)
 
 
-def test_labels_of_largest_reach_have_lists_of_their_own(index: FaissIndex, order: Int64) -> None:
+def test_labels_of_largest_max_score_have_separate_lists(index: FaissIndex, order: Int64) -> None:
     """About a hundred to a list; others are few there, for a row goes to the nearest list of all."""
     lists = len(index.centroids)
     in_head_L = np.zeros(LABELS, np.bool_)

@@ -105,7 +105,7 @@ def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
 
 
 @pytest.mark.parametrize("spec", KINDS)
-def test_lists_are_mapped_and_what_the_index_holds(spec: str, opened: Callable[[str], Release]) -> None:
+def test_mapped_lists_equal_the_index(spec: str, opened: Callable[[str], Release]) -> None:
     index = opened(spec).searcher.index
     if index.has_lists:
         assert not index.lists.flags.owndata

@@ -250,7 +250,7 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     assert (tmp_path / "r/first/bundle/embeddings.npy").samefile(tmp_path / "r/second/bundle/embeddings.npy")
 
 
-def test_the_first_by_reach_hold_what_a_prior_lifts_not_only_the_most_frequent() -> None:
+def test_the_head_by_max_score_has_labels_that_a_prior_lifts() -> None:
     bundle = make_bundle(labels=6000, dim=16, queries=20)
     values = np.random.default_rng(2).lognormal(1, 1, (6000, 1)).astype(np.float32)
     from_table = PriorTable(Path("-"))._setting("margin", values[:, 0], 0.0, bundle, None)

@@ -53,7 +53,7 @@ def test_publish_points_and_rollback_walks_back(releases: Releases) -> None:
     assert releases.current() == "a"
 
 
-def test_publishing_after_a_rollback_forgets_what_was_rolled_back(releases: Releases) -> None:
+def test_publishing_after_a_rollback_drops_rolled_back_releases(releases: Releases) -> None:
     for name in ("a", "b"):
         releases.publish(name)
     releases.rollback()

@@ -255,7 +255,7 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
     assert Releases(url).names() == ["b", "c"]
 
 
-def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prune_during_a_publication_reports_its_deletions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     releases = Releases(url)
     delete = RemoteReleases.delete
 

@@ -60,7 +60,7 @@ def scores(bundle: Bundle, queries: np.ndarray, bias_removal: float) -> np.ndarr
     return rows / bundle.manifest.temperature
 
 
-def test_a_bundle_of_its_own_vectors_answers_as_before(tmp_path: Path) -> None:
+def test_a_bundle_of_its_vectors_answers_the_same(tmp_path: Path) -> None:
     before = make_bundle()
     labels, manifest = before.labels, before.manifest
     table = {"label_id": labels.ids, "count": labels.counts, "vector": list(before.embeddings)}
@@ -81,7 +81,7 @@ def test_a_bundle_of_its_own_vectors_answers_as_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
-def test_scores_are_those_of_the_vectors_and_log_pi(tmp_path: Path, similarity: str) -> None:
+def test_scores_equal_vectors_plus_log_pi(tmp_path: Path, similarity: str) -> None:
     bundle = read(written(tmp_path), similarity=similarity, temperature=0.5)
     bundle.write(tmp_path / "bundle")
     queries, vectors = vectors_of(1)[:20], vectors_of()
@@ -162,7 +162,7 @@ def test_towers_of_vectors_and_numbers_are_served(tmp_path: Path) -> None:
     assert found.tolist() == [[3.0] * 8, [0.0] * 8]
 
 
-def test_towers_may_bring_ids_of_their_own() -> None:
+def test_towers_may_have_other_ids() -> None:
     rows = onnx.numpy_helper.from_array(np.eye(3, DIM, dtype=np.float32), "rows")
     graph = helper.make_graph(
         [helper.make_node("Gather", ["rows", "user"], ["embedding"])], "tower",

@@ -222,7 +222,7 @@ def test_invalid_event_lines_are_reported(releases: Path) -> None:
     assert exported(releases)[1][1] == f"left out: lines of one{DAMAGED} that are no events"
 
 
-def test_columns_are_those_of_the_published_release(tmp_path: Path) -> None:
+def test_columns_match_the_published_release(tmp_path: Path) -> None:
     make_bundle().write(tmp_path / "bundle")
     with pytest.raises(
         FeedbackExportError, match="expected a published release, whose features are columns, found none"

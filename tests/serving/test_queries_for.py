@@ -136,7 +136,7 @@ def random_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return make_case(folder, popularity=True, cooccurrence=True, seed=3)
 
 
-def test_answers_are_those_of_the_exact_softmax(random_case: Case) -> None:
+def test_answers_equal_the_exact_softmax(random_case: Case) -> None:
     rng, bundle = np.random.default_rng(0), random_case.bundle
     for bias_removal in (0.0, 0.5, 1.0):
         scores_QL = random_case.scores(bias_removal)
@@ -194,7 +194,7 @@ def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case)
     assert refused.value.field == "features.colour"
 
 
-def test_what_cannot_be_answered_is_refused(random_case: Case, tmp_path: Path) -> None:
+def test_impossible_queries_for_labels_are_refused(random_case: Case, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"one of \[0.0, 0.5, 1.0\], received 0.3"):
         queries_for(random_case.retriever, [QueriesFor(id="item-1", bias_removal=0.3)])
     if random_case.bundle.remembered is None:

@@ -127,7 +127,7 @@ def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
     assert f", β tail = {bonus['tail']:g}" in (tmp_path / "model" / "report.html").read_text()
 
 
-def test_a_job_without_floors_serves_no_bonus_and_shows_what_it_costs(finished: Finished) -> None:
+def test_without_floors_no_bonus_is_served_and_its_cost_is_reported(finished: Finished) -> None:
     figures = json.loads((finished.out / "metrics.json").read_text())
     ways = figures["frontier"]
     assert list(ways) == ["dial λ", "bonus", "places"]

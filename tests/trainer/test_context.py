@@ -72,7 +72,7 @@ CONTEXT = """
 """
 
 
-def test_a_pair_is_encoded_with_the_context_of_its_own_row(tmp_path: Path) -> None:
+def test_a_pair_is_encoded_with_the_context_of_its_row(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset)

@@ -41,7 +41,7 @@ def near_of(rows: np.ndarray, columns: np.ndarray, *, shape: tuple[int, int], k:
     return [[int(at) for at in np.argsort(-row, kind="stable")[:k] if row[at] > 0] for row in cosines]
 
 
-def test_the_nearest_are_those_of_the_dense_matrix() -> None:
+def test_nearest_labels_equal_the_dense_matrix() -> None:
     """Up to the order of equal cosines."""
     rng = np.random.default_rng(1)
     rows, columns = (rng.integers(0, size, 400).astype(np.int32) ** 2 // size for size in (60, 40))

@@ -117,7 +117,7 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
     assert np.abs(slope(np.log(r_L / r_L.sum()))).max() > 0.05
 
 
-def test_batches_say_what_a_query_s_pairs_weigh() -> None:
+def test_batches_have_the_weight_of_a_query_s_pairs() -> None:
     data = tiny.dataset(TRAIN, queries=3, labels=L)
     features = Encoding.fit(tiny.recipe(), data).query
 

@@ -159,7 +159,7 @@ def moved_by(batch_rows: list[int], recipe: Recipe, dataset: Any, *, times: int 
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("limit", "accumulate"), [(50, 1), (2, 2)])
-def test_a_query_is_never_in_the_audience_of_its_own_positive(limit: int, accumulate: int) -> None:
+def test_a_query_is_never_in_the_audience_of_its_positive(limit: int, accumulate: int) -> None:
     """Queries that read their histories alone learn through the audiences of their batch: those of labels 0 and 1,
     without query 0 in the first, which has it twice, and without query 3 in the second; query 6 is in neither."""
     rows = [(0, 0), (0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (0, 2), (3, 2), (0, 3), (3, 3), (6, 3)]
@@ -209,7 +209,7 @@ def test_the_gradient_reaches_the_second_layer() -> None:
     assert moved_by([0, 5], recipe, data(rows)) == [True, True, True, True, False, True]
 
 
-def test_the_rows_of_queries_are_those_of_their_own_id() -> None:
+def test_query_rows_obey_the_min_count_of_their_id() -> None:
     """Query 8 has one pair: below the own id's min_count it reads the out-of-vocabulary row, wherever it stands. Where
     an audience has a table of its own, its own min_count holds."""
     rows = [(0, 0), (0, 1), (8, 1), (3, 1), (3, 2)]

@@ -34,7 +34,7 @@ HISTORY = {"name": "seen", "kind": "self_attention", "table": "item_id", "dim": 
 
 
 @pytest.mark.usefixtures("page")
-def test_a_number_goes_into_a_kind_as_it_is_given() -> None:
+def test_a_custom_kind_gets_the_unscaled_number() -> None:
     """Hours 6 and 18 of 24: a quarter and three quarters of a turn. Of a missing one, a learned vector and the flag."""
     tower = built(reading({"name": "hour", "kind": "cyclic", "period": 24}, dim=2), hour=(11.0, 3.0)).query
     np.testing.assert_allclose(np.asarray(tower({"hour": np.float32([6, 18])})), [[1, 0], [-1, 0]], atol=1e-6)
@@ -52,7 +52,7 @@ def attended(ids: list[int], weights: list[float]) -> list[float]:
 
 
 @pytest.mark.usefixtures("page")
-def test_self_attention_reads_what_is_there_in_its_order() -> None:
+def test_self_attention_reads_entries_in_order() -> None:
     whole = attended([1, 2, 3], [1, 1, 1])
 
     assert attended([1, 2, 3, 0], [1, 1, 1, 0]) == pytest.approx(whole, abs=1e-6)

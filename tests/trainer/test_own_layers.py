@@ -75,7 +75,7 @@ def test_dropout_of_ours_drops_inside_a_tower() -> None:
     assert [layer.rate for layer in dropouts(query_tower(recipe))] == [0.25, 0.5]
 
 
-def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None:
+def test_dense_weights_of_nested_layers_have_distinct_names() -> None:
     register.tower("attending")(attending)
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
     model = tiny.model(tiny.recipe(query={"tower": "attending"}), data, batch_size=3)

@@ -57,7 +57,7 @@ def test_a_weight_of_2_is_the_pair_twice(weight: str) -> None:
     assert np.abs(moved).max() > 0.01
 
 
-def test_frequencies_of_weighted_pairs_are_those_of_repeated_ones() -> None:
+def test_frequencies_of_weighted_pairs_equal_repeated_pairs() -> None:
     visits = [
         tiny.dataset(rows, queries=2, labels=4).label_visits(one_label_per_query=False, weighted=True)
         for rows in (TWICE, WEIGHTED)

@@ -31,7 +31,7 @@ def test_accumulated_parts_equal_one_batch() -> None:
             np.testing.assert_allclose(whole, in_parts, rtol=1e-3, atol=2e-5)
 
 
-def test_in_batch_negatives_are_those_of_the_part() -> None:
+def test_in_batch_negatives_come_from_the_part() -> None:
     model = tiny.model(tiny.recipe(training={"batch_size": 6, "accumulate": 3}), DATA, batch_size=6)
     pairs = [tiny.batch(TRAIN.take(slice(at, at + 2))) for at in (0, 2, 4)]
     alone = [

@@ -115,7 +115,7 @@ def theta_of_all(theta_B: np.ndarray, others: int, *, replace: bool = False) -> 
 
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("theta_B", [[1.0, 0, 0, 0], [0.7, 0.7, 0.2, 0.05]], ids=["top 1", "arbitrary"])
-def test_theta_of_all_is_what_the_sampler_s_draws_amount_to(theta_B: list[float], replace: bool) -> None:
+def test_theta_of_all_is_the_limit_of_sampled_draws(theta_B: list[float], replace: bool) -> None:
     """The mean weight of every rank over 40,000 rows of the real draws; [Re19 Lemma 2] is without replacement."""
     rows = 40_000
     sample = toy.draw("uniform", rows=rows, negatives=B, replace=replace, exclude_positive=True, seed=9)

@@ -81,7 +81,7 @@ def visits(epoch: int, *, seed: int = 0) -> np.ndarray:
     return one_per_query(MANY.train, np.random.default_rng([seed, epoch]))
 
 
-def test_an_epoch_of_samples_visits_every_query_once_with_a_label_of_its_own() -> None:
+def test_an_epoch_visits_every_query_once_with_one_of_its_labels() -> None:
     seen = visits(0)
 
     assert sorted(MANY.train.queries[seen].tolist()) == list(range(10))
@@ -98,7 +98,7 @@ def test_samples_are_uniform() -> None:
     np.testing.assert_allclose(drawn, expected, atol=5 * np.sqrt(0.25 / 4000))
 
 
-def test_frequencies_are_those_of_the_visits() -> None:
+def test_frequencies_count_visits() -> None:
     """Label 0 is one of three of query 0 and all of query 1; labels 1 and 2 are only of query 0."""
     data = tiny.dataset(tiny.pairs((0, 0), (0, 1), (0, 2), (1, 0)), queries=2, labels=3)
 

@@ -155,7 +155,7 @@ def test_a_weight_that_is_not_separable_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("page")
-def test_a_family_that_counts_what_is_masked_is_refused() -> None:
+def test_a_family_that_counts_masked_negatives_is_refused() -> None:
     register.family("counts", link=1.0)(lambda f, g, _: f + ops.sum(g, axis=1))
     register.family("total", link=1.0)(lambda f, _, __: ops.sum(f))
 

@@ -49,7 +49,7 @@ def is_available(display: dict[str, Any], now: datetime) -> bool:
 
 @pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 10))])
-def test_lists_are_those_of_brute_force(seed: int, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, retriever = np.random.default_rng(seed), served(spec)
     formula, changed = Weighed(retriever), 0
     for second in rng.integers(-60, 60, 5).tolist():

@@ -209,7 +209,7 @@ def remembered(bundle: Bundle, user: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "spec", "records"), CASES, ids=[f"{name}, {spec}" for name, spec, _ in CASES])
-def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[LabelRecord]) -> None:
+def test_answers_follow_the_formula(name: str, spec: str, records: list[LabelRecord]) -> None:
     bundle = BUNDLES[name]()
     retriever = retriever_of(bundle, spec, *records)
     formula, rng = Formula(retriever), np.random.default_rng(7)
@@ -376,7 +376,7 @@ def test_limits_of_the_dial(weight: float) -> None:
     }  # fmt: skip
 
 
-def test_similar_labels_by_what_was_chosen_together() -> None:
+def test_similar_labels_by_cooccurrence() -> None:
     bundle = shop_bundle(L, cooccurrence=True)
     retriever = retriever_of(bundle, "flat", *changes())
     formula = Formula(retriever)

@@ -99,7 +99,7 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 100, 1000])
-def test_distances_far_from_the_origin_are_those_of_float64(offset: float) -> None:
+def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
     rng = np.random.default_rng(0)
     vectors_LD = (rng.normal(size=(500, 8)) + offset).astype(np.float32)
     queries_BD = (rng.normal(size=(40, 8)) + offset).astype(np.float32)

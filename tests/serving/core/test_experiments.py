@@ -72,7 +72,7 @@ def test_other_shares_or_settings_are_another_run() -> None:
     assert run != running({"a": "share = 0.5\nk = 5", "b": "share = 0.5"}).run
 
 
-def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
+def test_a_request_that_sets_an_option_of_the_arms_is_in_no_arm() -> None:
     experiment = running(
         {"control": "share = 0.5", "tail": 'share = 0.5\nbias_removal = 0.3\ndisplay = ["title"]\nexplore = {new = 2}'}
     )

@@ -53,7 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("of_bundle", "request"), CASES.values(), ids=CASES)
-def test_intervals_are_those_of_a_scan(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
+def test_intervals_equal_a_scan(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
     actual = answer(bundle, k=8, explain=True, **request)
     dial = bundle.manifest.bias_removal

@@ -131,7 +131,7 @@ def test_requests_weigh_exposure_as_numpy_does(
         served.retrieve([Query.model_validate(query | {"priors": {"exposed": -1.5}})])
 
 
-def test_a_new_model_knows_what_the_published_release_knows(there: Releases, tmp_path: Path) -> None:
+def test_a_new_model_keeps_the_exposures_of_the_published_release(there: Releases, tmp_path: Path) -> None:
     write_answers(tmp_path, "one", [(time.time() - 60, ["item-1", "item-50"], {})])
     published = refresh(Settings(releases=there.root, state=tmp_path))
     make_bundle(labels=40, label_tower=True).write(tmp_path / "another")

@@ -119,7 +119,7 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_answers_are_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_equal_those_of_faiss(name: str, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     exact, milvus = (load_release(releases, item, max_new_labels=500) for item in ("flat", name))
     rng = np.random.default_rng(3)
     pairs = [(exact, milvus), (changed(exact), changed(milvus)), (exact, milvus)]

@@ -190,7 +190,7 @@ def test_an_empty_overlay_uses_the_index_directly() -> None:
     assert (overlay.labels, hidden.labels, added.labels) == (60, 60, 61)
 
 
-def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_labels_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     embedded: list[list[int]] = []
     embed = Tower.embed
@@ -208,7 +208,7 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_later_changes_leave_an_overlay_as_it_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlays of running requests share arrays with those after them, and two may continue the same one."""
     monkeypatch.setattr("longtail.serving.core.overlay._MOST_RETIRED", 5)
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
@@ -258,7 +258,7 @@ def test_ids_keep_every_byte() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) -> None:
+def test_incremental_changes_equal_one_build(seed: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
     records = some_records(rng, 80)
@@ -290,7 +290,7 @@ def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) ->
         np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
 
 
-def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
+def test_catalogue_labels_keep_their_figures_and_columns() -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     labels = bundle.labels
     overlay = overlay_of(

@@ -58,7 +58,7 @@ def test_filters_go_by_the_columns_of_now() -> None:
     assert set(answered(changed, filter={"title": {"in": ["Title 7", "Title 9", "Here"]}})) == {"item-9"}
 
 
-def test_what_is_hidden_comes_back_as_it_was_patched() -> None:
+def test_restored_labels_keep_their_patches() -> None:
     once = [patch("item-7", title="Sold out"), hide("item-7")]
     assert "item-7" not in answered(after(*once))
     assert answered(after(*once, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
@@ -139,7 +139,7 @@ def test_columns_of_another_release_are_ignored() -> None:
     assert not both.overlay.skipped
 
 
-def test_what_cannot_be_patched_is_refused() -> None:
+def test_impossible_patches_are_refused() -> None:
     def records(*labels: dict[str, Any], retriever: Retriever) -> list[Patch]:
         return records_to_patch([LabelPatchById(**label) for label in labels], retriever)
 

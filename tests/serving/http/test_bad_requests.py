@@ -262,7 +262,7 @@ def test_numbers_that_are_not_finite(client: httpx.Client, template: bytes, fiel
 
 
 @pytest.mark.parametrize("depth", [50, 150])
-def test_nested_values_are_refused_as_what_they_are(client: httpx.Client, depth: int) -> None:
+def test_nested_values_are_refused_by_their_type(client: httpx.Client, depth: int) -> None:
     body = b'{"queries":[{"features":{"user":' + b"[" * depth + b"]" * depth + b"}}]}"
     response = client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
     assert check(response, 422, "invalid_request")["message"].endswith("received a list of 1")

@@ -27,7 +27,7 @@ BODY = {"queries": [{"features": {"user": "east"}, "k": 4}] * 5}
         ("identity, gzip ; q=0.00", None),
     ],
 )
-def test_it_is_what_the_client_accepts(client: httpx.Client, accepted: str, coding: str | None) -> None:
+def test_compression_follows_accept_encoding(client: httpx.Client, accepted: str, coding: str | None) -> None:
     request = client.build_request("POST", "/v1/retrieve", json=BODY, headers={"accept-encoding": accepted})
     response = client.send(request, stream=True)
     content = b"".join(response.iter_raw())

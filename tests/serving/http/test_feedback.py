@@ -53,7 +53,7 @@ def recorded_events(releases: Path, kind: str = "choice") -> list[dict[str, Any]
     return rows
 
 
-def test_an_event_says_what_its_answer_was(
+def test_an_event_describes_its_answer(
     app: Starlette, client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = ids_of(client, EAST, {**EAST, "k": 1, "bias_removal": 0.25, "buckets": ["tail"]})

@@ -42,7 +42,7 @@ def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Cl
     assert series(client)["longtail_queries_total"] == 1
 
 
-def test_the_verdict_says_what_is_broken(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
+def test_the_verdict_names_failures(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
     follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
 
     def broken() -> list[str]:

@@ -112,9 +112,7 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
 
 @pytest.mark.parametrize("baseline", [None, BASELINE])
 @pytest.mark.parametrize("queries", [0, 1, 100])
-def test_monitoring_is_what_the_documentation_says(
-    tmp_path: Path, baseline: AnswerBaseline | None, queries: int
-) -> None:
+def test_monitoring_matches_the_documentation(tmp_path: Path, baseline: AnswerBaseline | None, queries: int) -> None:
     retriever = plane_retriever()
     retriever.promises = None if baseline is None else Promises(baseline)
     app = create_app(plane_settings(tmp_path), retriever=retriever)

@@ -282,7 +282,7 @@ def test_what_holds_keys_shows_none(tmp_path: Path) -> None:
         assert ADMIN not in displayed
 
 
-def test_wrong_files_of_keys_leave_those_of_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_key_files_keep_the_previous_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name, key in (("asking", ASKING), ("admin", ADMIN)):
         (tmp_path / name).write_text(key)
     keys = Keys(Settings(releases=tmp_path, api_keys_file=tmp_path / "asking", admin_keys_file=tmp_path / "admin"))
