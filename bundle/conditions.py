@@ -42,7 +42,7 @@ _ELSEWHERE = {
     "<>": "ne", "nin": "not_in", "any": "in",
 }  # fmt: skip
 """Operators by what other services call them."""
-_WANTED: dict[FilterKind, str] = {
+_VALUE_NAMES: dict[FilterKind, str] = {
     "string": "a string",
     "strings": "a string",
     "number": "a finite number",
@@ -274,7 +274,7 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
             else:
                 return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     raise ConditionError(
-        f"expected {_WANTED[kind]}, as the column is of kind {kind}, received {describe(value)}", field=field
+        f"expected {_VALUE_NAMES[kind]}, as the column is of kind {kind}, received {describe(value)}", field=field
     )
 
 

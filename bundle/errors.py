@@ -42,7 +42,7 @@ def require(invariant: str, holds: bool, expected: object, actual: object) -> No
 def require_array(file: str, array: npt.NDArray[Any], dtype: npt.DTypeLike, **sizes: int | None) -> None:
     """Require dtype and sizes of an array, by the names of its axes; None for any size."""
     fits = array.dtype == dtype and array.ndim == len(sizes)
-    fits = fits and all(size in (None, found) for size, found in zip(sizes.values(), array.shape, strict=True))
+    fits = fits and all(size in (None, actual) for size, actual in zip(sizes.values(), array.shape, strict=True))
     expected = ", ".join(name if size is None else str(size) for name, size in sizes.items())
     require(
         f"{file} is {np.dtype(dtype)} [{', '.join(sizes)}]", fits, f"{np.dtype(dtype)} ({expected})",

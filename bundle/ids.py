@@ -11,7 +11,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_BOOLEAN, _WHOLE = r"^(?i:true|false)$", r"^-?(0|[1-9]\d*)(\.0+)?$"
+_BOOLEAN, _INTEGER = r"^(?i:true|false)$", r"^-?(0|[1-9]\d*)(\.0+)?$"
 _ENTRY = (
     r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|-?(?:0|[1-9]\d*)(?:\.\d*)?(?:[eE][+-]?\d+)?"""
     "|[Tt]rue|[Ff]alse|None|null|nan"
@@ -46,7 +46,7 @@ def to_ids(column: pa.Array) -> pa.Array:
         text = column.cast(pa.string())
         if _all(text, _BOOLEAN):
             return pc.utf8_lower(text)
-        return pc.replace_substring_regex(text, r"\.0+$", "") if _all(text, _WHOLE) else text
+        return pc.replace_substring_regex(text, r"\.0+$", "") if _all(text, _INTEGER) else text
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         return column.cast(pa.string())
     if not (pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
@@ -66,7 +66,7 @@ def as_float64(column: pa.Array) -> pa.Array:
 
 def respelled(id_: str) -> str:
     """Convert the text `True` to `true`, and `39.0` to `39`; other texts stay."""
-    return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
+    return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_INTEGER, id_) else id_
 
 
 def find_rows(ids: pa.Array, catalogue: pa.Array) -> pa.Array:

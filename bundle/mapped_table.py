@@ -47,8 +47,8 @@ def id_column(table: pa.Table, name: str, file: str) -> pa.Array:
 def number_column(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
     """Get a column of numbers without a copy, [rows]; raises BundleInvariantError."""
     expected = pa.from_numpy_dtype(np.dtype(type_))
-    found = table.schema.field(name).type if name in table.column_names else "no such column"
-    require(f"{file} column {name!r}", found == expected, expected, found)
+    actual = table.schema.field(name).type if name in table.column_names else "no such column"
+    require(f"{file} column {name!r}", actual == expected, expected, actual)
     numbers: Array = _without_nulls(table, name, file).to_numpy(zero_copy_only=False)
     return numbers
 

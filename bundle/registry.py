@@ -21,7 +21,7 @@ from longtail.bundle.store import atomic_directory, file_sha256
 from longtail.extras import pip_install
 
 _SCHEME = "models:/"
-_PLACE = re.compile(r"models:/(?P<name>[^/@:]+)(/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
+_URL_PATTERN = re.compile(r"models:/(?P<name>[^/@:]+)(/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
 _DIGITS = 12
 
 
@@ -73,7 +73,7 @@ def upload_version(bundle: Path, source: str) -> RegisteredVersion:
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
-    parts = _PLACE.fullmatch(source)
+    parts = _URL_PATTERN.fullmatch(source)
     if parts is None or parts["version"]:
         raise ObjectStoreError(f"{source}: expected models:/NAME or models:/NAME@ALIAS to register a bundle")
     folder, run_id = f"bundle-{file_sha256(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
@@ -118,7 +118,7 @@ def _figures(manifest: Manifest) -> dict[str, float]:
 
 def _find_version(source: str) -> Any:
     """Get MLflow's record of a version."""
-    parts = _PLACE.fullmatch(source)
+    parts = _URL_PATTERN.fullmatch(source)
     if parts is None or not parts[2]:
         raise ObjectStoreError(f"{source}: expected models:/NAME@ALIAS or models:/NAME/VERSION")
     with _mlflow(source) as mlflow:

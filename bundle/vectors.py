@@ -30,13 +30,13 @@ from longtail.bundle.vocabulary import Vocabulary
 
 Similarity = Literal["dot", "cosine", "l2"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
-_QUERIES, _SHOWN = 1000, 5
+_QUERIES, _EXAMPLES = 1000, 5
 """Number of label vectors that replace missing queries."""
 _MOST = 2**53
 """Bound below which floats represent all integers."""
 _FAR = 100.0
 """Squared distance of the labels' mean from 0, in variances of their vectors, from which they are centred."""
-_OWN = "towers"
+_TOWERS = "towers"
 _LAST, _DECAY = 20, 0.9
 _POWER = 0.5
 _WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -330,7 +330,7 @@ def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
 def _identity_tower(dim: int, *, unit: bool) -> OnnxTower:
     """Create the identity tower: the feature `vector` of a query is its embedding."""
     file = "unit_vector.onnx" if unit else "vector.onnx"
-    onnx = files("longtail.bundle").joinpath(_OWN, file).read_bytes()
+    onnx = files("longtail.bundle").joinpath(_TOWERS, file).read_bytes()
     return OnnxTower(onnx, [Feature(name="vector", kind="vector", dims=dim, missing=None)])
 
 
@@ -370,8 +370,8 @@ def _log_shares(noise_L: Float64, ids: pa.Array) -> Float32:
 def _require_ids(ids: pa.Array) -> None:
     """Refuse empty ids, and ids that occur twice; the first ones are named."""
     if repeated := repeated_ids(ids):
-        ending = f" and {len(repeated) - _SHOWN:,} more" if len(repeated) > _SHOWN else ""
-        examples = ", ".join(map(repr, repeated[:_SHOWN]))
+        ending = f" and {len(repeated) - _EXAMPLES:,} more" if len(repeated) > _EXAMPLES else ""
+        examples = ", ".join(map(repr, repeated[:_EXAMPLES]))
         raise BundleInvariantError(
             "ids are distinct", expected="every id once", actual=f"{examples}{ending} more often"
         )

@@ -200,8 +200,8 @@ def _read_error(response: httpx.Response) -> LongtailError:
     kind = _TYPES.get(status, LongtailError)
     try:
         body = read(dict[str, Any], response.content)
-        said = {name: body["error"].get(name) for name in ("type", "field")}
-        return kind(body["error"]["message"], status=status, request_id=body["request_id"], **said)
+        details = {name: body["error"].get(name) for name in ("type", "field")}
+        return kind(body["error"]["message"], status=status, request_id=body["request_id"], **details)
     except (ValidationError, LookupError, AttributeError, TypeError):
         message = (
             f"expected an answer of Longtail from {_target(response.request)}, received another's: "

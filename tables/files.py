@@ -25,7 +25,7 @@ _ICEBERG = "*.metadata.json"
 _HIDDEN = ("_", ".")
 """First characters of file names to skip: leftovers of writers and editors."""
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_SHOWN = 60
+_LONGEST = 60
 """Most characters of a query in messages."""
 _QUERY = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/)*(select|with|from)\s", re.IGNORECASE | re.DOTALL)
 
@@ -46,9 +46,9 @@ class DataFile:
     system: Any = None
     partition: dict[str, str | None] = field(default_factory=dict)
 
-    def wrong(self, column: str, expected: str, found: object) -> DataError:
+    def wrong(self, column: str, expected: str, actual: object) -> DataError:
         """Create an error about a column."""
-        return DataError(f"{self.name}: column {column!r}: expected {expected}, found {found}")
+        return DataError(f"{self.name}: column {column!r}: expected {expected}, found {actual}")
 
 
 def is_query(source: Path | str) -> bool:
@@ -59,7 +59,7 @@ def is_query(source: Path | str) -> bool:
 def shorten_query(query: str) -> str:
     """Shorten a query to one line, for messages."""
     line = " ".join(query.split())
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 def as_source(text: str | Path) -> Path | str:

@@ -26,7 +26,7 @@ _ROWS = 7
 _BATCH, _ENTRIES = 3, (1, 5)
 """Rows of a trial batch, and the two numbers of entries of its bags."""
 
-_APART = 1e-4
+_TOLERANCE = 1e-4
 """Largest change of an output by padding."""
 
 
@@ -106,7 +106,7 @@ def _check_entries(title: str, tower: keras.Model, few: Inputs, many: Inputs) ->
 
     of_few_BD, of_many_BD = embedded(few), embedded(many)
     difference = float(np.abs(embedded(padded) - of_few_BD).max())
-    if not difference <= _APART:
+    if not difference <= _TOLERANCE:
         raise RecipeError(
             f"{title}: expected padding (entries of weight 0) to change no output, received outputs "
             f"{difference:.3g} apart"

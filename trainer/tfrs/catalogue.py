@@ -26,7 +26,7 @@ Candidates = Ids | tuple[Ids, Mapping[str, Any]]
 _BATCH = 1024
 _EXAMPLES = 1000
 """Labels on which the label tower is checked."""
-_WHERE = "label tower"
+_TITLE = "label tower"
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class TfrsCatalogue:
             return None, None
         try:
             if self.examples is None or not isinstance(model, tf.Module):
-                raise ExportError(f"{_WHERE}: expected a Keras model of tensors by name, or of the ids alone")
+                raise ExportError(f"{_TITLE}: expected a Keras model of tensors by name, or of the ids alone")
             examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
-            features = trace(model, examples, _WHERE).features
+            features = trace(model, examples, _TITLE).features
             ids = [feature.name for feature in features if feature.kind == "id"]
             own_id = next((name for name in ids if examples.holds(name, self.ids)), None)
             if own_id is None or len(features) > 1:
-                return exported(model, examples, _WHERE), own_id
+                return exported(model, examples, _TITLE), own_id
             if required:
-                raise ExportError(f"{_WHERE}: expected features beside the id, {own_id!r}, found none")
+                raise ExportError(f"{_TITLE}: expected features beside the id, {own_id!r}, found none")
         except ExportError as error:
             if required:
                 raise
