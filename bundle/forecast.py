@@ -470,16 +470,12 @@ class Forecast:
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Compute the logarithm of the regression's factor, float64 [L] or [M]."""
-        import xgboost
-
-        rows = xgboost.DMatrix(columns_XF, base_margin=np.zeros(len(columns_XF)), nthread=1)
+        rows = _xgboost().DMatrix(columns_XF, base_margin=np.zeros(len(columns_XF)), nthread=1)
         return np.asarray(self._booster.predict(rows, output_margin=True), np.float64)
 
     @cached_property
     def _booster(self) -> Any:
-        import xgboost  # takes half a second, which programs without a forecast save
-
-        booster = xgboost.Booster({"nthread": 1})
+        booster = _xgboost().Booster({"nthread": 1})
         booster.load_model(bytearray(self.model or b""))
         return booster
 
@@ -543,3 +539,9 @@ def _seconds(value: Any, now: float) -> float:
         return parse_seconds(str(value)) if value is not None else now
     except (ValueError, OverflowError):
         return now
+
+
+def _xgboost() -> Any:
+    import xgboost  # takes half a second, which programs without a forecast save
+
+    return xgboost

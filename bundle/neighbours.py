@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,13 @@ def refresh_term(
     return fresh, None if remembered is None else remembered.append_log(history, ids_Q, rows_Q)
 
 
+def _sparse() -> Any:
+    """Import SciPy on first use, because a service needs it for none of its answers."""
+    import scipy.sparse  # type: ignore[import-untyped]
+
+    return scipy.sparse
+
+
 def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings: CooccurrenceSettings) -> Float64:
     """Divide the entries of C by powers of degrees, float64 [n]; 0 on the diagonal."""
     row_power, column_power = degree_powers(settings)
@@ -212,19 +219,15 @@ def _numbers(queries_P: npt.NDArray[np.integer]) -> Int64:
 
 def _chosen(pairs: LogPairs, weights_P: Float32, labels: int) -> csr_matrix:
     """Return X, the roots of the weights of distinct pairs, float32 [Q, L]."""
-    from scipy.sparse import csr_matrix
-
     number_P = _numbers(pairs.queries)
     shape = int(number_P.max(initial=-1)) + 1, labels
-    return csr_matrix((np.sqrt(weights_P), (number_P, pairs.labels)), shape, dtype=np.float32)
+    return _sparse().csr_matrix((np.sqrt(weights_P), (number_P, pairs.labels)), shape, dtype=np.float32)
 
 
 def _per_query(part_QL: csr_matrix, chosen_QL: csr_matrix) -> csr_matrix:
     """Divide rows of X by n."""
-    from scipy.sparse import diags
-
     total_Q = np.asarray(chosen_QL.power(2).sum(axis=1)).ravel()
-    return (diags(1 / np.where(total_Q > 0, total_Q, 1)) @ part_QL).tocsr()
+    return (_sparse().diags(1 / np.where(total_Q > 0, total_Q, 1)) @ part_QL).tocsr()
 
 
 def _products(left_QL: csr_matrix, right_QL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
@@ -259,9 +262,7 @@ def _following(
     Args:
         later_P: followers that count, as far as they are nearer than a query's other followers; None for all.
     """
-    from scipy.sparse import csr_matrix
-
-    parts_LL = [csr_matrix((labels, labels), dtype=np.float32)]
+    parts_LL = [_sparse().csr_matrix((labels, labels), dtype=np.float32)]
     number_P, root_P = _numbers(pairs.queries), np.sqrt(pairs.filled_weights)
     for rows in _whole_queries(number_P, _KEYS):
         query_n, label_n, root_n = number_P[rows] - number_P[rows.start], pairs.labels[rows], root_P[rows]
@@ -289,7 +290,7 @@ def _following(
             )
             value_g *= 1 - counted_g / np.maximum(decay_g, np.finfo(np.float32).tiny)
         cells = key_T[firsts_g] % labels, follower_T[firsts_g]
-        parts_LL.append(csr_matrix((value_g, cells), (labels, labels), dtype=np.float32))
+        parts_LL.append(_sparse().csr_matrix((value_g, cells), (labels, labels), dtype=np.float32))
         # Only parts of a like size are added, so that no entry is copied for every later part.
         while len(parts_LL) > 1 and parts_LL[-2].nnz <= 2 * parts_LL[-1].nnz:
             parts_LL[-2:] = [parts_LL[-2] + parts_LL[-1]]
@@ -333,8 +334,6 @@ def _added(
     history: LogPairs, later_P: Bools, labels: int, settings: CooccurrenceSettings
 ) -> tuple[Float32, Iterator[tuple[int, csr_matrix]]]:
     """Compute the increase of degrees, float32 [L], and C, in blocks of rows."""
-    from scipy.sparse import vstack
-
     weights_P = history.filled_weights
     following_LL = None
     if settings.kind in ("next", "mixed"):
@@ -354,7 +353,7 @@ def _added(
         if settings.kind != "cosine":
             rights = [_per_query(part_QL, chosen_QL) for part_QL in rights]
         # X'X of all pairs less that of the earlier ones.
-        sums = _products(vstack([later_QL, earlier_QL]).tocsr(), vstack(rights).tocsr())
+        sums = _products(_sparse().vstack([later_QL, earlier_QL]).tocsr(), _sparse().vstack(rights).tocsr())
         sums = sums if following_LL is None else _plus(sums, following_LL, settings)
     added_L = np.bincount(history.labels[later_P], weights_P[later_P], labels).astype(np.float32)
     return added_L, sums

@@ -34,7 +34,7 @@ _DIGITS = r"'[-+]?[0-9][-+0-9.,:eETZ/ ]*'"
 """Regular expression of numbers and times."""
 _FEW, _MOST = 10_000, 0.9
 """Rows sampled for columns of numbers, and the least share of numbers in such a column."""
-_MOST_EXAMINED = 10_000
+_CHARS = 10_000
 """Most characters of a rejected line that are examined."""
 _STRUCTURAL = {
     "UNQUOTED VALUE": "quotations that end before a delimiter",
@@ -295,7 +295,7 @@ class OpenedFile:
         text, rejected = self._text, []
         assert text is not None
         lines = self.database.rows(
-            f"SELECT line, arg_max(error_type::VARCHAR, error_message), list(error_message), max(csv_line[:{_MOST_EXAMINED}]), "
+            f"SELECT line, arg_max(error_type::VARCHAR, error_message), list(error_message), max(csv_line[:{_CHARS}]), "
             f"min(line_byte_position) FROM {self._rejects} GROUP BY line ORDER BY line"
         )
         numbers = [line for line, *_ in lines]

@@ -13,8 +13,8 @@ from longtail.tables.errors import DataError, EmptyFileError
 from longtail.tables.files import DataFile
 from longtail.tables.queries import open_query
 from longtail.tables.values import (
+    INTEGERS,
     TEXT,
-    INTEGER_TEXT,
     as_type,
     is_no_id,
     is_nothing,
@@ -250,7 +250,7 @@ def canonical_ids(database: Database, source: str, text: str, condition: str = "
         condition: SQL condition of the texts that count.
     """
     are_whole, decimal = database.row(
-        f"SELECT bool_and({matches(text, INTEGER_TEXT)}) FILTER ({condition}), bool_or(contains({text}, '.')) FROM {source}"
+        f"SELECT bool_and({matches(text, INTEGERS)}) FILTER ({condition}), bool_or(contains({text}, '.')) FROM {source}"
     )
     return f"regexp_replace({text}, '\\.0+$', '')" if are_whole and decimal else text
 

@@ -19,7 +19,7 @@ _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", 
              "UHUGEINT")  # fmt: skip
 _EXACT = {"FLOAT": 2**24, "DOUBLE": 2**53}
 """Integers below these are exact."""
-INTEGER_TEXT = r"-?\d+(\.0+)?"
+INTEGERS = r"-?\d+(\.0+)?"
 
 
 def quoted(name: str) -> str:
