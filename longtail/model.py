@@ -25,7 +25,7 @@ from longtail.serving.batch import TableOptions, answers_to
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import ELSEWHERE, QueriesFor, Query, SimilarQuery
+from longtail.serving.core.queries import ELSEWHERE, QueriesFor, RetrieveQuery, SimilarQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.settings import explain
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from longtail.serving.process.background import BackgroundServer
 
-Options = TypeVar("Options", QueriesFor, Query, SimilarQuery)
+Options = TypeVar("Options", QueriesFor, RetrieveQuery, SimilarQuery)
 
 
 class Model:
@@ -100,7 +100,8 @@ class Model:
             shared = {name: value for name, value in values.items() if value is not None} | {"k": k}
             features: list[Any] = [*queries] if several else [queries]
             resolved = [
-                _checked(Query, shared if query is None else {**shared, "features": query}) for query in features
+                _checked(RetrieveQuery, shared if query is None else {**shared, "features": query})
+                for query in features
             ]
             leading = self._leading(features) if several else [{}]
             return like(None, _table(leading, [self.retriever.retrieve(resolved).explain()], self.label_id))
@@ -110,7 +111,7 @@ class Model:
         shared = _plain({"k": k, **options})
         if exclude is not None and not isinstance(exclude, str):
             shared["exclude"], exclude = _plain(exclude), None
-        self.retriever.check_options(_checked(Query, {**shared, "features": {}}))
+        self.retriever.check_options(_checked(RetrieveQuery, {**shared, "features": {}}))
         table_options = TableOptions(
             shared, exclude=exclude, history=history, keep=[self.query_id] if self.query_id else []
         )

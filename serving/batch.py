@@ -33,7 +33,7 @@ from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, Query, RequestModel
+from longtail.serving.core.queries import ELSEWHERE, LabelId, QueriesFor, RequestModel, RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import explain
@@ -58,7 +58,7 @@ _MANIFEST, _LABELS, _BEGUN = "_batch.json", "_labels.jsonl", "_begun.txt"
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
 
-Options = TypeVar("Options", Query, QueriesFor)
+Options = TypeVar("Options", RetrieveQuery, QueriesFor)
 
 
 class BatchError(ServingError):
@@ -255,7 +255,7 @@ def _loaded(releases: Releases, name: str, options: Mapping[str, Any]) -> Retrie
     """Load a release, and check that it supports the options."""
     retriever = load_release(releases, name)
     try:
-        retriever.check_options(Query.model_validate({"features": {}, **options}))
+        retriever.check_options(RetrieveQuery.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:
         raise BatchError(f"--options: {error.field}: {error.message}") from error
     return retriever
@@ -323,7 +323,7 @@ def _checked(table_options: TableOptions) -> dict[str, Any]:
     except (ValueError, OverflowError):
         received = describe(table_options.at)
         raise BatchError(f"--at: expected a date or time in ISO 8601, received {received}") from None
-    checked(Query, {"features": {}, **options})
+    checked(RetrieveQuery, {"features": {}, **options})
     return options
 
 
@@ -396,7 +396,7 @@ def _queries(
     retriever: Retriever,
     table_options: TableOptions,
     options: Mapping[str, Any],
-) -> list[Query]:
+) -> list[RetrieveQuery]:
     """Create a query for every row; `first` is the first row's number in the slice."""
     columns = feature_columns(rows, _features_of(retriever.manifest), retriever.vocabularies)
     lists = [
@@ -411,9 +411,9 @@ def _queries(
                 raise part.wrong(first + row, problem)
         features = {name: values[row] for name, values in columns.items()}
         try:
-            query = Query.model_validate({**options, "features": features, "history": history})
+            query = RetrieveQuery.model_validate({**options, "features": features, "history": history})
             query.exclude.extend(_Excluded.model_validate({"exclude": excluded or []}).exclude)
             queries.append(query)
         except ValidationError as error:
-            raise part.wrong(first + row, ": ".join(filter(None, explain(error, Query)))) from None
+            raise part.wrong(first + row, ": ".join(filter(None, explain(error, RetrieveQuery)))) from None
     return queries

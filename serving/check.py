@@ -15,7 +15,7 @@ from longtail.bundle.manifest import dial_words
 from longtail.index import Releases
 from longtail.index.release.release import RELEASE_MANIFEST
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import UnservableReleaseError
 
 _QUERIES = 200
@@ -44,7 +44,7 @@ def check_release(path: Path) -> Iterator[str]:
         weights = {prior.minimum, prior.default, prior.maximum} - {0.0}
         dials += [(dial.default, weight) for weight in sorted(weights)]
     for bias_removal, popularity in dials:
-        query = Query(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
+        query = RetrieveQuery(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
         retrieval = retriever.retrieve([query])
         buckets = np.bincount(retrieval.buckets_N, minlength=len(BUCKET_NAMES))
         counts = ", ".join(f"{count} {name}" for name, count in zip(BUCKET_NAMES, buckets.tolist(), strict=True))
@@ -52,7 +52,7 @@ def check_release(path: Path) -> Iterator[str]:
     durations = []
     for _ in range(_QUERIES):
         query_start = perf_counter()
-        retriever.retrieve([Query(features=example, k=k)])
+        retriever.retrieve([RetrieveQuery(features=example, k=k)])
         durations.append(perf_counter() - query_start)
     p50, p99 = np.quantile(durations, [0.5, 0.99]) * 1e3
     yield f"one query after the other: p50 {p50:.2f} ms, p99 {p99:.2f} ms"

@@ -53,7 +53,7 @@ from longtail.index import Releases
 from longtail.serving.compare import ALPHA, Rate, boundary, format_bounds, format_seconds
 from longtail.serving.core.feedback import CANDIDATES
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import BucketName, Query
+from longtail.serving.core.queries import BucketName, RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.events.folder import kept_since
@@ -265,7 +265,7 @@ def read_log(
 
 def _rebuild_query(
     row: dict[str, Any], retriever: Retriever, lambdas: Sequence[float], left_out: Counter[str]
-) -> Query | None:
+) -> RetrieveQuery | None:
     """Rebuild the query of an answer; for a useless answer count the reason, and return None."""
     if row["release"] != retriever.name:
         left_out[_OTHER_RELEASE] += 1
@@ -280,7 +280,7 @@ def _rebuild_query(
     else:
         row[CANDIDATES] = candidates
         try:
-            query = Query.model_validate({**options, "features": json.loads(row["features"]), "display": False})
+            query = RetrieveQuery.model_validate({**options, "features": json.loads(row["features"]), "display": False})
             for end in (min(lambdas), max(lambdas)):
                 retriever.check_options(query.model_copy(update={"bias_removal": end}))
             return query
@@ -289,7 +289,7 @@ def _rebuild_query(
     return None
 
 
-def _answer(retriever: Retriever, queries: Sequence[Query], bias_removal: float | None) -> list[dict[str, int]]:
+def _answer(retriever: Retriever, queries: Sequence[RetrieveQuery], bias_removal: float | None) -> list[dict[str, int]]:
     """Answer queries without exploring, at one λ or, if None, at the queries' λ: buckets by label."""
     if not queries:
         return []
@@ -301,7 +301,7 @@ def _answer(retriever: Retriever, queries: Sequence[Query], bias_removal: float 
 
 
 def _find_possible(
-    retriever: Retriever, usable: Sequence[tuple[Mapping[str, Any], Query]], served: Sequence[Mapping[str, int]]
+    retriever: Retriever, usable: Sequence[tuple[Mapping[str, Any], RetrieveQuery]], served: Sequence[Mapping[str, int]]
 ) -> list[tuple[set[str], set[str]]]:
     """Find the certain and the possible labels of each answer.
 

@@ -53,9 +53,7 @@ VAGUE_NAMES = {
 }  # fmt: skip
 """The most vague names that each room may bind. These ceilings only fall."""
 VAGUE_TEST_NAMES = 16
-SHARED_CLASS_NAMES = {
-    "NewLabel", "Query",
-}  # fmt: skip
+SHARED_CLASS_NAMES: set[str] = set()
 """Class names that more than one file may define. This list only shrinks."""
 WIDE_FUNCTIONS = {
     "__init__", "audit", "batch", "epoch_batches", "export_feedback", "fit", "off_policy", "run", "train",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import JsonValue
-
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.queries import MOST_POOL, QueriesFor, Query, SearchOptions, first_pool
+from longtail.serving.core.queries import MOST_POOL, QueriesFor, RetrieveQuery, SearchOptions, first_pool
 
 LABELS_PER_QUERY = 64
 """Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
@@ -46,9 +44,9 @@ def estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) -> 
             filters += [floor.filter for floor in options.at_least]
             counts = [*options.explore.values(), *(MOST_POOL if options.max_per else f.n for f in options.at_least)]
             searches = len(options.max_per) * max(_GROWN_POOL, depth) + sum(_OTHER_SEARCH + count for count in counts)
-    if isinstance(options, Query | QueriesFor) and options.features:
+    if isinstance(options, RetrieveQuery | QueriesFor) and options.features:
         lists += options.features.values()
-    if isinstance(options, Query):
+    if isinstance(options, RetrieveQuery):
         lists.append(options.history)
     if any(filters):
         lists += [
@@ -60,15 +58,10 @@ def estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) -> 
         ]
     entries = sum([len(entries) for entries in lists if isinstance(entries, list | dict)])
     # One request for many labels has its lists once.
-    if not isinstance(options, Query):
+    if not isinstance(options, RetrieveQuery):
         entries //= _LISTS_READ_ONCE
     label_bytes = catalogue.label_bytes if options.display is True else catalogue.mean_bytes(options.display)
     return Cost(1, depth, min(options.k, catalogue.labels) * label_bytes, searches + entries)
-
-
-def count_entries(features: Mapping[str, JsonValue]) -> int:
-    """Count the entries of the lists and objects among features."""
-    return sum([len(value) for value in features.values() if isinstance(value, list | dict)])
 
 
 def add_up(costs: Sequence[Cost]) -> Cost:

@@ -20,7 +20,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
-from longtail.serving.core.queries import ELSEWHERE, Query, RequestModel, SearchOptions
+from longtail.serving.core.queries import ELSEWHERE, RequestModel, RetrieveQuery, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings, explain
@@ -109,8 +109,8 @@ class Experiment(RequestModel):
         return names.union(*(_TOGETHER.get(name, ()) for name in names))
 
     def assign(
-        self, query: Query, name: str, *, unit: str | None, arm: str | None, pinned: bool
-    ) -> tuple[Query, ArmAnswer, str | None]:
+        self, query: RetrieveQuery, name: str, *, unit: str | None, arm: str | None, pinned: bool
+    ) -> tuple[RetrieveQuery, ArmAnswer, str | None]:
         """Give a query the settings of its arm.
 
         Args:
@@ -162,7 +162,7 @@ class Experiment(RequestModel):
         if not applies:
             return query, answer, None
         fields = query.model_fields_set | options.settings.keys()
-        return Query.model_construct(fields, **{**dict(query), **options.settings}), answer, options.release
+        return RetrieveQuery.model_construct(fields, **{**dict(query), **options.settings}), answer, options.release
 
 
 class _File(RequestModel):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord
-from longtail.serving.core.queries import MAX_IDS, ChosenId, LabelId, Query, RequestModel, SearchOptions, features_json
+from longtail.serving.core.queries import (
+    MAX_IDS,
+    ChosenId,
+    LabelId,
+    RequestModel,
+    RetrieveQuery,
+    SearchOptions,
+    count_entries,
+    features_json,
+)
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.events.schema import event_json
@@ -26,6 +35,8 @@ CANDIDATES = "candidates"
 """Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
 ORGANIC_K = 20
 """Labels retrieved for an organic interaction, to check whether the service would have answered it."""
+_WORK_OF_FEATURES = 100
+"""Estimated work of the features of an event, without their lists, as labels."""
 _NOT_OPTIONS = {"features", "display", "explain"}
 _OF_ORGANIC = ("bias_removal", "popularity", "cooccurrence", "exclude", "exclude_history", "history")
 
@@ -230,10 +241,10 @@ def retrieve_unseen(
     return choices
 
 
-def create_queries(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
+def create_queries(organic: Sequence[Event], k: int, retriever: Retriever) -> list[RetrieveQuery]:
     """Create the queries of organic choices, for at most k labels."""
     return [
-        Query(
+        RetrieveQuery(
             features=event.features or {},
             k=min(k, retriever.manifest.labels),
             bias_removal=event.bias_removal,
@@ -268,7 +279,7 @@ def recorded_options(query: SearchOptions, settings: Settings, candidates: int) 
     Args:
         candidates: labels of a bucket that exploring drew from, which the JSON of a query that explored has, too.
     """
-    if not (isinstance(query, Query) and query.features is not None and settings.record_features):
+    if not (isinstance(query, RetrieveQuery) and query.features is not None and settings.record_features):
         return None
     options = query.model_dump(mode="json", exclude_unset=True, exclude=_NOT_OPTIONS)
     if any(query.explore.values()):
@@ -278,3 +289,13 @@ def recorded_options(query: SearchOptions, settings: Settings, candidates: int) 
 
 def _if_short(content: bytes, settings: Settings) -> str | None:
     return content.decode() if len(content) <= settings.max_features_bytes else None
+
+
+def estimate_work(events: Iterable[Event]) -> int:
+    """Estimate the time that reading and counting events takes, as labels."""
+    return sum(
+        [
+            len(event.labels) + (_WORK_OF_FEATURES + count_entries(event.features) if event.features else 0)
+            for event in events
+        ]
+    )

@@ -17,7 +17,7 @@ from longtail.bundle.features import says_nothing
 from longtail.bundle.ids import id_text
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.core.resolved import NO_HISTORY, History
 from longtail.serving.errors import InvalidRequestError
@@ -56,7 +56,9 @@ class Histories:
         self._negative = settings is not None and bool(settings.log.negative)
         self.query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
 
-    def read(self, query: Query, prefix: str, catalogue: Catalogue, overlay: Overlay, *, counted: bool) -> History:
+    def read(
+        self, query: RetrieveQuery, prefix: str, catalogue: Catalogue, overlay: Overlay, *, counted: bool
+    ) -> History:
         """Look up the labels that a query chose.
 
         Args:
@@ -109,7 +111,7 @@ class Histories:
         return overlay.served(remembered.refused(id_) if refused else remembered.history(id_))
 
     def count_ids(
-        self, queries: Sequence[Query], inputs: Inputs, histories: Sequence[History], catalogue: Catalogue
+        self, queries: Sequence[RetrieveQuery], inputs: Inputs, histories: Sequence[History], catalogue: Catalogue
     ) -> CountedIds:
         """Count ids in the features and histories of queries: all ids, and ids unknown to the release."""
         features_B = [query.features or {} for query in queries]

@@ -27,7 +27,7 @@ _MOST_NAMED = 10
 """Most unknown ids that an error names."""
 
 
-class NewLabel(RequestModel):
+class LabelToAdd(RequestModel):
     """A label to add, or to embed again."""
 
     id: LabelId
@@ -148,7 +148,7 @@ def _change_each(
     return changed
 
 
-def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Upsert]:
+def records_to_add(labels: Sequence[LabelToAdd], retriever: Retriever) -> list[Upsert]:
     """Create the records of a POST /v1/labels; raises a ServingError that names the label.
 
     Columns and priors that a label is sent without stay as earlier changes made them.

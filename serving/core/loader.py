@@ -5,7 +5,6 @@ Legend: `B` calibration queries, `P` candidate labels of a query.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.known_queries import queries_for
-from longtail.serving.core.queries import QueriesFor, Query
+from longtail.serving.core.queries import QueriesFor, RetrieveQuery
 from longtail.serving.core.ranking import Batch, Boost, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
@@ -69,8 +68,8 @@ def _warm(retriever: Retriever) -> None:
     k, maximum = min(10, manifest.labels), manifest.bias_removal.maximum
     retriever.retrieve(
         [
-            Query(features=retriever.encoder.example(), k=k, exclude=[""]),
-            Query(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[id_]),
+            RetrieveQuery(features=retriever.encoder.example(), k=k, exclude=[""]),
+            RetrieveQuery(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[id_]),
         ]
     )
     if retriever.query_index is not None:
@@ -122,7 +121,7 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
     if default is None:
         return None
     low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
-    dial_points = np.linspace(low, high, 1 + math.ceil((high - low) / _CANDIDATES_EVERY)) if high > low else [low]
+    dial_points = np.linspace(low, high, 1 + int(np.ceil((high - low) / _CANDIDATES_EVERY))) if high > low else [low]
     many = batch._replace(k=min(_CANDIDATES, manifest.labels))
     rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]

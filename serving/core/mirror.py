@@ -30,7 +30,7 @@ from longtail.bundle.store import replace_file
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.feedback import Event, create_queries
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import ServingError
 
@@ -179,7 +179,7 @@ class Mirror:
                 fits = earlier is not None and (earlier.staged, earlier.current) == names
                 self._counts = earlier if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
 
-    def offer(self, retriever: Retriever, queries: Sequence[Query], retrieval: Retrieval, share: float) -> None:
+    def offer(self, retriever: Retriever, queries: Sequence[RetrieveQuery], retrieval: Retrieval, share: float) -> None:
         """Mirror a random share of the queries of a batch; returns at once.
 
         Args:
@@ -189,7 +189,7 @@ class Mirror:
         """
         if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
-        catalogue, served = retriever.catalogue, list[tuple[Query, list[str], Array]]()
+        catalogue, served = retriever.catalogue, list[tuple[RetrieveQuery, list[str], Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if random.random() < share and not query.explore and query.vector is None:
                 labels = catalogue.get_ids(retrieval.rows_N[start:end]).to_pylist()
@@ -261,7 +261,9 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts) -> None:
+def _count_query(
+    query: RetrieveQuery, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts
+) -> None:
     try:
         retrieval = staged.retrieve([query.model_copy(update={"explain": False})])
     except EngineUnavailableError:  # the server is at fault, not the release
@@ -292,7 +294,7 @@ def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, c
         counts.hits_of_current[bucket] += chosen in by_current and chosen not in by_staged
 
 
-def _answered(release: Retriever, queries: Sequence[Query]) -> set[str]:
+def _answered(release: Retriever, queries: Sequence[RetrieveQuery]) -> set[str]:
     try:
         retrieval = release.retrieve(queries)
     except (ServingError, EngineUnavailableError):

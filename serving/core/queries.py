@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import orjson
@@ -295,7 +296,7 @@ class SearchOptions(RequestModel):
         return tuple(name for name in RESTRICTIONS if used[name])
 
 
-class Query(SearchOptions):
+class RetrieveQuery(SearchOptions):
     """One query: its features, or in their place a vector."""
 
     features: dict[str, JsonValue] | None = Field(
@@ -328,6 +329,11 @@ class Query(SearchOptions):
         description="Whether each label comes with what its score is made of, and the λ between which it is among the "
         "k best by score. Of one query of a request, with k <= 50; it takes some hundred searches.",
     )
+
+
+def count_entries(features: Mapping[str, JsonValue]) -> int:
+    """Count the entries of the lists and objects among features."""
+    return sum([len(value) for value in features.values() if isinstance(value, list | dict)])
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:
@@ -394,7 +400,9 @@ class QueriesFor(OfLabels):
         "release's default. μ and the weights of priors have their defaults, and ω is 0.",
     )
     filter: dict[str, JsonValue] = Field(
-        default_factory=dict, json_schema_extra=_NO_MEMBERS, description="Of queries, by their columns; see `Query`."
+        default_factory=dict,
+        json_schema_extra=_NO_MEMBERS,
+        description="Of queries, by their columns; see `RetrieveQuery`.",
     )
     exclude: list[LabelId] = Field(
         default_factory=list, json_schema_extra={"default": []}, description="Ids of queries never to answer."

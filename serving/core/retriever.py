@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +43,7 @@ from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
 from longtail.serving.core.histories import Histories
 from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import LabelId, OfLabels, Query, QueryFeatures, SearchOptions, SimilarQuery
+from longtail.serving.core.queries import LabelId, OfLabels, QueryFeatures, RetrieveQuery, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import NO_ROWS, Batch, Boost, Engine, HidingSearcher, LabelSearcher, Ranker
 from longtail.serving.core.resolved import NO_HISTORY, History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
@@ -256,7 +255,10 @@ class Retriever:
             self._by_query = TreeRanker(searcher, self.bundle, self.bundle.proposal, hidden)
 
     def retrieve(
-        self, queries: Sequence[Query], draws: Draws | None = None, arms_B: Sequence[ArmAnswer | None] | None = None
+        self,
+        queries: Sequence[RetrieveQuery],
+        draws: Draws | None = None,
+        arms_B: Sequence[ArmAnswer | None] | None = None,
     ) -> Retrieval:
         """Find the best labels of each query.
 
@@ -392,7 +394,7 @@ class Retriever:
         with serving_errors(items):
             self.encoder.read([{name: value for name, value in features.items() if name in read}])
 
-    def _read_vector(self, query: Query, bias_removal: float, field: str) -> Float32:
+    def _read_vector(self, query: RetrieveQuery, bias_removal: float, field: str) -> Float32:
         """Read a query's vector, float32 [D], scaled for cosine.
 
         Raises InvalidRequestError if this release cannot score it.
@@ -583,7 +585,7 @@ class Retriever:
         for i, pool in pools.items():
             tails[i]["pool"] = pool
         searched = perf_counter()
-        ends_B, unshifted_B = list(accumulate(map(len, rows_B))), list(scores_B)
+        ends_B, unshifted_B = np.cumsum([len(rows_K) for rows_K in rows_B]).tolist(), list(scores_B)
         for i, query in enumerate(queries):
             if query.weights.shift:
                 scores_B[i] = scores_B[i] + np.float32(query.weights.shift)

@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from random import random
 from time import perf_counter
 from typing import Any
@@ -25,13 +24,21 @@ from longtail.index import EngineUnavailableError
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answer_ids import sign_answer
 from longtail.serving.core.answers import Retrieval
-from longtail.serving.core.costs import Cost, count_entries, cut, estimate_cost
+from longtail.serving.core.costs import Cost, cut, estimate_cost
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.feedback import arm_fields, recorded_features, recorded_options
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import QueriesFor, Query, QueryFeatures, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import (
+    QueriesFor,
+    QueryFeatures,
+    RetrieveQuery,
+    SearchOptions,
+    SimilarQuery,
+    ToEmbed,
+    count_entries,
+)
 from longtail.serving.core.queue import SearchQueue, client
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import (
@@ -127,7 +134,7 @@ class Searches:
 
     async def retrieve(
         self,
-        queries: Sequence[Query],
+        queries: Sequence[RetrieveQuery],
         name: str,
         *,
         release: str | None,
@@ -159,7 +166,7 @@ class Searches:
             return await self.enqueue(self.run_batch, retriever, queries, piece, preview=preview), retriever.name
         at = lifetimes.now()  # one time for the releases of all arms
         retriever = self._find_release(release, at=at)
-        assigned, groups = list[tuple[Query, ArmAnswer]](), defaultdict[Retriever, list[int]](list)
+        assigned, groups = list[tuple[RetrieveQuery, ArmAnswer]](), defaultdict[Retriever, list[int]](list)
         for position, query in enumerate(queries):
             query_name = f"{position}:{name}"
             in_arm, answer, arm_release = experiment.assign(
@@ -185,7 +192,11 @@ class Searches:
                 return retriever.name, await self.enqueue(self.run_batch, retriever, plain, piece, preview=preview)
 
         answers = await asyncio.gather(*(answer_group(*group) for group in groups.items()))
-        results = dict(zip(chain(*groups.values()), chain(*(results for _, results in answers)), strict=True))
+        results = {
+            position: result
+            for positions, (_, group) in zip(groups.values(), answers, strict=True)
+            for position, result in zip(positions, group, strict=True)
+        }
         names = {name for name, _ in answers}
         in_order = [results[position] for position in range(len(results))]
         return in_order, names.pop() if len(names) == 1 else retriever.name
@@ -241,7 +252,7 @@ class Searches:
                 raise InvalidRequestError(
                     f"expected at most {limit} labels asked for, k{pools} summed over the queries "
                     f"(100 × LONGTAIL_MAX_QUERIES), received {labels}",
-                    field="queries" if isinstance(first, Query) else "k",
+                    field="queries" if isinstance(first, RetrieveQuery) else "k",
                 )
             if size > settings.max_answer_bytes:
                 raise _too_long(first, settings.max_answer_bytes, size)
@@ -254,7 +265,7 @@ class Searches:
         pieces = [piece] if len(parts) == 1 else [_take_part(piece, part) for part, _ in parts]
         # Previews share no batch with others, because a batch is counted or not as a whole.
         key: tuple[Any, ...] = run, retriever, preview, type(first)
-        if len(pieces) > 1 or (isinstance(first, Query) and any(query.explain for query in options)):
+        if len(pieces) > 1 or (isinstance(first, RetrieveQuery) and any(query.explain for query in options)):
             # Such a request may still fail, so its answers are counted at its end, apart from others.
             counts = list[Callable[[], None]]()
             key = *key, id(counts)
@@ -283,7 +294,7 @@ class Searches:
             if (items := (error.field or "").partition(".")[0]) in _ITEMS:
                 raise error.renumbered(items, pieces[error.piece].positions) from error
             raise
-        answers = list(chain(*results))
+        answers = [answer for piece_results in results for answer in piece_results]
         size = sum([len(answer) for answer in answers if isinstance(answer, bytes)])
         if size > settings.max_answer_bytes:
             raise _too_long(first, settings.max_answer_bytes, size)
@@ -293,7 +304,7 @@ class Searches:
         self, retriever: Retriever, preview: bool, pieces: Sequence[Piece], waited: Sequence[float]
     ) -> Sequence[list[Any]]:
         """Answer a batch, and count the answers."""
-        options, queries = [query for piece in pieces for query in piece.options], list[Query]()
+        options, queries = [query for piece in pieces for query in piece.options], list[RetrieveQuery]()
         draws = None
         if any(query.explore for query in options):
             names = [f"{position}:{piece.name}" for piece in pieces for position in piece.positions]
@@ -361,7 +372,7 @@ class Searches:
     def _count(
         self,
         retriever: Retriever,
-        queries: Sequence[Query],
+        queries: Sequence[RetrieveQuery],
         retrieval: Retrieval,
         waited: Sequence[float],
         lines: Sequence[bytes],
@@ -402,7 +413,7 @@ class Searches:
                     restricted=not resolved.represents, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=buckets_K.tolist(),
-                    features=recorded_features(query.features if isinstance(query, Query) else None, self._settings),
+                    features=recorded_features(getattr(query, "features", None), self._settings),
                     options=recorded_options(query, self._settings, self._lottery.candidates), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
@@ -423,7 +434,7 @@ def _too_long(options: SearchOptions | QueriesFor, limit: int, size: float) -> I
     return InvalidRequestError(
         f"expected an answer of at most {limit} bytes, received a request for about {size:.0f}; request fewer labels, "
         "or fewer columns in `display`",
-        field="queries" if isinstance(options, Query) else "k",
+        field="queries" if isinstance(options, RetrieveQuery) else "k",
     )
 
 

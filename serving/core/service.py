@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import time
@@ -16,11 +16,11 @@ from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.bundle.label_changes import record_json
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id
-from longtail.serving.core.costs import count_entries
 from longtail.serving.core.feedback import (
     ORGANIC_K,
     Choice,
     Event,
+    estimate_work,
     read_choices,
     retrieve_unseen,
 )
@@ -55,8 +55,6 @@ _ANSWER_ID_SECONDS = 48 * 3600.0
 """Time during which feedback may name an answer by its `answer_id`."""
 _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
-_WORK_OF_FEATURES = 100
-"""Estimated work of the features of an event, without their lists, as labels."""
 _MOST_NAMED = 10
 """Most labels that a line of the log names."""
 Result = TypeVar("Result")
@@ -289,7 +287,7 @@ class Service:
             )
         await self._keep([choice.line for choice in choices])
         counted = [choice for choice in choices if choice.event not in current.negative_events]
-        if _work(events) > _WORK_ON_THE_LOOP:
+        if estimate_work(events) > _WORK_ON_THE_LOOP:
             await asyncio.to_thread(self._count, counted)
         else:
             self._count(counted)
@@ -328,7 +326,7 @@ class Service:
             )
 
         async def read() -> list[Choice]:
-            return await self.write(read_here) if _work(events.values()) > _WORK_ON_THE_LOOP else read_here()
+            return await self.write(read_here) if estimate_work(events.values()) > _WORK_ON_THE_LOOP else read_here()
 
         try:
             try:
@@ -397,16 +395,6 @@ class Service:
             hidden=len(overlay.hidden),
             available=lambda: int(self.retriever().availability["labels"]),
         )
-
-
-def _work(events: Iterable[Event]) -> int:
-    """Estimate the time that reading and counting events takes, as labels."""
-    return sum(
-        [
-            len(event.labels) + (_WORK_OF_FEATURES + count_entries(event.features) if event.features else 0)
-            for event in events
-        ]
-    )
 
 
 def _label_event(record: LabelRecord) -> bytes:

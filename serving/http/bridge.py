@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from longtail.bundle.errors import describe
 from longtail.bundle.validation import did_you_mean, model_keys
-from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, Query, RequestModel
+from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, RequestModel, RetrieveQuery
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -193,7 +193,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
     elif kind == "extra_forbidden":
         keys = model_keys(first["loc"], model)
         hint = did_you_mean(path[-1], keys, ELSEWHERE) or did_you_mean(path[-1].lower(), keys)
-        if not hint and "features" in keys and path[-1].lower() not in Query.model_fields:
+        if not hint and "features" in keys and path[-1].lower() not in RetrieveQuery.model_fields:
             hint = f': features go into "features", did you mean {{"features": {{{describe(path[-1])}: …}}}}?'
         message = f"expected one of the keys {keys}, received {describe(path[-1])}{hint}"
     elif kind == "too_short":

@@ -26,7 +26,7 @@ from longtail.bundle import Hide, Restore, Upsert, Vocabulary
 from longtail.index import Releases, build
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.state import LabelStore
 from longtail.tables.features import as_known
 from tests.bundles import make_bundle
@@ -433,7 +433,7 @@ def test_histories_come_from_a_column_or_the_release(tmp_path: Path) -> None:
     table_options = TableOptions({"k": 12, "cooccurrence": 1.5}, history="chosen")
     answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", table_options)
     queries = [
-        Query(features={"user_id": user}, history=history, k=12, cooccurrence=1.5)
+        RetrieveQuery(features={"user_id": user}, history=history, k=12, cooccurrence=1.5)
         for user, history in zip(rows["user_id"], chosen, strict=True)
     ]
     expected = [[label["id"] for label in result["labels"]] for result in retriever.retrieve(queries).results]

@@ -16,7 +16,7 @@ import pytest
 
 from longtail.index import IndexSpec, build
 from longtail.serving.core.follower import ReleaseFollower
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.service import Service
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.monitoring import Monitoring
@@ -92,7 +92,7 @@ class Following:
         self._follower.check()
 
     def answer(self) -> bytes:
-        return self.service.retriever().retrieve([Query.model_validate(QUERY)]).results[0]
+        return self.service.retriever().retrieve([RetrieveQuery.model_validate(QUERY)]).results[0]
 
     def failures(self) -> int:
         scraped = self.service.monitoring.scrape().decode().splitlines()

@@ -27,7 +27,7 @@ from longtail.index.building.priors import Limits, PriorTable
 from longtail.index.building.vectors import VectorFiles
 from longtail.serving.batch import TableOptions, answers_to
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.export import export
 from longtail.tables import DataError
@@ -311,7 +311,7 @@ def retriever(releases: Releases) -> Retriever:
 def answers_of(retriever: Retriever, animal: Animal) -> list[list[str]]:
     """Answers to each row's user with the row's item as history, and without that item."""
     queries = [
-        Query(
+        RetrieveQuery(
             features={"user_id": animal.id(user), "history": [animal.id(item)]}, exclude=[animal.id(item)], k=5,
             bias_removal=0.0,
         )

@@ -102,7 +102,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     def exactly(properties: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
-    for name in ("Query", "SimilarRequest"):
+    for name in ("RetrieveQuery", "SimilarRequest"):
         limits = {"k": {"type": "integer", "minimum": 1, "maximum": 60}}
         limits["bias_removal"] = {"type": "number", "minimum": -1, "maximum": 2}
         limits["priors"] = exactly({"recent": {"type": "number", "minimum": -1, "maximum": 1}})
@@ -113,14 +113,14 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
         }
         for field in ("explore", "pool"):  # one rules the other out, and has its limits
             del schemas[name]["properties"][field]
-    for name in ("Query", "QueryFeatures"):
+    for name in ("RetrieveQuery", "QueryFeatures"):
         schemas[name]["properties"]["features"] = exactly(query_features)
         schemas[name]["required"] = ["features"]
-    del schemas["Query"]["properties"]["vector"]
+    del schemas["RetrieveQuery"]["properties"]["vector"]
     schemas["RetrieveRequest"]["properties"]["arm"] = {"enum": ["control", "tail", None]}
     schemas["LabelIdsRequest"]["properties"]["ids"] = {"type": "array", "items": known_ids, "minItems": 1}
     schemas["Event"]["properties"] |= {"features": exactly(query_features), "bias_removal": {"enum": [0, 0.5, None]}}
-    schemas["NewLabel"]["properties"] |= {
+    schemas["LabelToAdd"]["properties"] |= {
         "features": exactly(label_features), "display": exactly({"title": {"type": "string"}}),
         "id": {"type": "string", "pattern": "^[a-z]{1,4}$"},
         "priors": exactly({"recent": {"type": "number", "minimum": -9, "maximum": 9}}),

@@ -26,7 +26,7 @@ from longtail.serving.cli import main
 from longtail.serving.compare import boundary
 from longtail.serving.core.exploration import Lottery, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
 from longtail.serving.off_policy import (
@@ -389,7 +389,7 @@ def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
     options = {"k": 5, "explore": EVERY}
     lines = []
     for i in range(5):
-        query = Query.model_validate({**options, "features": {"user_id": f"u{i}"}})
+        query = RetrieveQuery.model_validate({**options, "features": {"user_id": f"u{i}"}})
         labels = results_of(retriever.retrieve([query]))[0]["labels"]
         if i == 4:  # another label of its bucket in the place of one that is shown always
             always = next(label for label in labels if label["propensity"] == 1)

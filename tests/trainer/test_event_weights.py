@@ -23,7 +23,7 @@ from longtail.index import RefreshOptions, Releases, build
 from longtail.index.building.refresh import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh
 from longtail.trainer.config import Recipe
@@ -196,7 +196,7 @@ def test_what_a_query_said_no_to_is_not_answered(
     said_no = refused(rows)
     for exclude_history in (False, True):
         queries = [
-            Query(features={"user_id": user}, k=ITEMS, history=history, exclude_history=exclude_history)
+            RetrieveQuery(features={"user_id": user}, k=ITEMS, history=history, exclude_history=exclude_history)
             for user in said_no
         ]
         for items, result in zip(said_no.values(), results_of(retriever.retrieve(queries)), strict=True):

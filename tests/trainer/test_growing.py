@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.bundle import Buckets
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.trainer import evaluate, fit
 from longtail.trainer.check import check
 from longtail.trainer.config import EvaluationConfig, load_recipe
@@ -298,7 +298,7 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
     of_all = evaluate(bundle, recipe, overrides=["evaluation.least_history=0"])
     assert of_all.value("recall@1") < found, "the first click of a session cannot be known"
     _, items, _ = (column.to_pylist() for column in pq.read_table(tmp_path / "sessions.parquet").columns)
-    queries = [Query(features={"clicks": items[at - at % 5 : at]}, k=1) for at in range(960, 1200)]
+    queries = [RetrieveQuery(features={"clicks": items[at - at % 5 : at]}, k=1) for at in range(960, 1200)]
     results = retriever_of(bundle, ExactSearcher(bundle)).retrieve(queries).results
     assert [result["basis"] for result in results] == ["popularity", *["model"] * 4] * 48
     hits = [result["labels"][0]["id"] == str(item) for result, item in zip(results, items[960:], strict=True)]

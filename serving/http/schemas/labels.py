@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.label_changes import LabelPatch, LabelPatchById, NewLabel
+from longtail.serving.core.label_changes import LabelPatch, LabelPatchById, LabelToAdd
 from longtail.serving.core.listing import LabelState
 from longtail.serving.core.queries import MAX_IDS, BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
@@ -20,7 +20,7 @@ class LabelsRequest(Body):
         json_schema_extra={"examples": [{"labels": [{"id": "50", "features": {"title": "Alpha"}}]}]}
     )
 
-    labels: list[NewLabel] = Field(min_length=1, max_length=MOST_QUERIES)
+    labels: list[LabelToAdd] = Field(min_length=1, max_length=MOST_QUERIES)
 
     def check_limits(self, settings: Settings) -> None:
         """Check the number of labels and the length of their ids."""

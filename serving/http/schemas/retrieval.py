@@ -15,7 +15,7 @@ from longtail.serving.core.queries import (
     Decay,
     OfLabels,
     QueriesFor,
-    Query,
+    RetrieveQuery,
     SearchOptions,
     SimilarQuery,
     ToEmbed,
@@ -51,7 +51,7 @@ class _SearchBody(Body):
                 raise InvalidRequestError(
                     f"expected k <= {settings.max_k}, received {describe(query.k)}", field=f"{prefix}k"
                 )
-            features = query.features if isinstance(query, Query | QueriesFor) else None
+            features = query.features if isinstance(query, RetrieveQuery | QueriesFor) else None
             entries = [(f"features.{name[:_LONGEST_NAME]}", value) for name, value in (features or {}).items()]
             for column, condition in query.filter.items():
                 for operator, value in condition.items() if isinstance(condition, dict) else ():
@@ -59,7 +59,7 @@ class _SearchBody(Body):
             for name, value in entries:
                 if isinstance(value, list | dict) and len(value) > MAX_IDS:
                     at_most(len(value), MAX_IDS, "entries", prefix + name)
-            if isinstance(query, Query) and query.explain:
+            if isinstance(query, RetrieveQuery) and query.explain:
                 explained += 1
                 if explained > 1 or query.k > _EXPLAINED:
                     raise InvalidRequestError(
@@ -74,7 +74,7 @@ class RetrieveRequest(_SearchBody):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"queries": [{"features": {"user_id": "42"}, "k": 10}]}]})
 
-    queries: list[Query] = Field(min_length=1, max_length=MOST_QUERIES)
+    queries: list[RetrieveQuery] = Field(min_length=1, max_length=MOST_QUERIES)
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
     answer_ids: bool = _ANSWER_IDS

@@ -14,7 +14,7 @@ from longtail.bundle import Patch
 from longtail.index import Limits
 from longtail.index.building.priors import PriorSpec
 from longtail.serving import Retriever
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from tests.serving.core.shop import DATED, dated, shop_bundle
 from tests.serving.core.test_bonus import BRIGHT, PATCHED, Weighed, some_weights
 from tests.serving.core.test_cooccurrence import AT, L, changes, retriever_of, some_query
@@ -67,7 +67,7 @@ def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.Monke
                 ]
             elif rng.random() < 0.4:
                 options |= {"max_per": {"brand": int(rng.integers(1, 4))}, "pool": max(L, query.k)}
-            drawn.append((Query.model_validate(options), history, left_out))
+            drawn.append((RetrieveQuery.model_validate(options), history, left_out))
         results = results_of(retriever.at().retrieve([query for query, _, _ in drawn]))
         for (query, history, left_out), result in zip(drawn, results, strict=True):
             rows, scores = formula.best(query, history, left_out)

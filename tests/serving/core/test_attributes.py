@@ -16,7 +16,7 @@ from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import KINDS, LABELS, meets, shop_bundle, shop_columns, some_filter
@@ -186,7 +186,7 @@ def test_answers_are_the_best_that_pass(
             options["allow"] = [expected_ids[row]["id"] for row in allow]
         if len(buckets) == 2:
             options["buckets"] = buckets
-        queries = [Query.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
+        queries = [RetrieveQuery.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
         gone = {expected_ids[row]["id"] for row in exclude}
         allowed = {expected_ids[row]["id"] for row in allow}
         passes = np.array(
@@ -218,7 +218,9 @@ def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:
     answers = [
         *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **request})])),
         *results_of(
-            retriever.retrieve([Query.model_validate({"features": {}, **request, "explore": {"tail": 2, "new": 1}})])
+            retriever.retrieve(
+                [RetrieveQuery.model_validate({"features": {}, **request, "explore": {"tail": 2, "new": 1}})]
+            )
         ),
     ]
     for answer in answers:
@@ -234,7 +236,7 @@ def test_with_a_tree() -> None:
     expected = [f"Title {row}" for row in range(0, 90, 4)]
 
     def ids(**options: Any) -> list[str]:
-        query = Query.model_validate({"features": {"user_id": "u3"}, "k": 12, "bias_removal": 1.0, **options})
+        query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 12, "bias_removal": 1.0, **options})
         return [label["id"] for label in results_of(retriever.retrieve([query, query]))[1]["labels"]]
 
     by_filter = ids(filter={"title": {"in": expected}}, exclude=["item-8"])

@@ -20,7 +20,7 @@ from longtail.index.building.priors import PriorSpec
 from longtail.serving import Retriever
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import dated, meets, shop_bundle
@@ -62,7 +62,7 @@ class Weighed(Formula):
         self.median = float(np.median(columns["price"].drop_null().to_numpy()))
         self.oldest = min(columns["since"].drop_null().to_pylist())
 
-    def scores(self, query: Query, history: list[str]) -> np.ndarray:
+    def scores(self, query: RetrieveQuery, history: list[str]) -> np.ndarray:
         scores = super().scores(query, history)
         for i, displayed in enumerate(self.shown):
             columns = displayed["display"]
@@ -95,7 +95,7 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
     fixed = {"features": {"user_id": "u1"}, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.0}
     for i in range(6):
         max_per, weight = ({"brand": 2}, None) if i % 2 else ({}, 0.4)
-        query = Query.model_validate(
+        query = RetrieveQuery.model_validate(
             fixed | some_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
         )
         rows, scores = formula.best(query, [], [])
@@ -106,7 +106,7 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
             else marginally(served, rows, scores, weight, max_per, 12)
         )
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == chosen
-        query = Query.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
+        query = RetrieveQuery.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
         draws = Draws(lottery, [f"query {i}"])
         (result,) = results_of(served.retrieve([query], draws))
         rows, scores = formula.best(query, [], [])
@@ -123,7 +123,7 @@ def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
     served = retriever("flat", bias=True)
     decay = {"column": "since", "half_life": "7d", "weight": 0.5}
     weights = {"bonus": {"tail": 1.5, "bright": -0.5}, "slope": {"price": -0.02}, "decay": decay}
-    query = Query.model_validate({"features": {"user_id": "u3"}, "k": 20, "explain": True} | weights)
+    query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 20, "explain": True} | weights)
     (result,) = results_of(served.retrieve([query]))
     assert result["bonus"] == {"tail": 1.5, "bright": -0.5}
     assert result["slope"] == pytest.approx({"price": -0.02})
@@ -140,7 +140,7 @@ def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
             assert part["decay"] == pytest.approx(-0.5 * math.log(2) * age, rel=1e-5)
         tail += label["bucket"] == "tail"
     assert tail > 10
-    (plain,) = results_of(served.retrieve([Query(features={"user_id": "u1"})]))
+    (plain,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
     assert {"bonus", "slope", "decay", "priors"}.isdisjoint(plain)
 
 
@@ -149,7 +149,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     bonus = bundle.manifest.bonus | {"tail": Bonus(default=1.5)}
     bundle = weighed(replace(bundle, manifest=bundle.manifest.model_copy(update={"bonus": bonus})))
     served = retriever_of(bundle)
-    (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"})]))
+    (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
     assert result["bonus"] == {"tail": 1.5}
     (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
     assert "bonus" not in near
@@ -159,7 +159,10 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     options = ({}, {"bonus": {"tail": 1.5}}, {"bonus": {"tail": 1}}, {"slope": {"price": 1}}, {"decay": {
         "column": "since", "half_life": "7d"}})  # fmt: skip
     retrieval = served.retrieve(
-        [Query.model_validate({"features": {"user_id": "u1"}, "bias_removal": 0.5} | first) for first in options]
+        [
+            RetrieveQuery.model_validate({"features": {"user_id": "u1"}, "bias_removal": 0.5} | first)
+            for first in options
+        ]
     )
     assert retrieval.judged_at_B.tolist()[:2] == [0.5, 0.5]
     assert np.isnan(retrieval.judged_at_B[2:]).all()
@@ -172,7 +175,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "field", "message"),
+    ("body", "field", "message"),
     [
         ({"bonus": {"head": 1}}, "bonus", r"received \"head\": the others are measured against it, so"),
         ({"bonus": {"tial": 1}}, "bonus", r"'new', 'bright'\], received \"tial\": did you mean 'tail'"),
@@ -184,9 +187,9 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
         ({"decay": {"column": "since", "half_life": "23h", "weight": 2}}, "decay.half_life", "at least 24h at weight"),
     ],
 )  # fmt: skip
-def test_weights_that_the_release_does_not_have(request: dict[str, Any], field: str, message: str) -> None:
+def test_weights_that_the_release_does_not_have(body: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as raised:
-        retriever("flat").retrieve([Query.model_validate({"features": {}} | request)])
+        retriever("flat").retrieve([RetrieveQuery.model_validate({"features": {}} | body)])
     assert raised.value.field == f"queries.0.{field}"
 
 
@@ -195,10 +198,10 @@ def test_limits_below_zero_hold_both_ends() -> None:
     local = PriorSpec(slopes={"price": Limits(-3, -1, -2)})
     served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
     for weight in (-3, -1):
-        (result,) = results_of(served.retrieve([Query(features={"user_id": "u1"}, slope={"price": weight})]))
+        (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": weight})]))
         assert result["slope"] == {"price": weight}
     with pytest.raises(InvalidRequestError, match=r"expected -3\.0 <= slope\.price <= -1\.0, received -0\.9"):
-        served.retrieve([Query(features={"user_id": "u1"}, slope={"price": -0.9})])
+        served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": -0.9})])
 
 
 def test_queries_whose_answers_follow_from_columns() -> None:
@@ -210,13 +213,13 @@ def test_queries_whose_answers_follow_from_columns() -> None:
         {"max_per": {"brand": 1}},
     ]
     for options in of_columns:
-        assert retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
+        assert retriever("flat").reads_columns(RetrieveQuery.model_validate({"features": {}, **options}))
     for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
-        assert not retriever("flat").reads_columns(Query.model_validate({"features": {}, **options}))
+        assert not retriever("flat").reads_columns(RetrieveQuery.model_validate({"features": {}, **options}))
     local, bundle = PriorSpec(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
     served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
-    assert served.reads_columns(Query(features={}))
-    assert retriever_of(dated(bundle), "flat").reads_columns(Query(features={}))
+    assert served.reads_columns(RetrieveQuery(features={}))
+    assert retriever_of(dated(bundle), "flat").reads_columns(RetrieveQuery(features={}))
 
 
 def test_a_minute_counts_in_ten_years() -> None:
@@ -232,7 +235,7 @@ def test_a_minute_counts_in_ten_years() -> None:
     bundle = replace(bundle, priors=PriorSpec(decay={"at": "1d"}).read(bundle))
     decay = {"column": "at", "half_life": "30d"}
     query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
-    (result,) = results_of(retriever_of(bundle).retrieve([Query.model_validate(query)]))
+    (result,) = results_of(retriever_of(bundle).retrieve([RetrieveQuery.model_validate(query)]))
     assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in range(32)]
     days = bundle.priors.values_LP[:, -1].astype(np.float64)
     assert np.abs(days[:32] * 86_400 + 60 * np.arange(32)).max() < 1e-3

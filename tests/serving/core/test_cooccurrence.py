@@ -17,7 +17,7 @@ from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.description import release_json
 from longtail.serving.core.exploration import Draws, Lottery, explore
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
@@ -119,7 +119,7 @@ class Formula:
             c += 0.8**age * np.array([self.weights[entry, row_of[id_]] if id_ in row_of else 0 for id_ in self.ids])
         return c
 
-    def scores(self, query: Query, history: list[str]) -> np.ndarray:
+    def scores(self, query: RetrieveQuery, history: list[str]) -> np.ndarray:
         bundle, encoder = self.bundle, self.retriever.encoder
         inputs = encoder.read([query.features or {}])
         vector = np.array(query.vector) if query.vector is not None else encoder.embed(inputs)[0].astype(np.float64)
@@ -141,7 +141,7 @@ class Formula:
             scores += query.priors.get("recent", 0.25) * self.priors
         return scores + weight * self.together(history)
 
-    def basis(self, query: Query, history: list[str]) -> str:
+    def basis(self, query: RetrieveQuery, history: list[str]) -> str:
         """What the answer stands on."""
         if query.vector is not None or self.retriever.encoder.read([query.features or {}])["user_id"][0]:
             return "model"
@@ -149,7 +149,7 @@ class Formula:
             return "model"
         return "cooccurrence" if query.cooccurrence != 0 and self.together(history).any() else "popularity"
 
-    def best(self, query: Query, history: list[str], left_out: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def best(self, query: RetrieveQuery, history: list[str], left_out: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Rows and scores of every eligible label, best first."""
         scores, out = self.scores(query, history), {*map(str, query.exclude), *left_out}
         passes = [
@@ -164,7 +164,7 @@ class Formula:
         return np.array(self.rows)[order], scores[order]
 
 
-def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Query, list[str], list[str]]:
+def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[RetrieveQuery, list[str], list[str]]:
     """A random query with the history that counts and the labels that it leaves out."""
     user = int(rng.integers(20))
     request: dict[str, Any] = {"features": {"user_id": f"u{user}"}, "k": int(rng.integers(1, 60))}
@@ -200,7 +200,7 @@ def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Que
         request["buckets"] = ["torso", "tail"]
     if name == "priors" and rng.random() < 0.5:
         request["priors"] = {"recent": float(rng.uniform(-1, 2))}
-    return Query(**request), history, history if request.get("exclude_history") else []
+    return RetrieveQuery(**request), history, history if request.get("exclude_history") else []
 
 
 def remembered(bundle: Bundle, user: int) -> list[str]:
@@ -243,7 +243,7 @@ def test_diverse_answers_use_complete_scores(spec: str) -> None:
         max_per = {"brand": int(rng.integers(1, 4))} if i % 2 else {}
         weight = float(rng.choice([0.3, 0.7])) if i % 3 or not max_per else None
         k = int(rng.integers(1, 30))
-        query = Query(
+        query = RetrieveQuery(
             features={"user_id": f"u{i}"}, history=history, k=k, max_per=max_per, mmr=weight, pool=L,
             bias_removal=0.5, popularity=0.0, cooccurrence=1.0,
         )  # fmt: skip
@@ -262,7 +262,7 @@ def test_exploration_draws_by_complete_scores() -> None:
     formula, lottery = Formula(retriever), Lottery(candidates=12, seed=3)
     history, floors = ["item-3", "item-21", "item-5"], {1: 2, 2: 3}
     for i in range(10):
-        query = Query(
+        query = RetrieveQuery(
             features={"user_id": f"u{i}"}, history=history, k=10, explore={"torso": 2, "tail": 3},
             bias_removal=1.0, popularity=0.0, cooccurrence=2.0,
         )  # fmt: skip
@@ -290,7 +290,7 @@ def test_sources_of_a_history_in_their_order() -> None:
     assert len(stored) == 4
 
     def answered(**request: Any) -> tuple[dict[str, float], int]:
-        (result,) = results_of(retriever.retrieve([Query(**{"k": 60, "bias_removal": 0.0, **request})]))
+        (result,) = results_of(retriever.retrieve([RetrieveQuery(**{"k": 60, "bias_removal": 0.0, **request})]))
         return {label["id"]: round(float(label["score"]), 4) for label in result["labels"]}, result["unknown"][
             "history"
         ]
@@ -312,7 +312,9 @@ def test_sources_of_a_history_in_their_order() -> None:
     left_out, _ = answered(features=alone, exclude_history=True)
     assert left_out.keys() == by_own.keys() - {*stored}
     with pytest.raises(InvalidRequestError, match="expected history or a feature of kind history, one of") as raised:
-        retriever.retrieve([Query(features=alone), Query(features=alone | {"history": ["item-1"]}, history=["item-2"])])
+        retriever.retrieve(
+            [RetrieveQuery(features=alone), RetrieveQuery(features=alone | {"history": ["item-1"]}, history=["item-2"])]
+        )
     assert raised.value.field == "queries.1.history"
 
 
@@ -331,7 +333,7 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     retriever = retriever_of(bundle)
 
     def scores(**request: Any) -> list[tuple[str, float]]:
-        (result,) = results_of(retriever.retrieve([Query(**request)]))
+        (result,) = results_of(retriever.retrieve([RetrieveQuery(**request)]))
         return [(label["id"], float(label["score"])) for label in result["labels"]]
 
     stored = remembered(bundle, 3)
@@ -339,7 +341,7 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     assert named == scores(features={"user_id": "u5"}, history=stored)
     assert named != scores(features={"user_id": "u5"})
     with pytest.raises(InvalidRequestError, match=r"expected an id, received a list of 1") as raised:
-        retriever.retrieve([Query(features={"customer": ["u3"]})])
+        retriever.retrieve([RetrieveQuery(features={"customer": ["u3"]})])
     assert raised.value.field == "queries.0.features.customer"
     assert release_json(retriever)["cooccurrence"]["query_id"] == "customer"
     assert release_json(retriever)["example"]["customer"] == "u0"
@@ -347,21 +349,23 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
 
 def test_queries_with_and_without_history_share_a_batch() -> None:
     retriever = retriever_of(make_bundle(labels=300, cooccurrence=True))
-    queries = [Query(features={}, k=5), Query(features={}, k=200, history=["item-3"])]
+    queries = [RetrieveQuery(features={}, k=5), RetrieveQuery(features={}, k=200, history=["item-3"])]
     alone = [results_of(retriever.retrieve([query]))[0]["labels"] for query in queries]
     assert [result["labels"] for result in results_of(retriever.retrieve(queries))] == alone
 
 
 def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_out() -> None:
     retriever = retriever_of(make_bundle(labels=60))
-    (result,) = results_of(retriever.retrieve([Query(features={}, history=["item-1"], k=60, exclude_history=True)]))
+    (result,) = results_of(
+        retriever.retrieve([RetrieveQuery(features={}, history=["item-1"], k=60, exclude_history=True)])
+    )
     assert {label["id"] for label in result["labels"]} == {f"item-{row}" for row in range(60) if row != 1}
     assert "cooccurrence" not in result
-    (result,) = results_of(retriever.retrieve([Query(features={}, cooccurrence=0.0)]))
+    (result,) = results_of(retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.0)]))
     assert len(result["labels"]) == 10
     message = "expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, received 0.5"
     with pytest.raises(InvalidRequestError, match=message) as raised:
-        retriever.retrieve([Query(features={}, cooccurrence=0.5)])
+        retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.5)])
     assert raised.value.field == "queries.0.cooccurrence"
     assert release_json(retriever)["cooccurrence"] is None
 
@@ -370,7 +374,7 @@ def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_o
 def test_limits_of_the_dial(weight: float) -> None:
     retriever = retriever_of(make_bundle(labels=60, cooccurrence=True))
     with pytest.raises(InvalidRequestError, match=f"expected 0.0 <= cooccurrence <= 2.0, received {weight}"):
-        retriever.retrieve([Query(features={}, cooccurrence=weight)])
+        retriever.retrieve([RetrieveQuery(features={}, cooccurrence=weight)])
     assert release_json(retriever)["cooccurrence"] == {
         "default": 0.5, "minimum": 0.0, "maximum": 2.0, "kind": "walk", "last": 5, "decay": 0.8, "query_id": "user_id"
     }  # fmt: skip
@@ -428,7 +432,7 @@ def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> No
     retriever = retriever_of(BUNDLES[name](), "flat", *([] if name == "tree" else changes()))
     formula = Formula(retriever)
     history = ["item-9", "item-3", "no such item", "item-21", "new-21", "item-10", "item-5"]
-    query = Query(
+    query = RetrieveQuery(
         features={"user_id": "u3"}, history=history, k=20, cooccurrence=2.0, explain=True, exclude_history=False,
         bias_removal=0.5, popularity=0.0,
     )  # fmt: skip
@@ -463,7 +467,7 @@ def test_over_http(tmp_path: Path) -> None:
         ReleaseAnswer.model_validate_json(client.get("/v1/release").content)
         (result,) = answer.json()["results"]
         rows, scores = formula.best(
-            Query(features={"user_id": "u3"}, **dials), ["item-3", "nothing", "item-21", "5"], []
+            RetrieveQuery(features={"user_id": "u3"}, **dials), ["item-3", "nothing", "item-21", "5"], []
         )
         assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in rows[:5]]
         assert [label["score"] for label in result["labels"]] == pytest.approx(scores[:5], rel=1e-5)

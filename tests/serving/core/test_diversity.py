@@ -15,7 +15,7 @@ from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
 from longtail.serving.core import resolved
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets, shop_bundle
 from tests.serving.plane import plane_retriever, results_of
@@ -102,8 +102,8 @@ def marginally(
 
 
 def ask(retriever: Retriever, **options: Any) -> dict[str, Any]:
-    query = Query.model_validate({"features": {"user_id": "u1"}, **options})
-    plain = Query.model_validate({"features": {"user_id": "u2"}, "k": 3})
+    query = RetrieveQuery.model_validate({"features": {"user_id": "u1"}, **options})
+    plain = RetrieveQuery.model_validate({"features": {"user_id": "u2"}, "k": 3})
     return results_of(retriever.retrieve([plain, query]))[1]
 
 
@@ -191,7 +191,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("options", "field", "message"), BAD, ids=[str(i) for i in range(len(BAD))])
 def test_invalid_diversity_options_are_refused(options: dict[str, Any], field: str, message: str) -> None:
-    query = Query.model_validate({"features": {"user": "east"}, "k": 2, **options})
+    query = RetrieveQuery.model_validate({"features": {"user": "east"}, "k": 2, **options})
     with pytest.raises(InvalidRequestError, match=message) as caught:
         plane_retriever().retrieve([query])
     assert caught.value.field == f"queries.0.{field}"

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 
 from longtail.bundle import Bundle, TrainingFacts, Upsert, bundle_from_vectors
 from longtail.serving import Retriever
-from longtail.serving.core.queries import Query, QueryFeatures, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import QueryFeatures, RetrieveQuery, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
@@ -72,7 +72,7 @@ def by_vector_and_by_features(
     """The results of queries that give their vectors as `vector`, and of the same that give them as a feature."""
     inputs = [[{"vector": vector}, {"features": {"vector": vector}}] for vector in queries_BD.tolist()]
     return [
-        results_of(retriever.retrieve([Query(k=k, bias_removal=bias_removal, **way) for way in ways]))
+        results_of(retriever.retrieve([RetrieveQuery(k=k, bias_removal=bias_removal, **way) for way in ways]))
         for ways in zip(*inputs, strict=True)
     ]
 
@@ -134,8 +134,8 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     actual = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
-        by_features = results_of(retriever.retrieve([Query(features=item, **options) for item in FEATURES]))
-        by_vector = results_of(retriever.retrieve([Query(vector=item.tolist(), **options) for item in actual]))
+        by_features = results_of(retriever.retrieve([RetrieveQuery(features=item, **options) for item in FEATURES]))
+        by_vector = results_of(retriever.retrieve([RetrieveQuery(vector=item.tolist(), **options) for item in actual]))
         if explore:
             by_features, by_vector = (
                 [result["exploration"] for result in of_one] for of_one in (by_features, by_vector)
@@ -160,7 +160,7 @@ def test_labels_have_the_vectors_they_are_answered_by() -> None:
     )
     embedded = vectors(adding, labels=["new", "item-7", "item-3"])
     np.testing.assert_array_equal(embedded, [*adding.overlay.added.embeddings[[1, 0]], bundle.embeddings[3]])
-    query = Query(features=UNIT, k=61, bias_removal=0)
+    query = RetrieveQuery(features=UNIT, k=61, bias_removal=0)
     (result,) = results_of(adding.retrieve([query]))
     scores = scores_of(result)
     u = vectors(adding, queries=[{"features": UNIT}])[0]
@@ -173,14 +173,18 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
     default = retriever.manifest.bias_removal.default
     for asked, received in (({}, f"{default}, this release's default"), ({"bias_removal": 0.25}, "0.25")):
         with pytest.raises(InvalidRequestError) as raised:
-            retriever.retrieve([Query(features=UNIT), Query(vector=u, **asked)])
+            retriever.retrieve([RetrieveQuery(features=UNIT), RetrieveQuery(vector=u, **asked)])
         assert raised.value.field == "queries.1.bias_removal"
         assert raised.value.message == (
             "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's features, "
             f"which a vector has not; received {received}"
         )
     zero = {"bias_removal": 0, "popularity": 0.5}
-    queries = [Query(features=UNIT, k=9), Query(vector=u, k=9, **zero), Query(features=UNIT, k=9, **zero)]
+    queries = [
+        RetrieveQuery(features=UNIT, k=9),
+        RetrieveQuery(vector=u, k=9, **zero),
+        RetrieveQuery(features=UNIT, k=9, **zero),
+    ]
     dialled, by_vector, by_features = results_of(retriever.retrieve(queries))
     assert by_vector == by_features
     for result, query in ((by_vector, queries[1]), (dialled, queries[0])):

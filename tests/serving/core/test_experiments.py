@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.settings import Settings
 
 LIMITS = Settings(releases=Path("releases"), max_k=1000, max_queries=100)
@@ -35,7 +35,7 @@ def shares(*values: float) -> dict[str, str]:
 
 
 def arms_of(experiment: Experiment) -> list[str]:
-    query = Query(features={})
+    query = RetrieveQuery(features={})
     return [experiment.assign(query, "q", unit=unit, arm=None, pinned=False)[1].arm for unit in UNITS]
 
 
@@ -78,7 +78,7 @@ def test_a_request_that_sets_an_option_of_the_arms_is_in_no_arm() -> None:
     )
 
     def takes_part(experiment: Experiment, **options: Any) -> bool:
-        query = Query.model_validate({"features": {}, **options})
+        query = RetrieveQuery.model_validate({"features": {}, **options})
         return experiment.assign(query, "q", unit="u", arm=None, pinned=False)[1].counted
 
     open_ = partial(takes_part, experiment)
@@ -117,7 +117,7 @@ def test_a_vector_is_valid_for_its_release_only() -> None:
     for arms, counted in ((of_arms, False), (shares(0.5, 0.5), True)):
         experiment = running(arms)
         for unit in UNITS[:20]:
-            vector, features = Query(vector=[0.5, 1.0]), Query(features={})
+            vector, features = RetrieveQuery(vector=[0.5, 1.0]), RetrieveQuery(features={})
             _, arm, release = experiment.assign(vector, "q", unit=unit, arm=None, pinned=False)
             assert (arm.counted, release) == (counted, None)
             assert experiment.assign(features, "q", unit=unit, arm=None, pinned=False)[1].counted

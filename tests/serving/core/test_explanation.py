@@ -12,7 +12,7 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.serving.core.explanation import intervals
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.ranking import Batch
 from tests.bundles import make_bundle
 from tests.serving.core.test_tree_ranking import retriever_of
@@ -22,8 +22,10 @@ FEATURES = {"user_id": "u3", "history": ["item-1"]}
 STEP = 1e-3
 
 
-def answer(bundle: Bundle, **request: Any) -> dict[str, Any]:
-    (result,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([Query(features=FEATURES, **request)]))
+def answer(bundle: Bundle, **options: Any) -> dict[str, Any]:
+    (result,) = results_of(
+        retriever_of(bundle, ExactSearcher(bundle)).retrieve([RetrieveQuery(features=FEATURES, **options)])
+    )
     return result
 
 
@@ -36,10 +38,10 @@ def ended(steps: Generator[None, None, Any]) -> Any:
         return end.value
 
 
-def scanned(bundle: Bundle, positions: np.ndarray, **request: Any) -> list[set[str]]:
+def scanned(bundle: Bundle, positions: np.ndarray, **options: Any) -> list[set[str]]:
     """The ids that are answered at each λ."""
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    queries = [Query(features=FEATURES, **request | {"bias_removal": float(i)}) for i in positions]
+    queries = [RetrieveQuery(features=FEATURES, **options | {"bias_removal": float(i)}) for i in positions]
     return [{label["id"] for label in result["labels"]} for result in results_of(retriever.retrieve(queries))]
 
 
@@ -52,16 +54,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("of_bundle", "request"), CASES.values(), ids=CASES)
-def test_intervals_equal_a_scan(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("of_bundle", "options"), CASES.values(), ids=CASES)
+def test_intervals_equal_a_scan(of_bundle: dict[str, Any], options: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    actual = answer(bundle, k=8, explain=True, **request)
+    actual = answer(bundle, k=8, explain=True, **options)
     dial = bundle.manifest.bias_removal
     positions = np.linspace(dial.minimum, dial.maximum, round((dial.maximum - dial.minimum) / STEP) + 1)
-    inside = scanned(bundle, positions, k=8, **request)
+    inside = scanned(bundle, positions, k=8, **options)
 
     assert [label["id"] for label in actual["labels"]] == [
-        label["id"] for label in answer(bundle, k=8, **request)["labels"]
+        label["id"] for label in answer(bundle, k=8, **options)["labels"]
     ]
     for label in actual["labels"]:
         low, high = label["explanation"]["bias_removal"]
@@ -73,10 +75,10 @@ def test_intervals_equal_a_scan(of_bundle: dict[str, Any], request: dict[str, An
                 assert label["id"] not in inside[round((beyond - dial.minimum) / STEP)], (label["id"], end)
 
 
-@pytest.mark.parametrize(("of_bundle", "request"), CASES.values(), ids=CASES)
-def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], request: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("of_bundle", "options"), CASES.values(), ids=CASES)
+def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], options: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    actual, labels = answer(bundle, k=8, explain=True, **request), bundle.labels
+    actual, labels = answer(bundle, k=8, explain=True, **options), bundle.labels
     for label in actual["labels"]:
         part, row = label["explanation"], labels.row_of[label["id"]]
         assert sum(part[name] for name in ("taste", "bias", "noise", "popularity")) == pytest.approx(
@@ -90,7 +92,7 @@ def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], request: dict[str,
 
 def test_parts_of_an_answer_by_popularity() -> None:
     bundle = make_bundle(labels=90, cosine=False, bias=True, popularity=True, cooccurrence=True)
-    query = Query(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
+    query = RetrieveQuery(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
     (actual,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
     assert (actual["basis"], actual["bias_removal"], actual["popularity"], actual["cooccurrence"]) == (
         "cooccurrence", 0, 1, 2

@@ -12,7 +12,7 @@ from longtail.index import IndexSpec, build
 from longtail.index.release.releases import Releases
 from longtail.serving.core.exploration import Draws, Explored, Lottery, draw, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.rounding import within_rounding
@@ -117,7 +117,7 @@ def test_through_the_retriever() -> None:
     retriever = plane_retriever()
 
     def answer(seed: int = 0, **options: object) -> dict[str, object]:
-        query = Query.model_validate({"features": {"user": "east"}, "bias_removal": 0.0, **options})
+        query = RetrieveQuery.model_validate({"features": {"user": "east"}, "bias_removal": 0.0, **options})
         return results_of(retriever.retrieve([query], Draws(Lottery(seed=seed))))[0]
 
     def ids(actual: dict[str, object]) -> list[str]:
@@ -156,7 +156,7 @@ def test_through_the_retriever() -> None:
     ],
 )
 def test_impossible_floors(options: dict[str, object], field: str, message: str) -> None:
-    query = Query.model_validate({"features": {}, **options})
+    query = RetrieveQuery.model_validate({"features": {}, **options})
     with pytest.raises(InvalidRequestError, match=message) as caught:
         plane_retriever().retrieve([query])
     assert caught.value.field == field
@@ -169,7 +169,8 @@ def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, 
     build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name="r")
     retriever = load_release(Releases(root / "releases"), "r")
     queries = [
-        Query(features={"user_id": f"u{user}"}, k=10, explore={} if user == 1 else {"tail": 4}) for user in range(3)
+        RetrieveQuery(features={"user_id": f"u{user}"}, k=10, explore={} if user == 1 else {"tail": 4})
+        for user in range(3)
     ]
     together = results_of(retriever.retrieve(queries, Draws(Lottery(seed=3), ["a", "b", "c"])))
     alone = results_of(retriever.retrieve(queries[2:], Draws(Lottery(seed=3), ["c"])))

@@ -19,7 +19,7 @@ from longtail.index import PriorsError, PriorSpec, PriorTable, Releases, build
 from longtail.index.errors import NothingNewError
 from longtail.serving import Settings
 from longtail.serving.core.description import release_json
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh
@@ -119,7 +119,9 @@ def test_requests_weigh_exposure_as_numpy_does(
     plain, weighed = (
         {label["id"]: label["score"] for label in result["labels"]}
         for result in results_of(
-            served.retrieve([Query.model_validate(query | more) for more in ({}, {"priors": {"exposed": -0.5}})])
+            served.retrieve(
+                [RetrieveQuery.model_validate(query | more) for more in ({}, {"priors": {"exposed": -0.5}})]
+            )
         )
     )
     values_L = bundle.priors.values_LP[:, -1]
@@ -128,7 +130,7 @@ def test_requests_weigh_exposure_as_numpy_does(
     expected["new"] = -0.5 * values_L.min()  # as item-59, which was in no answer
     assert differences == pytest.approx(expected, abs=1e-5)
     with pytest.raises(InvalidRequestError, match=r"expected -1\.0 <= priors\.exposed <= 1\.0, received -1\.5"):
-        served.retrieve([Query.model_validate(query | {"priors": {"exposed": -1.5}})])
+        served.retrieve([RetrieveQuery.model_validate(query | {"priors": {"exposed": -1.5}})])
 
 
 def test_a_new_model_keeps_the_exposures_of_the_published_release(there: Releases, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from longtail.bundle import BUCKET_NAMES, Upsert
 from longtail.serving import Retriever
 from longtail.serving.core.exploration import Draws, Lottery
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets
 from tests.serving.core.test_cooccurrence import BUNDLES, changes, retriever_of
@@ -36,7 +36,7 @@ def retriever() -> Retriever:
 
 
 def answer(retriever: Retriever, draws: Draws | None = None, **options: Any) -> dict[str, Any]:
-    query = Query.model_validate({"features": {"user_id": "u1"}, "history": ["item-7", "item-41"], **options})
+    query = RetrieveQuery.model_validate({"features": {"user_id": "u1"}, "history": ["item-7", "item-41"], **options})
     return results_of(retriever.retrieve([query], draws))[0]
 
 
@@ -231,7 +231,7 @@ def test_propensities_of_explored_slots_are_the_frequencies(retriever: Retriever
     displayed: Counter[str] = Counter()
     stated: dict[str, float] = {}
     draws = 600
-    query = Query.model_validate({
+    query = RetrieveQuery.model_validate({
         "features": {"user_id": "u1"}, "history": ["item-7", "item-41"], "k": 8, "at_least": floors,
         "explore": {"tail": 1, "torso": 1}, "display": False,
     })  # fmt: skip
@@ -273,7 +273,7 @@ def test_short_form_and_explanation(retriever: Retriever) -> None:
     free = answer(retriever, k=5, at_least=[{"filter": {"price": {"ge": 0}}, "n": 1}])
     assert free["labels"] == answer(retriever, k=5)["labels"]
     assert free["cost"] == 0
-    query = Query.model_validate({"features": {"user_id": "u1"}, "k": 5, "at_least": {"bucket": {"head": 1}}})
+    query = RetrieveQuery.model_validate({"features": {"user_id": "u1"}, "k": 5, "at_least": {"bucket": {"head": 1}}})
     assert np.isnan(retriever.retrieve([query]).judged_at_B).all()
 
 
@@ -309,4 +309,4 @@ def test_impossible_floors(options: dict[str, Any], field: str, message: str) ->
 )
 def test_malformed_floors(floors: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Query.model_validate({"features": {}, "at_least": floors})
+        RetrieveQuery.model_validate({"features": {}, "at_least": floors})

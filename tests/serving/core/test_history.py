@@ -11,7 +11,7 @@ import pytest
 
 from longtail.index import Releases, build
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
 from tests.serving.core.test_tree_ranking import retriever_of
 from tests.serving.plane import ExactSearcher, results_of
@@ -19,24 +19,24 @@ from tests.serving.plane import ExactSearcher, results_of
 SEEN = ["item-1", "item-2", "no such item"]
 
 
-def ids(default: bool, **request: Any) -> list[str]:
+def ids(default: bool, **options: Any) -> list[str]:
     bundle = make_bundle(labels=60)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    query = Query(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **request})
+    query = RetrieveQuery(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **options})
     (result,) = results_of(retriever.retrieve([query]))
     # What the tower reads of a history is counted, whether or not the answer leaves the history out.
-    unknown = int((request.get("features", {"history": SEEN}) or {}).get("history") == SEEN)
+    unknown = int((options.get("features", {"history": SEEN}) or {}).get("history") == SEEN)
     assert result["unknown"] == {"query": 0, "history": unknown, "exclude": 0, "allow": 0}
     return [label["id"] for label in result["labels"]]
 
 
 @pytest.mark.parametrize(
-    ("default", "request", "left_out"),
+    ("default", "options", "left_out"),
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_the_request_says_or_else_the_release(default: bool, request: bool | None, left_out: bool) -> None:
-    actual = ids(default, exclude_history=request)
+def test_the_request_says_or_else_the_release(default: bool, options: bool | None, left_out: bool) -> None:
+    actual = ids(default, exclude_history=options)
     everything = ids(False)
     assert actual == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
     assert len(everything) == 60

@@ -19,10 +19,10 @@ from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core import lifetimes
-from longtail.serving.core.label_changes import LabelPatchById, NewLabel, records_to_add, records_to_patch
+from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, records_to_add, records_to_patch
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import DATED, LABELS, dated, meets, shop_bundle, some_filter
@@ -116,7 +116,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
                 request[name] = [expected_ids[row]["id"] for row in rows]
                 among = np.isin([label["id"] for label in expected_ids], request[name])
                 passes &= among if name == "allow" else ~among
-        query = Query.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **request})
+        query = RetrieveQuery.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **request})
         queries_BE = bundle.augmentation.queries(
             retriever.encoder.embed(retriever.encoder.read([query.features or {}])), 0.5
         )
@@ -136,7 +136,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
             {"explore": {"tail": 2}}, {"max_per": {"brand": 1}}, {"mmr": 0.3},
             {"cooccurrence": 1.0, "history": ["item-1"]},
         ]  # fmt: skip
-        query = Query.model_validate({"features": {}, "k": 9, **others[step % 4], "explain": step % 8 == 0})
+        query = RetrieveQuery.model_validate({"features": {}, "k": 9, **others[step % 4], "explain": step % 8 == 0})
         similar = SimilarQuery.model_validate({"id": "item-3", "k": 9, "by": ["embedding", "cooccurrence"][step % 2]})
         for other in (*results_of(retriever.retrieve([query])), *results_of(retriever.similar([similar]))):
             assert lives[[retriever.catalogue.row(label["id"]) for label in other["labels"]]].all()
@@ -155,7 +155,7 @@ def test_a_label_comes_and_ends_at_its_second(releases: Releases, clock: Clock) 
     begin, until = retriever.bundle.labels.lifetimes[row].tolist()
 
     def is_answered() -> bool:
-        (result,) = results_of(retriever.retrieve([Query(features={}, k=3, allow=[id_, "item-0"])]))
+        (result,) = results_of(retriever.retrieve([RetrieveQuery(features={}, k=3, allow=[id_, "item-0"])]))
         in_answer = id_ in [label["id"] for label in result["labels"]]
         (listed,) = (
             label for label in list_labels(retriever, LabelListing(limit=LABELS))["labels"] if label["id"] == id_
@@ -175,7 +175,7 @@ def test_a_label_comes_and_ends_at_its_second(releases: Releases, clock: Clock) 
     (patch,) = records_to_patch([LabelPatchById(id=id_, display={"available_until": later})], retriever)
     retriever = retriever.with_changes([patch])
     assert is_answered()
-    assert pinned.with_changes([patch]).retrieve([Query(features={}, k=1, allow=[id_])]).results[0]["labels"]
+    assert pinned.with_changes([patch]).retrieve([RetrieveQuery(features={}, k=1, allow=[id_])]).results[0]["labels"]
     clock.seconds = begin - 1
     assert not is_answered()
     assert pinned.at() is pinned
@@ -189,10 +189,11 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
         InvalidRequestError, match=r'expected a time after available_from, "2026-07-02.*received "2026-07-01'
     ):
         records_to_add(
-            [NewLabel.model_validate({**new, "display": {"available_from": late, "available_until": early}})], retriever
+            [LabelToAdd.model_validate({**new, "display": {"available_from": late, "available_until": early}})],
+            retriever,
         )
     with pytest.raises(InvalidRequestError, match='ISO 8601, received "soon"') as caught:
-        records_to_add([NewLabel.model_validate({**new, "display": {"available_until": "soon"}})], retriever)
+        records_to_add([LabelToAdd.model_validate({**new, "display": {"available_until": "soon"}})], retriever)
     assert caught.value.field == "labels.0.display.available_until"
 
     def patch(*displays: dict[str, Any]) -> list[Patch]:
@@ -243,7 +244,7 @@ def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
     displayed = [label["display"] for label in retriever.catalogue.labels_json(range(90))]
     for seconds in (-200, -20, -19, 30, 200):
         clock.seconds = DATED.timestamp() + seconds
-        query = Query.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
+        query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
         (result,) = results_of(retriever.retrieve([query]))
         ids = {label["id"] for label in result["labels"]}
         assert ids == {f"item-{row}" for row in range(90) if alive(displayed[row], clock.seconds)}
@@ -274,7 +275,7 @@ def test_answers_are_judged_only_while_nearly_the_same_labels_are_available(rele
     clock.seconds = DATED.timestamp() - 1000
     retriever = load_release(releases, "flat")
     assert retriever.promises is not None
-    query = Query(features={"user_id": "u1"})
+    query = RetrieveQuery(features={"user_id": "u1"})
     assert np.isfinite(retriever.retrieve([query]).judged_at_B).all()
     assert not retriever.promises.is_complete
     clock.seconds = DATED.timestamp()

@@ -19,7 +19,7 @@ from longtail.serving import Retriever
 from longtail.serving.core import lifetimes
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from tests.bundles import make_bundle
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
@@ -163,7 +163,7 @@ def changed(retriever: Retriever) -> Retriever:
     return retriever.with_changes(records[:200]).with_changes(records[200:])
 
 
-def _query(rng: np.random.Generator) -> Query:
+def _query(rng: np.random.Generator) -> RetrieveQuery:
     request: dict[str, Any] = {"features": {"user_id": f"u{rng.integers(20)}"}, "k": int(rng.integers(1, 150))}
     request["bias_removal"] = float(rng.choice([-1, 0, 0.5, 1, 2]))
     if rng.random() < 0.5:
@@ -178,7 +178,7 @@ def _query(rng: np.random.Generator) -> Query:
         request["bonus"] = {"tail": float(rng.uniform(-5, 5)), "open": float(rng.uniform(-5, 5))}
     if rng.random() < 0.3:
         request |= {"slope": {"price": float(rng.uniform(-1, 1))}, "decay": {"column": "since", "half_life": "30d"}}
-    return Query.model_validate(request)
+    return RetrieveQuery.model_validate(request)
 
 
 def _agreement(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> float:

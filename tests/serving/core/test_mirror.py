@@ -16,7 +16,7 @@ import pytest
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.mirror import Mirror, StagedCounts
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.http.schemas.operations import StagedAnswer
 from tests.serving.client import client_of
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_retriever, plane_settings
@@ -61,7 +61,7 @@ def mirrored(tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCo
 
 def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, share: float = 1.0) -> None:
     retriever = retriever or plane_retriever()
-    request = [Query(**query) for query in queries]
+    request = [RetrieveQuery(**query) for query in queries]
     mirror.offer(retriever, request, retriever.retrieve(request), share)
 
 
@@ -98,7 +98,7 @@ def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeyp
     staged, go_on = other_plane(), threading.Event()
     retrieve = staged.retrieve
 
-    def slow(queries: list[Query]) -> object:
+    def slow(queries: list[RetrieveQuery]) -> object:
         go_on.wait(10)
         return retrieve(queries)
 

@@ -14,7 +14,7 @@ from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch
 from longtail.bundle.label_changes import needed_positions, replay
 from longtail.serving import Retriever
 from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, UnknownLabelError
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
@@ -39,7 +39,7 @@ def after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
 
 
 def answered(retriever: Retriever, **request: Any) -> dict[str, dict[str, Any]]:
-    query = Query(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | request)
+    query = RetrieveQuery(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | request)
     (result,) = results_of(retriever.retrieve([query]))
     return {label["id"]: label for label in result["labels"]}
 

@@ -16,7 +16,7 @@ from longtail.bundle import Bundle, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever, create_app
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
@@ -49,7 +49,7 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize(
-    ("request", "expected"),
+    ("query_options", "expected"),
     [
         ({}, {"a": 2.5, "c/é": 3, "b": 0, "4": -3}),
         ({"margin": 0}, {"a": 2, "c/é": 1.5, "b": 0, "4": -2}),
@@ -57,15 +57,15 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         ({"margin": 1, "recent": -1}, {"a": 3, "c/é": 3.5, "b": 1, "4": -6}),
     ],
 )
-def test_scores_are_the_served_formula(client: httpx.Client, request: dict, expected: dict[str, float]) -> None:
-    query = {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "priors": request}
+def test_scores_are_the_served_formula(client: httpx.Client, query_options: dict, expected: dict[str, float]) -> None:
+    query = {"features": {"user": "east"}, "k": 4, "bias_removal": 0, "priors": query_options}
     answer = client.post("/v1/retrieve", json={"queries": [query]})
     RetrieveAnswer.model_validate_json(answer.content, strict=True)
     (result,) = answer.json()["results"]
     assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, abs=1e-5)
     actual = [label["score"] for label in result["labels"]]
     assert actual == sorted(actual, reverse=True)
-    assert result["priors"] == {"recent": 0.0, "margin": 0.5} | request
+    assert result["priors"] == {"recent": 0.0, "margin": 0.5} | query_options
 
 
 def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
     retriever = retriever_of(bundle)
     labels, manifest, rng = bundle.labels, bundle.manifest, np.random.default_rng(6)
     queries = [
-        Query(
+        RetrieveQuery(
             features={"user_id": f"u{rng.integers(20)}", "history": [f"item-{rng.integers(300)}"]},
             bias_removal=float(rng.choice([0.0, 0.5, 1.0])),
             popularity=float(rng.uniform(-1, 2)),
@@ -185,8 +185,8 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
         {"id": "other", "features": label_features(4)},
         {"id": "item-7", "features": label_features(3), "priors": {"margin": -1.5}},
     ]
-    request = {"recent": 0.75, "margin": 1.0}
-    query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": request}
+    query_options = {"recent": 0.75, "margin": 1.0}
+    query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": query_options}
     numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(expected_ids[0]), -1.5)}
     app = create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))
     with client_of(app) as client:

@@ -13,7 +13,7 @@ from longtail.bundle import BUCKET_NAMES, Bundle, Proposal, Tower
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.core.ranking import Batch, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError
@@ -118,7 +118,7 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
         if bias_removal or sources != "tree alone"
     ]
     queries = [
-        Query(features=features, k=k, bias_removal=bias_removal, popularity=popularity, **selection)
+        RetrieveQuery(features=features, k=k, bias_removal=bias_removal, popularity=popularity, **selection)
         for features, selection, bias_removal, popularity, k in query
     ]
     results = results_of(retriever.retrieve(queries))
@@ -136,7 +136,7 @@ def test_below_zero_is_refused_and_says_why() -> None:
         with pytest.raises(
             InvalidRequestError, match=r"expected 0.0 <= bias_removal <= 2.0, received -.*all but rules"
         ):
-            retriever.retrieve([Query(features=FEATURES[0]), Query(features=FEATURES[0], **dials)])
+            retriever.retrieve([RetrieveQuery(features=FEATURES[0]), RetrieveQuery(features=FEATURES[0], **dials)])
     # A label has no tree to be looked up in: its neighbours are ranked by log π, which the index holds.
     by_noise, by_prior = (
         results_of(retriever.similar([SimilarQuery(id="item-1", k=20, **{dial: -0.5})]))
@@ -151,7 +151,7 @@ def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
         retriever_of(bundle, Blind(bundle)),
         retriever_of(replace(bundle, proposal=None), Blind(bundle)),
     )
-    zero, first = (Query(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
+    zero, first = (RetrieveQuery(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
     assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, first, zero]))] == [0, 5, 0]
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
     assert results_of(exact.retrieve([zero])) == results_of(alone.retrieve([zero]))
@@ -172,7 +172,7 @@ def test_similar_labels_keep_the_label_frequencies() -> None:
 def test_the_smallest_catalogues(labels: int) -> None:
     bundle = make_bundle(labels=labels, proposal=True)
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    (result,) = results_of(retriever.retrieve([Query(features=FEATURES[0], k=labels, bias_removal=1.0)]))
+    (result,) = results_of(retriever.retrieve([RetrieveQuery(features=FEATURES[0], k=labels, bias_removal=1.0)]))
     check(result, sum(parts(bundle, FEATURES[0])), np.ones(labels, bool), labels)
 
 

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.core.answers import Retrieval
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from tests.serving.client import address_of, client_of
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
@@ -35,7 +35,7 @@ class Gate:
         retriever = plane_retriever()
         retrieve = retriever.retrieve
 
-        def behind_the_gate(queries: Sequence[Query], *draws: Any, **options: Any) -> Retrieval:
+        def behind_the_gate(queries: Sequence[RetrieveQuery], *draws: Any, **options: Any) -> Retrieval:
             assert self.open.wait(20)
             return retrieve(queries, *draws, **options)
 

@@ -19,7 +19,7 @@ from longtail.bundle.manifest import Interval
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.core.experiments import parse_experiments
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from tests.bundles import make_bundle
@@ -71,7 +71,7 @@ def loaded(bundle: Bundle, folder: Path) -> Retriever:
     return load_release(Releases(folder / "releases"), "a")
 
 
-def verdict_of(retriever: Retriever, queries: Sequence[Query], state: Path) -> dict[str, Any]:
+def verdict_of(retriever: Retriever, queries: Sequence[RetrieveQuery], state: Path) -> dict[str, Any]:
     clock = Clock()
     monitoring = Monitoring(state, clock=clock)
     monitoring.begin_release(
@@ -87,8 +87,8 @@ def verdict_of(retriever: Retriever, queries: Sequence[Query], state: Path) -> d
     return verdict
 
 
-def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], float]) -> list[Query]:
-    return [Query(vector=vector, k=K, bias_removal=dials(rng)) for vector in vectors(rng, QUERIES).tolist()]
+def queries(rng: np.random.Generator, dials: Callable[[np.random.Generator], float]) -> list[RetrieveQuery]:
+    return [RetrieveQuery(vector=vector, k=K, bias_removal=dials(rng)) for vector in vectors(rng, QUERIES).tolist()]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -105,7 +105,7 @@ def test_documented_experiment_raises_no_alarm(seed: int, tmp_path: Path) -> Non
     page = (Path(__file__).parents[3] / "docs/experiments.md").read_text()
     experiment = parse_experiments(page.split("```toml\n")[1].split("```")[0].encode())
     assert experiment is not None
-    plain = [Query(vector=vector, k=K) for vector in vectors(rng, QUERIES).tolist()]
+    plain = [RetrieveQuery(vector=vector, k=K) for vector in vectors(rng, QUERIES).tolist()]
     in_arms = [
         experiment.assign(query, "", unit=f"u{unit}", arm=None, pinned=False)[0] for unit, query in enumerate(plain)
     ]
