@@ -158,11 +158,13 @@ def plane_bundle(prefix: str = "") -> Bundle:
     return bundle
 
 
-def plane_retriever(name: str = "plane-1", prefix: str = "") -> Retriever:
-    bundle = plane_bundle(prefix)
+def plane_retriever(
+    name: str = "plane-1", prefix: str = "", *, bundle: Bundle | None = None, day: int = 2
+) -> Retriever:
+    bundle = bundle or plane_bundle(prefix)
     return Retriever(
         name=name,
-        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        created_at=datetime(2026, 1, day, tzinfo=UTC),
         bundle=bundle,
         searcher=ExactSearcher(bundle),
         encoder=PlaneEncoder(),

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2 as httpx
@@ -19,7 +18,7 @@ from longtail.serving.core.mirror import Mirror, StagedCounts
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.http.schemas.operations import StagedAnswer
 from tests.serving.client import client_of
-from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_retriever, plane_settings
+from tests.serving.plane import plane_bundle, plane_retriever, plane_settings
 from tests.serving.process import until
 
 EAST = {"features": {"user": "east"}, "k": 2, "bias_removal": 0}
@@ -27,16 +26,8 @@ EAST = {"features": {"user": "east"}, "k": 2, "bias_removal": 0}
 
 def other_plane(name: str = "plane-2") -> Retriever:
     """For `east`: 4 (3), a (2), … where the plane answers a (2), c/é (1.5)."""
-    bundle = plane_bundle()
     embeddings = np.array([[1, 0], [0, 1], [0.25, 0.9], [1.5, -0.5]], np.float32)
-    bundle = replace(bundle, embeddings=embeddings)
-    return Retriever(
-        name=name,
-        created_at=datetime(2026, 1, 3, tzinfo=UTC),
-        bundle=bundle,
-        searcher=ExactSearcher(bundle),
-        encoder=PlaneEncoder(),
-    )
+    return plane_retriever(name, bundle=replace(plane_bundle(), embeddings=embeddings), day=3)
 
 
 @pytest.fixture

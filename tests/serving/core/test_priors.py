@@ -23,7 +23,15 @@ from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.http.test_feedback import recorded_events
-from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of, rows_in_use
+from tests.serving.plane import (
+    ExactSearcher,
+    PlaneEncoder,
+    plane_bundle,
+    plane_retriever,
+    plane_settings,
+    results_of,
+    rows_in_use,
+)
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 RECENT = Prior(name="recent", minimum=-1, default=0, maximum=2, missing=-3, kappa=0.7)
@@ -32,14 +40,7 @@ OF_PLANE = np.float32([[0, 1], [-1, 0], [1, 3], [2, -2]])
 
 
 def plane_with_priors(name: str = "plane-1") -> Retriever:
-    bundle = replace(plane_bundle(), priors=Priors((RECENT, MARGIN), OF_PLANE))
-    return Retriever(
-        name=name,
-        created_at=datetime(2026, 1, 2, tzinfo=UTC),
-        bundle=bundle,
-        searcher=ExactSearcher(bundle),
-        encoder=PlaneEncoder(),
-    )
+    return plane_retriever(name, bundle=replace(plane_bundle(), priors=Priors((RECENT, MARGIN), OF_PLANE)))
 
 
 @pytest.fixture
