@@ -32,7 +32,7 @@ from longtail.serving.core.retriever import Retriever
 from longtail.serving.export import export
 from longtail.tables import DataError
 from longtail.tables.times import UNITS
-from longtail.trainer.audit.lists import Columns, read_lists, rows_of
+from longtail.trainer.audit.lists import ListColumns, match_ids, read_lists
 from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import read_dataset
@@ -203,9 +203,9 @@ def test_all_commands_read_equal_pairs(tmp_path: Path, form: str, name: str) -> 
         drafted = read_dataset(load_recipe(tmp_path / "drafted.toml", ["data.repeats=keep"]))
         assert pairs_of(drafted) == expected, "init"
 
-    lists = read_lists(path, Columns("user_id", "item_id"), ROWS)
-    query_rows = rows_of(lists.queries, dataset.query_ids, "queries", "lists")
-    label_rows = rows_of(lists.labels, dataset.label_ids, "labels", "lists")
+    lists = read_lists(path, ListColumns("user_id", "item_id"), ROWS)
+    query_rows = match_ids(lists.queries, dataset.query_ids, "queries", "lists")
+    label_rows = match_ids(lists.labels, dataset.label_ids, "labels", "lists")
     assert (query_rows >= 0).all(), "lists of an audit"
     assert (label_rows >= 0).all(), "lists of an audit"
 
@@ -283,10 +283,10 @@ def test_all_commands_name_empty_files(tmp_path: Path) -> None:
     assert [text for text in messages if "without rows" in text] == [f"labels: {line}", f"priors: {line}"]
 
     pq.write_table(pa.table(table).select(["label_id", "query_id"]), folder / "a.parquet")
-    assert read_lists(folder, Columns("query_id", "label_id"), 5).empty_files == f"W{line[1:]}"
+    assert read_lists(folder, ListColumns("query_id", "label_id"), 5).empty_files == f"W{line[1:]}"
     (folder / "a.parquet").unlink()
     with pytest.raises(DataError, match=r"b\.csv: expected a header with the names of columns, found an empty file"):
-        read_lists(folder, Columns("query_id", "label_id"), 5)
+        read_lists(folder, ListColumns("query_id", "label_id"), 5)
 
 
 IDS = [list(dict.fromkeys(animal.id(value) for animal in TYPED.values() for value in of)) for of in (USERS, ITEMS)]
