@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 """Callback that gets progress reports, one line at a time."""
 _QUERIES = 200
 _FEW = 10
-"""Results of a short answer, which takes less params to find."""
+"""Results of a short answer, found in fewer lists."""
 _ENOUGH = 0.01
 """Least share of a dial point's exact answers that labels must have for their recall to be measured."""
 ROWS_AT_ONCE = 1 << 20
@@ -104,11 +104,11 @@ class Calibration:
     def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
         """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
-        found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
+        hits_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
         shape = len(self.dial_points), -1
-        expected, found = expected_Q.reshape(shape).sum(axis=1), found_Q.reshape(shape).sum(axis=1)
+        expected, hit_count = expected_Q.reshape(shape).sum(axis=1), hits_Q.reshape(shape).sum(axis=1)
         enough = _ENOUGH * rows_QK.size / len(self.dial_points)
-        return np.where(expected < enough, 1.0, found / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
+        return np.where(expected < enough, 1.0, hit_count / np.maximum(expected, 1)).tolist()  # type: ignore[no-any-return]
 
     def recall(self, hits_QK: Bools) -> list[RecallAt]:
         """Compute recall at every dial point from the hits, bool [Q, k], of `search`."""
@@ -133,8 +133,8 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
     labels = len(bundle.embeddings)
     for start in range(0, labels, ROWS_AT_ONCE):
         part_RE = bundle.rows(np.arange(start, min(start + ROWS_AT_ONCE, labels)))
-        found = faiss.knn(queries_QE, part_RE, min(k, len(part_RE)), metric=faiss.METRIC_INNER_PRODUCT)
-        scores_QK, rows_QK = top_k([scores_QK, found[0]], [rows_QK, found[1] + start], k)
+        hits = faiss.knn(queries_QE, part_RE, min(k, len(part_RE)), metric=faiss.METRIC_INNER_PRODUCT)
+        scores_QK, rows_QK = top_k([scores_QK, hits[0]], [rows_QK, hits[1] + start], k)
     return scores_QK, rows_QK
 
 
@@ -185,12 +185,12 @@ def _at(defaults: tuple[float, ...], numbers: Sequence[int], weights: Sequence[f
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
     """List weights at their limits: every combination, or each prior alone and, unless they stand alone, all."""
-    ends, apart = [(prior.minimum, prior.maximum) for prior in settings], any(prior.alone for prior in settings)
-    if len(ends) <= _ALL_CORNERS_UP_TO and not apart:
+    ends, stand_alone = [(prior.minimum, prior.maximum) for prior in settings], any(prior.alone for prior in settings)
+    if len(ends) <= _ALL_CORNERS_UP_TO and not stand_alone:
         return product(*ends)
     defaults = [prior.default for prior in settings]
     alone = [(*defaults[:number], end, *defaults[number + 1 :]) for number, both in enumerate(ends) for end in both]
-    return alone if apart else [*alone, *zip(*ends, strict=True)]
+    return alone if stand_alone else [*alone, *zip(*ends, strict=True)]
 
 
 def _pairs(bundle: Bundle) -> list[tuple[float, float]]:

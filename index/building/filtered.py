@@ -74,12 +74,12 @@ class FilteredTrial:
         picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
         queries_CD = np.asarray(available[picked])
         dial = bundle.manifest.bias_removal
-        places = sorted({min(max(value, dial.minimum), dial.maximum) for value in (0.0, dial.default, 1.0)})
+        lambdas = sorted({min(max(value, dial.minimum), dial.maximum) for value in (0.0, dial.default, 1.0)})
         if bundle.proposal is not None:  # with a tree p_n(y|x), λ is not a coordinate of the rows
-            places = [0.0]
+            lambdas = [0.0]
         queries, defaults_P = bundle.augmentation.queries, bundle.priors.defaults
-        self.queries_QE = np.concatenate([queries(queries_CD, place, 0.0, defaults_P) for place in places])
-        self._one_E = queries(queries_CD[:1], places[0], 0.0, defaults_P)[0]
+        self.queries_QE = np.concatenate([queries(queries_CD, value, 0.0, defaults_P) for value in lambdas])
+        self._one_E = queries(queries_CD[:1], lambdas[0], 0.0, defaults_P)[0]
 
     def selections(self, selectivity: float) -> Iterator[tuple[_Name, Int64]]:
         """Yield the name and the rows, int64 [R], ascending, of each selection at a selectivity."""
@@ -101,13 +101,13 @@ class FilteredTrial:
         for k in sorted({min(depth, len(rows_R)) for depth in _DEPTHS}):
             scores_QK, expected_QK = best[0][:, :k], self._buckets_L[rows_R[best[1][:, :k]]]
             least_Q = scores_QK[:, -1] - TOLERANCE * np.abs(scores_QK).max(axis=1)
-            _, found_QK = searcher.search(self.queries_QE, k, filters)
-            hits_QK = self._exact.rescore(self.queries_QE, found_QK) >= least_Q[:, None]
-            given_QK = self._buckets_L[found_QK]
+            _, rows_QK = searcher.search(self.queries_QE, k, filters)
+            hits_QK = self._exact.rescore(self.queries_QE, rows_QK) >= least_Q[:, None]
+            buckets_QK = self._buckets_L[rows_QK]
             buckets = {}
             for bucket, of_bucket in enumerate(BUCKET_NAMES):
                 expected_Q = np.count_nonzero(expected_QK == bucket, axis=1)
-                hits_Q = np.minimum(np.count_nonzero(hits_QK & (given_QK == bucket), axis=1), expected_Q)
+                hits_Q = np.minimum(np.count_nonzero(hits_QK & (buckets_QK == bucket), axis=1), expected_Q)
                 if expected_Q.sum() >= _ENOUGH:
                     buckets[of_bucket] = round(float(hits_Q.sum() / expected_Q.sum()), 6)
             recall = round(float(hits_QK.mean()), 6)

@@ -79,25 +79,25 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         )
     rows, adder = source.labels.row_of, LabelAdder(source)
     changed = (adder.find_change(changes, id_) for id_ in dict.fromkeys(record.id for record in changes.records()))
-    upserts = [one for one in changed if one is not None]
+    upserts = [upsert for upsert in changed if upsert is not None]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if hide and id_ in rows], np.int64)
     # Positions in the bundle's rows followed by the added ones: a label that was embedded again takes its new row.
-    place_L = np.arange(len(rows))
+    row_L = np.arange(len(rows))
     known_M = added.catalogue_rows != NEW_LABEL
-    place_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
-    places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~known_M)])
-    if not places.size:
+    row_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
+    rows_n = np.concatenate([np.delete(row_L, removed), len(rows) + np.flatnonzero(~known_M)])
+    if not rows_n.size:
         raise LongtailIndexError(f"{source.path}: expected a label that is left, found all {len(rows)} hidden")
     report = MergeReport(
-        labels=len(places),
+        labels=len(rows_n),
         added=int(np.count_nonzero(~known_M)),
         reembedded=int(np.count_nonzero(known_M)),
         removed=len(removed),
         skipped=skipped,
     )
     # The row of the bundle that each label had; −1 for an added one.
-    before_n = np.concatenate([np.arange(len(rows)), added.catalogue_rows])[places]
+    before_n = np.concatenate([np.arange(len(rows)), added.catalogue_rows])[rows_n]
     histories = source.calibration_histories
     manifest = source.manifest
     newest = max((record.at for record in changes.records()), default=adder.data_until)
@@ -116,8 +116,8 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
                 },
             }
         ),
-        labels=_labels(source.labels, added, places, manifest.buckets),
-        embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
+        labels=_labels(source.labels, added, rows_n, manifest.buckets),
+        embeddings=np.concatenate([source.embeddings, added.embeddings])[rows_n],
         calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
         calibration_histories=None if histories is None else select_histories(histories, before_n),
         forecast=source.forecast
@@ -125,10 +125,10 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
             added.catalogue_rows,
             [{**record.display, **(record.features or {})} for record in upserts if record.id not in skipped],
             [record.at.timestamp() for record in upserts if record.id not in skipped],
-        ).take(places),
+        ).take(rows_n),
         cooccurrence=source.cooccurrence and source.cooccurrence.take(before_n),
         remembered=source.remembered and source.remembered.take(before_n),
-        priors=replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[places])
+        priors=replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[rows_n])
         if source.priors.settings
         else source.priors,
         reports=source.stored_reports(),
@@ -137,7 +137,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
     return merged, report
 
 
-def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets) -> Labels:
+def _labels(labels: Labels, added: AddedLabels, rows_n: Int64, buckets: Buckets) -> Labels:
     """Append the added labels to the label table, and take the rows `places`."""
     bias, log_popularity = (
         None if column is None or more is None else np.concatenate([column, more])
@@ -148,16 +148,16 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets)
     for name in labels.display.column_names:
         more = columns.column(name, [display[name] for display in added.display])
         before = labels.display[name].cast(more.type)
-        display[name] = pa.chunked_array([*before.chunks, more]).take(places)
-    counts = np.concatenate([labels.counts, added.counts])[places]
+        display[name] = pa.chunked_array([*before.chunks, more]).take(rows_n)
+    counts = np.concatenate([labels.counts, added.counts])[rows_n]
     return Labels(
-        ids=pa.concat_arrays([labels.ids, pa.array(added.ids, labels.ids.type)]).take(places),
+        ids=pa.concat_arrays([labels.ids, pa.array(added.ids, labels.ids.type)]).take(rows_n),
         counts=counts,
-        log_pn=_normalised(np.concatenate([labels.log_pn, added.log_pn])[places]),
+        log_pn=_normalised(np.concatenate([labels.log_pn, added.log_pn])[rows_n]),
         buckets=buckets.assign(counts),
-        bias=None if bias is None else bias[places],
+        bias=None if bias is None else bias[rows_n],
         display=pa.table(display),
-        log_popularity=None if log_popularity is None else _normalised(log_popularity[places]),
+        log_popularity=None if log_popularity is None else _normalised(log_popularity[rows_n]),
     )
 
 

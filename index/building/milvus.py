@@ -77,9 +77,9 @@ def write_rows(
     for start in range(0, labels, _ROWS_AT_ONCE):
         rows_R = np.arange(start, min(start + _ROWS_AT_ONCE, labels))
         for partition, mask_R in ((HEAD, in_head_L[rows_R]), (TAIL, ~in_head_L[rows_R])):
-            where: dict[str, Any] = {"partition_name": partition} if record.head else {}
+            partition_options: dict[str, Any] = {"partition_name": partition} if record.head else {}
             for entities in _batches(_entities(bundle, record, rows_R[mask_R])):
-                _insert(server, name, entities, where)
+                _insert(server, name, entities, partition_options)
         progress(f"{rows_R[-1] + 1:,} of {labels:,} labels written to {name}")
     progress(f"index {name}")
     server.ask(lambda client, seconds: client.flush(name, timeout=seconds), seconds=_INDEX_SECONDS)
@@ -91,17 +91,17 @@ def _batches(entities: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[di
     """Group entities, given with their sizes in bytes, into batches that one request can hold."""
     batch: list[dict[str, Any]] = []
     size = 0
-    for entity, own in entities:
-        if batch and size + own > _BATCH_BYTES:
+    for entity, entity_bytes in entities:
+        if batch and size + entity_bytes > _BATCH_BYTES:
             yield batch
             batch, size = [], 0
         batch.append(entity)
-        size += own
+        size += entity_bytes
     if batch:
         yield batch
 
 
-def _insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], where: dict[str, Any]) -> None:
+def _insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], partition_options: dict[str, Any]) -> None:
     """Insert labels exactly once, even if the answer to a first attempt was lost."""
     written = False
 
@@ -109,21 +109,21 @@ def _insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], whe
         nonlocal written
         # A failed insert may have arrived: the retry overwrites by primary key instead of adding rows twice.
         send, written = (client.upsert if written else client.insert), True
-        send(name, entities, timeout=seconds, **where)
+        send(name, entities, timeout=seconds, **partition_options)
 
     server.ask(write)
 
 
 def _index(client: MilvusClient, record: CollectionRecord, seconds: float) -> None:
-    asked = client.prepare_index_params()
+    index_params = client.prepare_index_params()
     kind, parameters = ("IVF_FLAT", {"nlist": record.lists}) if record.lists else ("FLAT", {})
-    asked.add_index(VECTOR, index_type=kind, metric_type="IP", params=parameters)
-    client.create_index(record.name, asked, timeout=seconds, sync=False)
+    index_params.add_index(VECTOR, index_type=kind, metric_type="IP", params=parameters)
+    client.create_index(record.name, index_params, timeout=seconds, sync=False)
 
 
 def _is_indexed(client: MilvusClient, name: str, seconds: float) -> bool:
-    said = client.describe_index(name, VECTOR, timeout=seconds)
-    return said["state"] == "Finished" and int(said["pending_index_rows"]) == 0
+    description = client.describe_index(name, VECTOR, timeout=seconds)
+    return description["state"] == "Finished" and int(description["pending_index_rows"]) == 0
 
 
 def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: float) -> None:
@@ -161,16 +161,16 @@ def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: f
 def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield labels as Milvus entities, each with its approximate size in bytes."""
     labels = bundle.labels
-    taken = labels.display.take(pa.array(rows_R))
+    display_rows = labels.display.take(pa.array(rows_R))
     ids = labels.ids.take(pa.array(rows_R)).to_pylist()
-    shown = {name: json_ready(name, taken[name]).to_pylist() for name in taken.column_names}
-    values = {column.name: _values(column, taken[column.name]) for column in record.columns}
-    for place, (row, id_, bucket, vector_E) in enumerate(
+    display_values = {name: json_ready(name, display_rows[name]).to_pylist() for name in display_rows.column_names}
+    values = {column.name: _values(column, display_rows[column.name]) for column in record.columns}
+    for i, (row, id_, bucket, vector_E) in enumerate(
         zip(rows_R.tolist(), ids, labels.buckets[rows_R].tolist(), bundle.rows(rows_R), strict=True)
     ):
         if len(id_.encode()) > _LONGEST_TEXT:
             raise SpecError(f"label {id_[:100]!r}: expected an id of at most {_LONGEST_TEXT:,} bytes")
-        display = {name: column[place] for name, column in shown.items()}
+        display = {name: column[i] for name, column in display_values.items()}
         size = len(json.dumps(display, ensure_ascii=False).encode("utf-8", "replace"))
         if size > _LONGEST_DISPLAY:
             raise SpecError(
@@ -185,7 +185,7 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
             VECTOR: vector_E,
         }
         for column in record.columns:
-            value = values[column.name][place]
+            value = values[column.name][i]
             texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
             lengths = [len(text.encode()) for text in texts]
             if len(lengths) > _MOST_VALUES or max(lengths, default=0) > _LONGEST_TEXT:
@@ -199,21 +199,21 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
         yield entity, size + len(id_) + vector_E.nbytes + _FIELD_BYTES * len(entity)
 
 
-def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
+def _values(column: CollectionColumn, chunks: pa.ChunkedArray) -> list[Any]:
     """Convert a column's values to the type of its field; None where a label has no value."""
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.cast(whole.type.value_type)
-    if pa.types.is_date(whole.type) or pa.types.is_timestamp(whole.type):
-        whole = pc.cast(pc.cast(whole, pa.timestamp("us"), safe=False), pa.int64())
-    elif pa.types.is_decimal(whole.type):
+    if pa.types.is_dictionary(chunks.type):
+        chunks = chunks.cast(chunks.type.value_type)
+    if pa.types.is_date(chunks.type) or pa.types.is_timestamp(chunks.type):
+        chunks = pc.cast(pc.cast(chunks, pa.timestamp("us"), safe=False), pa.int64())
+    elif pa.types.is_decimal(chunks.type):
         # Through their decimal digits: `serving` compares the same float64 numbers.
-        whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
+        chunks = pc.cast(pc.cast(chunks, pa.string()), pa.float64())
     elif column.type == "int64":
         try:
-            whole = pc.cast(whole, pa.int64())
+            chunks = pc.cast(chunks, pa.int64())
         except pa.ArrowInvalid as error:
             raise SpecError(f"column {column.name!r}: expected integers that int64 holds, {error}") from error
-    values: list[Any] = whole.to_pylist()
+    values: list[Any] = chunks.to_pylist()
     if column.type == "array":
         return [
             None if not value or not (known := [text for text in value if text is not None]) else known
@@ -281,8 +281,8 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
         lists = max(1, round(4 * math.sqrt(min(labels - head, _SEGMENT_ROWS))))
     names = display.column_names if filterable is None else filterable
     columns = [
-        CollectionColumn(name=name, field=f"value_{place}", known=f"known_{place}", type=type_)
-        for place, name in enumerate(names)
+        CollectionColumn(name=name, field=f"value_{i}", known=f"known_{i}", type=type_)
+        for i, name in enumerate(names)
         if (type_ := _type_of(display.schema.field(name).type)) is not None
     ]
     if OWN_FIELDS + 2 * len(columns) > MOST_FIELDS:

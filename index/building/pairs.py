@@ -75,11 +75,11 @@ class NewPairs(NamedTuple):
 
 
 def read_pairs(
-    place: Path | str, settings: LogColumns, progress: Callable[[str], None], *, timed: bool = True
+    source: Path | str, settings: LogColumns, progress: Callable[[str], None], *, timed: bool = True
 ) -> pa.Table:
     """Read pairs like `tables.pairs.read_pairs`; raises PriorsError, or NothingNewError for a log without rows."""
     try:
-        return pairs.read_pairs(place, settings, progress, timed=timed)
+        return pairs.read_pairs(source, settings, progress, timed=timed)
     except EmptyFileError as error:
         raise NothingNewError(str(error)) from error
     except DataError as error:

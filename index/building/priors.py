@@ -116,33 +116,35 @@ class PriorTable:
         filled_LP: Float32 = np.where(np.isnan(values_LP), missing_P, values_LP).astype(np.float32)
         before = {} if like is None else {prior.name: prior for prior in like.from_table}
         settings = tuple(
-            self._setting(name, filled_LP[:, place], float(missing_P[place]), bundle, before.get(name))
-            for place, name in enumerate(names)
+            self._setting(name, filled_LP[:, i], float(missing_P[i]), bundle, before.get(name))
+            for i, name in enumerate(names)
         )
         return Priors(settings, filled_LP)
 
     def _names(self, columns: Sequence[str], like: Priors | None) -> list[str]:
         """Return the names of the priors, in the order of their coordinates."""
         if like is not None:
-            wanted: Collection[str] = [prior.name for prior in like.from_table]
-            if unknown := self.limits.keys() - set(wanted):
+            required: Collection[str] = [prior.name for prior in like.from_table]
+            if unknown := self.limits.keys() - set(required):
                 raise PriorsError(
-                    f"prior: expected one of the release's, {wanted}, received {min(unknown)!r}; a further prior "
+                    f"prior: expected one of the release's, {required}, received {min(unknown)!r}; a further prior "
                     "takes a further coordinate: longtail-index build"
                 )
         else:
-            wanted = [*self.limits] or columns
-        names = [name for name in columns if name in wanted]
+            required = [*self.limits] or columns
+        names = [name for name in columns if name in required]
         if EXPOSED in names:
             raise PriorsError(
                 f"{self.path}: a prior named {EXPOSED!r} is not allowed, because this name is for shares of places in "
                 f"answers; use another name, or build with --{EXPOSED}"
             )
-        if absent := [name for name in wanted if name not in columns]:
-            raise PriorsError(f"{self.path}: expected a column for each prior {list(wanted)}, found none for {absent}")
+        if absent := [name for name in required if name not in columns]:
+            raise PriorsError(
+                f"{self.path}: expected a column for each prior {list(required)}, found none for {absent}"
+            )
         if not 1 <= len(names) <= MAX_PRIORS:
             raise PriorsError(f"{self.path}: expected 1 to {MAX_PRIORS} priors, found {names}")
-        return names if like is None else [*wanted]
+        return names if like is None else [*required]
 
     def _values(self, table: Table, name: str) -> Float64:
         """Return a column, float64, with a NaN row appended; nulls are NaN."""
@@ -154,11 +156,11 @@ class PriorTable:
         wrong = f"abs({number}) > {double(_LARGEST)}"
         if is_text(kind):
             wrong += f" OR ({number} IS NULL AND NOT {is_nothing(cell)})"
-        shown = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
-        for row, found in table.database.rows(shown):
+        query = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
+        for row, value in table.database.rows(query):
             file, at = table.locate(row)
             raise PriorsError(
-                f"{file}, column {name!r}, row {at}: expected a number that float32 holds, found {found!r}"
+                f"{file}, column {name!r}, row {at}: expected a number that float32 holds, found {value!r}"
             )
         numbers = table.database.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
         values: Float64 = np.append(numbers.to_numpy(), np.nan)
@@ -168,11 +170,11 @@ class PriorTable:
         """Return the value of labels without one, float64 [P], for each prior."""
         absent_LP = np.isnan(values_LP)
         if self.missing is None and absent_LP.any():
-            row, place = (int(at) for at in np.argwhere(absent_LP)[0])
+            row, i = (int(at) for at in np.argwhere(absent_LP)[0])
             first = bundle.labels.ids[row].as_py()
             raise PriorsError(
-                f"{self.path}, column {names[place]!r}: expected a number for every label, found none for "
-                f"{int(absent_LP[:, place].sum()):,} of {len(values_LP):,}, the first {first!r}; "
+                f"{self.path}, column {names[i]!r}: expected a number for every label, found none for "
+                f"{int(absent_LP[:, i].sum()):,} of {len(values_LP):,}, the first {first!r}; "
                 "--missing min, median or a number says what they get"
             )
         if isinstance(self.missing, float | int):
@@ -251,8 +253,8 @@ class PriorSpec:
         names = [prior.name for prior in (*table.settings, *declared)]
         if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
-        if taken := [name for name in self.bonuses if name in BUCKET_NAMES]:
-            raise PriorsError(f"bonus: expected another name than a bucket's, received {taken[0]!r}")
+        if bucket_names := [name for name in self.bonuses if name in BUCKET_NAMES]:
+            raise PriorsError(f"bonus: expected another name than a bucket's, received {bucket_names[0]!r}")
         buckets = [_derived(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):
@@ -297,7 +299,7 @@ def _values_of(prior: Prior, bundle: Bundle) -> Float32:
 def _numbers(name: str, kind: FilterKind, bundle: Bundle) -> Float64:
     """Get the known values of a display column, float64; raises PriorsError."""
     display, column = bundle.labels.display, name.partition(".")[2]
-    columns = [each.name for each in display.schema if filter_kind(each.type) == kind]
+    columns = [field.name for field in display.schema if filter_kind(field.type) == kind]
     numbers_L = NumberColumn(display.column(column)).numbers if column in columns else np.empty(0)
     if not np.isfinite(numbers_L).any():
         raise PriorsError(f"{name}: expected a display column of kind {kind} with values, one of {columns}")
@@ -312,8 +314,8 @@ def _limits_of(values_L: Float32 | Float64) -> Limits:
 
 
 def _columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
-    found = {name: opened.column(name) for name in (LABEL_COLUMN, *opened.names)}
-    return found | {LABEL_COLUMN: id_expression(opened, LABEL_COLUMN, *found[LABEL_COLUMN])}
+    expressions = {name: opened.column(name) for name in (LABEL_COLUMN, *opened.names)}
+    return expressions | {LABEL_COLUMN: id_expression(opened, LABEL_COLUMN, *expressions[LABEL_COLUMN])}
 
 
 def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
@@ -325,8 +327,8 @@ def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
     rows = find_rows(ids, bundle.labels.ids)
     if repeated := repeated_ids(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type))):
-        shown = repeated[:_SHOWN]
-        raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {shown} more often")
+        examples = repeated[:_SHOWN]
+        raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {examples} more often")
     matched = len(rows) - rows.null_count
     rows_L: Int64 = np.full(len(bundle.labels.ids), len(ids), np.int64)
     rows_L[rows.drop_null().to_numpy()] = np.flatnonzero(rows.is_valid())

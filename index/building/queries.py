@@ -121,8 +121,8 @@ class KnownQueries:
                     inputs = tower.read([dict(zip(columns, values, strict=True)) for values in values_B])
                     yield tower.embed(inputs) - centre
                 except InputError as error:
-                    where = f"{part.opened.file.name}: row {start + error.row}: {error.field}"
-                    raise QueriesError(f"{where}: {error.message}") from error
+                    location = f"{part.opened.file.name}: row {start + error.row}: {error.field}"
+                    raise QueriesError(f"{location}: {error.message}") from error
 
 
 def _columns(bundle: Bundle, id_column: str) -> Columns:
@@ -144,7 +144,7 @@ def _columns(bundle: Bundle, id_column: str) -> Columns:
 
 
 def query_bundle(
-    bundle: Bundle, ids: pa.Array, vectors_QD: Float32, n_Q: Int64, shown: pa.Table, progress: Callable[[str], None]
+    bundle: Bundle, ids: pa.Array, vectors_QD: Float32, n_Q: Int64, display: pa.Table, progress: Callable[[str], None]
 ) -> Bundle:
     """Create the bundle of an index of queries, whose rows are queries and whose queries are labels.
 
@@ -162,7 +162,7 @@ def query_bundle(
     progress(f"queries: log Z at λ = {', '.join(f'{value:g}' for value in lambdas_G)}" + (
         f" from sampled labels, ± {error:.3f} nats" if error else ", exact"))  # fmt: skip
     labels_drawn = np.random.default_rng(0).permutation(len(bundle.embeddings))[:_CALIBRATED]
-    facts = TrainingFacts(ids, n_Q, temperature=bundle.manifest.temperature, display=shown)
+    facts = TrainingFacts(ids, n_Q, temperature=bundle.manifest.temperature, display=display)
     examples_CD = np.asarray(bundle.embeddings[np.sort(labels_drawn)])
     indexed = bundle_from_vectors(vectors_QD, facts, name="queries", queries=examples_CD)
     settings = tuple(

@@ -1,4 +1,4 @@
-"""Train and fill a FAISS index over all labels, id i = row i, and rank labels by reach.
+"""Train and fill a FAISS index over all labels, id i = row i, and order labels by their highest score.
 
 Legend: `L` labels, `C` inverted lists, `E` coordinates of an augmented row.
 """
@@ -23,7 +23,7 @@ _TRAINING_ROWS_PER_LIST = 64
 """k-means rows per list: enough for stable lists, and a million labels train in seconds."""
 _ITERATIONS = 10
 _HEAD, _HEAD_SHARE = 1_000, 0.1
-"""Number and largest share of the labels of largest reach that have lists of their own."""
+"""Number and largest share of the highest scored labels, which have lists of their own."""
 ROWS_PER_HEAD_LIST = 100
 _COMPARED_EXACTLY = 4
 """Centroids that the codes preselect for every list wanted. Measured with 3,994 lists: the nearest list was right for
@@ -31,11 +31,11 @@ all of 50,000 rows, and of the nearest two 997 in a thousand were found."""
 
 
 def order_by_max_score(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
-    """Sort label rows, int64 [L], by reach: labels that many queries may get come first.
+    """Order label rows, int64 [L], by the highest score that the dials may add.
 
-    These are the most frequent labels; with priors, a label's rank is its best one among the order by frequency and the
-    orders by the score that each dial point adds. `rows_LE` are augmented rows, float32 [L, E]; None: read from
-    the bundle in parts.
+    The most frequent labels come first; with priors, a label's rank is its best one in the order by frequency and the
+    orders by the score that each dial point adds. `rows_LE` are augmented rows, float32 [L, E]; None: read from the
+    bundle in parts.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     ranks = [by_popularity_L]
@@ -72,11 +72,11 @@ def make_index(
 ) -> FaissIndex:
     """Train and fill the index of a spec with augmented rows, float32 [L, E].
 
-    The labels of largest reach, the head, have lists of their own: log ν and log π lift them far above the centroids of
+    The highest scored labels, the head, have lists of their own: log ν and log π lift them far above the centroids of
     lists with all kinds of labels, and with a large λ a query would not visit those.
 
     Args:
-        order_L: label rows by reach, from `order_by_max_score`.
+        order_L: label rows, from `order_by_max_score`.
         added: number of coordinates that the dials decide, the last ones.
         like: an index whose centroids the new one takes over; None: centroids are trained.
     """

@@ -66,14 +66,16 @@ class VectorFiles:
                 table = self._table(duck)
                 if empty_files := duck.empty_in_words():
                     progress(f"labels: {empty_files[0].lower()}{empty_files[1:]}")
-                if taken := [each for each in RESERVED_COLUMNS if each in table.kinds and each not in self._read]:
-                    raise VectorsError(f"{self.labels}: columns {taken} are not allowed to be shown; rename them")
-                display = [each for each in table.kinds if each not in self._read]
+                if reserved := [
+                    column for column in RESERVED_COLUMNS if column in table.kinds and column not in self._read
+                ]:
+                    raise VectorsError(f"{self.labels}: columns {reserved} are not allowed to be shown; rename them")
+                columns = [column for column in table.kinds if column not in self._read]
                 ids = table.ids(self.id)
                 counts = self._counts(table)
                 noise = None if self.noise is None else self._numbers(table, self.noise)
                 vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)
-                shown = table.arrow(display) if display else None
+                display = table.arrow(columns) if columns else None
             queries, query_ids = self._queries(vectors.shape[1])
         except DataError as error:
             raise VectorsError(str(error)) from error
@@ -89,7 +91,7 @@ class VectorFiles:
         pairs = None if self.pairs is None else self._pairs(query_ids, progress)
         models = [None if path is None else path.read_bytes() for path in (self.query_tower, self.label_tower)]
         facts = TrainingFacts(
-            ids, counts.astype(np.int64), self.similarity, self.temperature, noise, display=shown, pairs=pairs
+            ids, counts.astype(np.int64), self.similarity, self.temperature, noise, display=display, pairs=pairs
         )
         return bundle_from_vectors(
             vectors, facts, name=name, queries=queries, query_tower=models[0], label_tower=models[1]
@@ -110,8 +112,8 @@ class VectorFiles:
                         f"{opened.file.name}: expected a column {name!r}, found {', '.join(opened.names)}: "
                         f"SELECT … AS {name} FROM … names another"
                     )
-            found = {name: opened.column(name) for name in (*needed, *opened.names)}
-            return found | {self.id: id_expression(opened, self.id, *found[self.id])}
+            expressions = {name: opened.column(name) for name in (*needed, *opened.names)}
+            return expressions | {self.id: id_expression(opened, self.id, *expressions[self.id])}
 
         files = find_files(self.labels)
         if self.vectors is not None and len(files) > 1:
@@ -127,9 +129,9 @@ class VectorFiles:
 
     def _counts(self, table: Table) -> Float64:
         counts = self._numbers(table, self.count)
-        whole = (counts >= 0) & (counts == np.floor(counts)) & (counts <= 2**53)
-        if not whole.all():
-            row = int(np.argmin(whole))
+        is_count = (counts >= 0) & (counts == np.floor(counts)) & (counts <= 2**53)
+        if not is_count.all():
+            row = int(np.argmin(is_count))
             raise VectorsError(
                 f"{self.labels}, column {self.count!r}: expected whole numbers from 0 on, such as pairs, found "
                 f"{counts[row]:g} in row {row}"
@@ -140,12 +142,12 @@ class VectorFiles:
         cell, kind = table.column(name), table.kinds[name]
         if (number := to_number(cell, kind)) is None:
             raise VectorsError(f"{self.labels}, column {name!r}: expected numbers, found {type_name(kind)}")
-        found = table.database.arrow(f"SELECT {number}::DOUBLE AS value FROM {table.name} ORDER BY rowid")["value"]
-        if found.null_count:
+        numbers = table.database.arrow(f"SELECT {number}::DOUBLE AS value FROM {table.name} ORDER BY rowid")["value"]
+        if numbers.null_count:
             raise VectorsError(
-                f"{self.labels}, column {name!r}: expected a number in every row, found {found.null_count:,} without"
+                f"{self.labels}, column {name!r}: expected a number in every row, found {numbers.null_count:,} without"
             )
-        return np.asarray(found, np.float64)
+        return np.asarray(numbers, np.float64)
 
     def _pairs(self, query_ids: pa.Array | None, progress: Callable[[str], None]) -> ChosenTogether:
         """Read `pairs`; raises PriorsError."""
@@ -164,52 +166,52 @@ class VectorFiles:
             return None, None
         ids = None
         if str(self.queries).endswith(".npy") and "://" not in str(self.queries):
-            found = _array(Path(self.queries))
+            array = _array(Path(self.queries))
         else:
             with open_database() as duck:
                 table = read_table(duck, find_files(self.queries), self._query_columns, str(self.queries))
-                found = _vectors(table, self.vector, self.queries)
+                array = _vectors(table, self.vector, self.queries)
                 if self.columns.query_id in table.kinds:
                     ids = table.arrow([self.columns.query_id])[self.columns.query_id].combine_chunks()
-        if found.shape[1] != dim:
+        if array.shape[1] != dim:
             raise VectorsError(
-                f"{self.queries}: expected vectors of {dim} numbers, the labels', found {found.shape[1]}"
+                f"{self.queries}: expected vectors of {dim} numbers, the labels', found {array.shape[1]}"
             )
-        return found, ids
+        return array, ids
 
     def _query_columns(self, opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
-        name, found = self.columns.query_id, {self.vector: opened.column(self.vector)}
+        name, expressions = self.columns.query_id, {self.vector: opened.column(self.vector)}
         if self.pairs is not None and name in opened.names:
-            found[name] = id_expression(opened, name, *opened.column(name))
-        return found
+            expressions[name] = id_expression(opened, name, *opened.column(name))
+        return expressions
 
 
-def _vectors(table: Table, name: str, place: Path | str) -> Float32:
+def _vectors(table: Table, name: str, source: Path | str) -> Float32:
     """Return a column of lists of numbers as float32 [L, D]."""
     kind = table.kinds[name]
     if not kind.endswith("]"):
-        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {type_name(kind)}")
+        raise VectorsError(f"{source}, column {name!r}: expected lists of numbers, found {type_name(kind)}")
     column = table.arrow([name])[name].combine_chunks()
     if not len(column):
-        raise VectorsError(f"{place}: expected rows, found none")
+        raise VectorsError(f"{source}: expected rows, found none")
     try:
         lists = column.cast(pa.list_(pa.float32()))
     except pa.ArrowException as error:
-        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {type_name(kind)}") from error
+        raise VectorsError(f"{source}, column {name!r}: expected lists of numbers, found {type_name(kind)}") from error
     dims = set(lists.value_lengths().to_pylist())
     if len(dims) != 1 or not (dim := dims.pop()) or lists.flatten().null_count:
-        raise VectorsError(f"{place}, column {name!r}: expected lists of one length and no nulls, found others")
+        raise VectorsError(f"{source}, column {name!r}: expected lists of one length and no nulls, found others")
     return np.asarray(lists.flatten(), np.float32).reshape(-1, dim)
 
 
 def _array(path: Path) -> Float32:
     """Read a matrix of numbers; raises VectorsError."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise VectorsError(f"{path}: expected an array of .npy: {error}") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise VectorsError(f"{path}: expected one array, .npy, found several")
-    if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating):
-        raise VectorsError(f"{path}: expected floats [rows, D], found {found.dtype} {list(found.shape)}")
-    return np.ascontiguousarray(found, np.float32)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        raise VectorsError(f"{path}: expected floats [rows, D], found {array.dtype} {list(array.shape)}")
+    return np.ascontiguousarray(array, np.float32)

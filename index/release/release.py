@@ -110,12 +110,12 @@ def _verifying(release: Path, state: Path) -> Iterator[bool]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         paths = [Path(folder, name) for folder, _, names in os.walk(release, followlinks=True) for name in names]
         files = {str(path): [(at := path.stat()).st_size, at.st_ino, at.st_mtime_ns] for path in paths}
-        known, now = None, time.time()
+        verified_files, now = None, time.time()
         with suppress(OSError, ValueError):
-            known = json.loads(record.read_bytes())
-        yield known != files
+            verified_files = json.loads(record.read_bytes())
+        yield verified_files != files
         # Files written within the last second could change again with the same time, so they are not recorded yet.
-        if known != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
+        if verified_files != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
             with suppress(OSError):  # if the disk is full, the next start verifies again
                 record.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(record, json.dumps(files).encode())
@@ -174,13 +174,13 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
     if manifest.name != (name or path.name):
         raise ReleaseCorruptError(f"{file}: expected the release {name or path.name!r}, found {manifest.name!r}")
     try:
-        found = file_sha256(path / BUNDLE_MANIFEST)
+        digest = file_sha256(path / BUNDLE_MANIFEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ReleaseCorruptError(f"{path / BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
-    if found != manifest.bundle_sha256:
+    if digest != manifest.bundle_sha256:
         raise ReleaseMismatchError(
             f"{path / BUNDLE_MANIFEST}: expected the bundle that the index was built from, sha256 "
-            f"{manifest.bundle_sha256}, found {found}; build the index again from this bundle"
+            f"{manifest.bundle_sha256}, found {digest}; build the index again from this bundle"
         )
     return manifest
 

@@ -34,14 +34,14 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
         scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
     # Of many candidates a partition finds the k best in linear time; only those k are then sorted.
     if scores_BC.shape[1] > 4 * k:
-        kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:] + _offsets(*scores_BC.shape)
-        scores_BC, rows_BC = scores_BC.take(kept_BK), rows_BC.take(kept_BK)
+        best_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:] + _offsets(*scores_BC.shape)
+        scores_BC, rows_BC = scores_BC.take(best_BK), rows_BC.take(best_BK)
     # FAISS's answer to a single query is usually sorted and complete: there is nothing to do.
-    one = len(scores_BC) == 1 and scores_BC.shape[1] == k
-    if one and scores_BC[0, -1] > -np.inf and (scores_BC[0, 1:] <= scores_BC[0, :-1]).all():
+    has_k_columns = len(scores_BC) == 1 and scores_BC.shape[1] == k
+    if has_k_columns and scores_BC[0, -1] > -np.inf and (scores_BC[0, 1:] <= scores_BC[0, :-1]).all():
         return scores_BC, rows_BC
-    places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
-    scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)
+    order_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
+    scores_BK, rows_BK = scores_BC.take(order_BK), rows_BC.take(order_BK)
     if (scores_BK[:, -1] == -np.inf).any():
         rows_BK[scores_BK == -np.inf] = NO_ROW
     return scores_BK, rows_BK

@@ -21,7 +21,7 @@ from longtail.index.search.eligible import Eligible
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100
-"""Results per query at which recall is measured; deeper searches use more than the measured params."""
+"""Results per query at which recall is measured; deeper searches visit more lists than measured."""
 _PROBES_PER_DEPTH = 1.5
 """Exponent by which the visited lists grow with depth. The k best of a share of the labels lie among about the
 k / share best of all, and results further out spread over ever more lists: the second table of
@@ -90,9 +90,9 @@ class FaissIndex:
             return self.stored_lists_L
         lists_L = np.empty(self.labels, np.int32)
         inverted = self.index.invlists
-        for place in range(self.index.nlist):
-            if size := inverted.list_size(place):
-                lists_L[faiss.rev_swig_ptr(inverted.get_ids(place), size)] = place
+        for list_number in range(self.index.nlist):
+            if size := inverted.list_size(list_number):
+                lists_L[faiss.rev_swig_ptr(inverted.get_ids(list_number), size)] = list_number
         return lists_L
 
     @cached_property
@@ -123,7 +123,7 @@ class FaissIndex:
         if self.lossy:
             fetch = max(k, MEASURED_DEPTH) * (math.ceil(params.k_factor * boost) if filtered else params.k_factor)
         fetch = min(fetch, self.labels)
-        # The few best of a selection take as much params to find as its hundred best.
+        # The few best of a selection need as many lists as its hundred best.
         nprobe = nprobe_for(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)
@@ -162,15 +162,15 @@ class FaissIndex:
         seen_B = labels_BC[:, min(nprobe, self.list_count) - 1]
         share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
-        wanted_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
+        required_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
         # A list is visited if the lists before it hold fewer eligible labels than wanted.
-        visited_BC = (eligible_BC - counts_BC < wanted_B[:, None]) & (counts_BC > 0)
-        places_BC = np.cumsum(visited_BC, axis=1) - 1
+        visited_BC = (eligible_BC - counts_BC < required_B[:, None]) & (counts_BC > 0)
+        positions_BC = np.cumsum(visited_BC, axis=1) - 1
         at_B, at_C = np.nonzero(visited_BC)
-        shape = len(queries_BE), int(places_BC[:, -1].max()) + 1
+        shape = len(queries_BE), int(positions_BC[:, -1].max()) + 1
         lists_BP, products_BP = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
-        lists, places = order_BC[at_B, at_C], places_BC[at_B, at_C]
-        lists_BP[at_B, places], products_BP[at_B, places] = lists, products_BC[at_B, lists]
+        lists, positions = order_BC[at_B, at_C], positions_BC[at_B, at_C]
+        lists_BP[at_B, positions], products_BP[at_B, positions] = lists, products_BC[at_B, lists]
         return lists_BP, products_BP
 
     def _search_lists(
@@ -251,11 +251,11 @@ class FaissIndex:
         self, queries_BE: Float32, scores_BC: Float32, rows_BC: Int64, fetch: int, nprobe: int, eligible: Eligible
     ) -> tuple[Float32, Int64]:
         """Drop ineligible candidates; queries left with fewer than `fetch` are searched once more by the CPU."""
-        kept_BC = eligible.contains(rows_BC)
-        if kept_BC.all():
+        is_eligible_BC = eligible.contains(rows_BC)
+        if is_eligible_BC.all():
             return scores_BC[:, :fetch], rows_BC[:, :fetch]
-        scores_BC[~kept_BC], rows_BC[~kept_BC] = -np.inf, NO_ROW
-        short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, eligible.count))
+        scores_BC[~is_eligible_BC], rows_BC[~is_eligible_BC] = -np.inf, NO_ROW
+        short = np.flatnonzero(np.count_nonzero(is_eligible_BC, axis=1) < min(fetch, eligible.count))
         if short.size:
             scores_BC[short], rows_BC[short] = -np.inf, NO_ROW
             scores_BC[short, :fetch], rows_BC[short, :fetch] = self._search_cpu(

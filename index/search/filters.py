@@ -21,15 +21,15 @@ from longtail.index.errors import QueryError
 _NO_ROWS = np.empty(0, np.int64)
 
 
-def check_rows(where: str, rows_R: Int64, labels: int) -> None:
+def check_rows(field: str, rows_R: Int64, labels: int) -> None:
     """Refuse anything but an array of existing label rows, any integer type [R]; an empty array passes."""
     if rows_R.size == 0:
         return
     if rows_R.dtype.kind not in "iu" or rows_R.ndim != 1:
-        raise QueryError(f"{where}: expected label rows, int64 [R], received {rows_R.dtype} {list(rows_R.shape)}")
+        raise QueryError(f"{field}: expected label rows, int64 [R], received {rows_R.dtype} {list(rows_R.shape)}")
     low, high = int(rows_R.min()), int(rows_R.max())
     if low < 0 or high >= labels:
-        raise QueryError(f"{where}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
+        raise QueryError(f"{field}: expected label rows 0..{labels - 1}, received {low if low < 0 else high}")
 
 
 class FilterMask:

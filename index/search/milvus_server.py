@@ -115,12 +115,12 @@ class MilvusServer:
     ) -> None:
         try:
             parts = urlsplit(uri)
-            known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True) and "@" not in uri
+            is_valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True) and "@" not in uri
         except ValueError:
-            known = False
-        if not known:
-            shown = "one with a user, which is for LONGTAIL_MILVUS_TOKEN" if "@" in uri else repr(uri)
-            raise SpecError(f"{VARIABLE}: expected http://HOST:PORT or http://HOST:PORT/DATABASE, received {shown}")
+            is_valid = False
+        if not is_valid:
+            received = "one with a user, which is for LONGTAIL_MILVUS_TOKEN" if "@" in uri else repr(uri)
+            raise SpecError(f"{VARIABLE}: expected http://HOST:PORT or http://HOST:PORT/DATABASE, received {received}")
         self._uri = f"{parts.scheme}://{parts.netloc}"
         self._database = parts.path.strip("/")
         self._token = token
@@ -188,13 +188,13 @@ class MilvusServer:
         if (shared := _until.get()) is not None:
             until = shared
         allowed, back_off = until - began, _BACK_OFF_SECONDS
-        where = ", ".join(filter(None, [str(self), about]))
+        subject = ", ".join(filter(None, [str(self), about]))
         if allowed < _LEAST_SECONDS:
-            raise EngineUnavailableError(f"{where}: the time limit has passed before this request could be sent")
+            raise EngineUnavailableError(f"{subject}: the time limit has passed before this request could be sent")
         wait, admitted = self._circuit.admit(allowed)
         if wait > 0:
             raise EngineUnavailableError(
-                f"{where}: the server did not answer the last requests ({self._last}); the next trial is in "
+                f"{subject}: the server did not answer the last requests ({self._last}); the next trial is in "
                 f"{wait:.1f} s",
                 seconds=wait,
             )
@@ -213,14 +213,14 @@ class MilvusServer:
                 if code in (_NOT_FOUND, _NOT_LOADED):
                     self._circuit.succeeded()
                     self._lacks[about] = message
-                    raise EngineUnavailableError(f"{where}: {message}") from error
+                    raise EngineUnavailableError(f"{subject}: {message}") from error
                 if any(words in message for words in _REFUSED):
                     self._circuit.succeeded()
-                    raise LongtailIndexError(f"{where}: {message}") from error
+                    raise LongtailIndexError(f"{subject}: {message}") from error
                 self._last = message
                 self._circuit.failed(admitted)
                 if until - monotonic() < back_off + _LEAST_SECONDS or self._circuit.open:
-                    raise EngineUnavailableError(f"{where}: the server did not answer: {message}") from error
+                    raise EngineUnavailableError(f"{subject}: the server did not answer: {message}") from error
                 sleep(back_off)
                 back_off *= 2
             else:
@@ -263,8 +263,8 @@ class MilvusServer:
             raise SpecError(f"expected pymilvus for Milvus, found none: {pip_install('milvus')}") from error
         # pymilvus logs every failure, although the exception says the same.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        given: dict[str, Any] = {"db_name": self._database} if self._database else {}
-        return MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **given)
+        options: dict[str, Any] = {"db_name": self._database} if self._database else {}
+        return MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **options)
 
 
 def _parse_error(error: Exception) -> tuple[int | None, str]:

@@ -1,4 +1,4 @@
-"""Recall under filters: what a build measures is what brute force finds, and where that is little it looks maximum."""
+"""Recall under filters, measured against brute force; where recall is low, a build visits more lists."""
 
 from __future__ import annotations
 

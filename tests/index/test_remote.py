@@ -393,7 +393,7 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
     run("verify", url, "b")
     capsys.readouterr()
     run("list", url)
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if "(flat)" in line] == ["*", "│"]
+    assert ["*" in line for line in capsys.readouterr().out.splitlines() if "(flat)" in line] == [True, False]
     run("prune", url, "--keep", "1")
     assert Releases(url).names() == ["a", "b"]
 
