@@ -68,7 +68,7 @@ class CheckReport:
         return not self.problems
 
     def lines(self) -> list[str]:
-        """Return the head, and a line for each finding about rows, in Rich markup."""
+        """Return the head and findings about rows, in Rich markup."""
         words = {"train": "training", "valid": "validation", "test": "test"}
         pairs = ", ".join(f"{self.splits.get(name, {'pairs': 0})['pairs']:,} {word}" for name, word in words.items())
         head = f"[bold]{escape(self.name)}[/]: {self.queries:,} queries × {self.labels:,} labels; {pairs} pairs"
@@ -169,7 +169,7 @@ def _splits(dataset: Dataset, held_out: dict[str, HeldOut]) -> dict[str, Row]:
 
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]:
-    """Compute figures of both towers' features, over a few thousand queries with training pairs."""
+    """Compute figures of features, over a sample of queries."""
     requests = distinct(dataset.train.request_rows)
     sample = requests[:: max(len(requests) // _QUERIES, 1)].astype(np.int32)
     sides = (
@@ -200,7 +200,7 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]
 
 
 def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float | None]:
-    """Compute shares of ids that read the out-of-vocabulary row, and of bags without an entry."""
+    """Compute shares of unknown ids and of empty bags."""
     ids, weights = inputs.get(feature.name), inputs.get(f"{feature.name}__weight")
     if ids is None or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
         return None, None

@@ -264,7 +264,7 @@ def upload(
 
 
 def _choose_backend(recipe: Recipe) -> None:
-    """Choose JAX for several devices, unless KERAS_BACKEND names a backend, which is checked later."""
+    """Choose JAX for several devices, unless KERAS_BACKEND is set."""
     if recipe.training.devices == "all":
         from longtail.trainer.devices import check_installed
 

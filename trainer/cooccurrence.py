@@ -1,4 +1,4 @@
-"""Choose the term of co-occurrence on validation pairs, and make W from the log [METHODS §11].
+"""The term of co-occurrence: choice on valid, and W from the log [METHODS §11].
 
 The towers' lists of validation queries are computed once. Then every W, reading of histories, λ, μ and ω is judged by
 these lists and the labels of c alone, without training anything.
@@ -146,7 +146,7 @@ def _some(rows: int, seed: int) -> Bools:
 
 
 def _gain(task: Task, top_NK: Int32) -> float:
-    """Sum 1 / log2(rank + 1) over the positives in the lists, which varies less by chance than a short list's hits."""
+    """Sum 1 / log2(rank + 1) over the positives in the lists. It varies less by chance than hits of short lists."""
     return float((task.positives.hits(top_NK) / np.log2(np.arange(top_NK.shape[1]) + 2)).sum())
 
 
@@ -208,7 +208,7 @@ def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> Cooc
 
 
 def _scaled(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) -> Cooccurrence:
-    """Scale W so that c has the standard deviation `_SCALE` over labels, in the mean over queries."""
+    """Scale W to the mean standard deviation `_SCALE` of c over labels."""
     c_NL = HistoryTerm(cooccurrence, entries)(rows_N)
     labels = c_NL.shape[1]
     mean_N, square_N = (np.asarray(power.sum(axis=1)).ravel() / labels for power in (c_NL, c_NL.power(2)))
@@ -249,7 +249,7 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
 
 
 def rebuild_term(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:
-    """Make W of the same settings from the training pairs of another data set, such as train + valid."""
+    """Build W of the same settings from the training pairs of another data set."""
     before = cooccurrence.settings
     until = _settings(recipe, dataset, before.kind, before.power).until
     settings = before.model_copy(update={"until": until})
@@ -258,7 +258,7 @@ def rebuild_term(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -
 
 
 def remember_queries(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Remembered | None:
-    """Keep the last labels of every query with known pairs, if the recipe wants that."""
+    """Remember the last labels of every query, if the recipe says so."""
     config = recipe.cooccurrence or CooccurrenceConfig()
     reads_history = any(feature.kind == "history" for feature in recipe.query.features)
     entries = config.remember if config.remember is not None else 0 if reads_history else _REMEMBERED

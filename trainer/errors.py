@@ -14,11 +14,11 @@ __all__ = [
 
 
 class TrainerError(Exception):
-    """Base class of errors for users of this package, except for `DataError` of the tables it reads."""
+    """Base class of user errors, except `DataError` of tables."""
 
 
 class RecipeError(TrainerError):
-    """Report an unknown key, an impossible value or an undefined combination in a recipe."""
+    """Report an impossible key, value or combination in a recipe."""
 
 
 class CheckpointError(TrainerError):

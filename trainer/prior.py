@@ -1,4 +1,4 @@
-"""Forecast of label popularity by a regression on the past of a log, one row per label and origin [METHODS §6].
+"""Forecasts of label popularity by a regression on the log [METHODS §6].
 
 Legend: `L` labels, `N` pairs, `W` half-lives, `S` smoothings, `R` rows of the regression, `F` columns.
 """
@@ -87,7 +87,7 @@ class _Origin(NamedTuple):
 
     @property
     def available(self) -> Bools:
-        """Mask labels whose date is not later than the end of the horizon, bool [L]."""
+        """Mask labels that are available within the horizon, bool [L]."""
         return self.forecast.exists_at(self.forecast.settings.end)
 
 
@@ -141,7 +141,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
 
 
 def _fitted(empty: Forecast, log: WeighedPairs, at: list[float], within: int, seed: int) -> Forecast:
-    """Choose half-life, smoothing and regression on all origins except the last, which compares the kinds.
+    """Choose half-life, smoothing and regression; the last origin compares the kinds.
 
     `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
     """
@@ -160,7 +160,7 @@ def _fitted(empty: Forecast, log: WeighedPairs, at: list[float], within: int, se
 
 
 def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
-    """Return the weights of pairs by their types of events, float64 [N], without `data.weight`, which may fade."""
+    """Return the weights of pairs by event type, float64 [N]. `data.weight`, which may fade, is left out."""
     events = recipe.weighted_data.events
     if events is None or pairs.events is None:
         return np.ones(len(pairs))
@@ -222,7 +222,7 @@ def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
 
 
 def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.Table]:
-    """Return the names of id features and of numbers in the recipe, and their columns with `since`."""
+    """Return names of id features and numbers, and their columns with `since`."""
     features = {feature.name: feature for feature in recipe.label.features}
     source = dataset.label_features(recipe.data.label_id)
     attributes: list[str] = []
@@ -257,7 +257,7 @@ def _origins(empty: Forecast, log: WeighedPairs, at: list[float]) -> Iterator[_O
 
 
 def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Forecast:
-    """Choose attribute, windows and shrinkage of a calendar by their gains in the last three periods of the log.
+    """Choose a calendar by its gains in the last three periods.
 
     Without a gain in every period there is no calendar. The last gain does not choose between calendars.
     """
@@ -281,7 +281,7 @@ def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Foreca
 
 
 def _gain(forecast: Forecast, log: WeighedPairs, seconds: float) -> float:
-    """Compute the gain of the pairs of the coming time by a forecast's calendar, nats a pair."""
+    """Compute the gain by a forecast's calendar, nats a pair."""
     after = forecast.settings.until
     later = log.between(after, after + seconds)
     assert forecast.calendar is not None
@@ -294,7 +294,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
 
 
 def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
-    """Measure decayed counts, and what the calendar adds, in the last period by weekday and by six hours, UTC."""
+    """Measure decayed counts and the calendar in the last period, by weekday and six hours, UTC."""
     after = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [after])
     forecast, later = origin.forecast.kinds()["decayed"], log.between(after, np.inf)
@@ -316,7 +316,7 @@ def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt
 
 
 def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
-    """Choose half-life and smoothing on all origins except the last, which measures the nats."""
+    """Choose half-life and smoothing; the last origin measures the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
     *choosing_OG, last_G = [[origin.nats(origin.forecast.log_base_by(*pair)) for pair in grid] for origin in origins]
     mean_G = np.mean(choosing_OG, axis=0)
@@ -327,7 +327,7 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
 
 
 def _nats_of_votes(empty: Forecast, log: WeighedPairs, at: list[float]) -> float:
-    """Compute the mean log-probability of a vote at some origins by the best half-life and smoothing."""
+    """Compute the mean log-probability of a vote at some origins."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
         [origin.nats_of_votes(origin.forecast.log_base_by(*pair)) for pair in grid]
@@ -339,7 +339,7 @@ def _nats_of_votes(empty: Forecast, log: WeighedPairs, at: list[float]) -> float
 def _boosted(
     empty: Forecast, log: WeighedPairs, at: list[float], until: tuple[int, int], seed: int
 ) -> tuple[bytes, float]:
-    """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
+    """Fit the regression; measure one of earlier origins at the last origin.
 
     Args:
         until: two numbers of origins. The regression on the first number chooses the number of trees, at the last of

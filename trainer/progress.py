@@ -19,7 +19,7 @@ class _Rate(ProgressColumn):
 
 
 class Reporter:
-    """Print lines of a training job and progress bars of its runs, by default to standard output."""
+    """Print lines and progress bars of a training job."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()

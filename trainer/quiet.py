@@ -7,7 +7,7 @@ import os
 
 
 def quiet_tensorflow() -> None:
-    """Keep TensorFlow's log to errors, and its sums in one order, where the caller has set nothing else."""
+    """Limit TensorFlow's log to errors and fix its order of sums, unless the environment says otherwise."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN reorders sums, and logs a notice at every start
     logging.getLogger("tensorflow").setLevel(logging.ERROR)

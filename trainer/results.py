@@ -57,7 +57,7 @@ class Selection(NamedTuple):
 
 
 def report_choice(trained: Trained, dial: Dial, towers: Setting, reporter: Reporter) -> None:
-    """Print remarks on the term of co-occurrence, on floors, and on the grids of λ and μ."""
+    """Print remarks on co-occurrence, floors and grids."""
     _report_term(trained.recipe, dial, towers, reporter)
     _warn_of_floor(trained.recipe.evaluation, dial, reporter)
     report_grids(trained, dial, reporter)
@@ -67,7 +67,7 @@ def finish(
     trained: Trained, dataset: Dataset, selection: Selection, held_out: Mapping[str, HeldOut], reporter: Reporter,
     out: Path,
 ) -> Bundle:  # fmt: skip
-    """Evaluate on test if it has pairs, print the tables, and write the bundle.
+    """Evaluate on test, print the tables, write the bundle.
 
     Args:
         held_out: by split, numbers of pairs that can be found.
@@ -161,7 +161,7 @@ def finish(
 
 
 def _figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
-    """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
+    """Measure the served score on held-out pairs of each objective."""
     recipe, config, figures = trained.recipe, trained.recipe.evaluation, dict[str, dict[str, Any]]()
     metric = config.metric
     split, held_out, known_pairs = "test", dataset.test, dataset.pairs_before("test")
@@ -182,7 +182,7 @@ def _figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dic
 
 
 def report_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
-    """Report a chosen λ or μ at an end of its grid, and a grid of μ that is not measured."""
+    """Report λ or μ at an end of its grid, and an unmeasured grid of μ."""
     config, noise = trained.recipe.evaluation, trained.noise()
     chosen, popularity = dial.default[:2]
     limits = {dial.bias_removal.minimum, dial.bias_removal.maximum}
@@ -204,7 +204,7 @@ def report_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
 
 
 def _report_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter) -> None:
-    """Report the term of co-occurrence and its gain on valid by bucket, or that the gain is within chance."""
+    """Report the gain by co-occurrence on valid, or that it is within chance."""
     if recipe.cooccurrence is None or not dial.curve:
         return
     if dial.cooccurrence is None:

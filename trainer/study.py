@@ -173,7 +173,7 @@ class SearchSpace:
             raise RecipeError(format_errors(error.errors())) from error
 
     def recipe_params(self) -> dict[str, Any]:
-        """Return Optuna's parameters for the recipe's values, for keys whose range holds the value."""
+        """Return Optuna's parameters of the recipe's values within ranges."""
         params: dict[str, Any] = {}
         for key, span in self.tune.ranges.items():
             node: Any = self.recipe.model_dump(mode="json", by_alias=True)
@@ -200,7 +200,7 @@ class SearchSpace:
         return Recipe.model_validate(tree)
 
     def _check_range(self, key: str, span: RangeConfig) -> None:
-        """Refuse values that are wrong in themselves, not only in combination with other keys."""
+        """Refuse values that are wrong whatever other keys say."""
         if key.split(".")[0] in _FIXED_KEYS:
             raise RecipeError(
                 f"tune.ranges: expected no range of {', '.join(_FIXED_KEYS)}, which trials have in common, "

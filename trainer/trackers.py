@@ -70,7 +70,7 @@ def _tensorboard(logs: Path) -> _Tracker:
 
 
 def _mlflow(mlflow: Any, recipe: Recipe, run_id: str | None) -> _Tracker:
-    """Start or resume an MLflow run by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, nested in an active run."""
+    """Start or resume an MLflow run, nested in an active run."""
     run = mlflow.start_run(run_id=run_id, run_name=recipe.name, nested=mlflow.active_run() is not None)
     mlflow.log_params({key: value[:500] for key, value in flat_settings(recipe).items()})
 
@@ -102,12 +102,12 @@ def tracker_module(name: str) -> Any:
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:
-    """Return the values of a recipe by dotted key (`training.epochs`), as JSON, without `tune`."""
+    """Return a recipe's values by dotted key, as JSON, without `tune`."""
     return dict(flattened(recipe.model_dump(mode="json", exclude={"tune"})))
 
 
 def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:
-    """List (dotted key, JSON) of every value in a tree of tables and lists, except None."""
+    """List (dotted key, JSON) of every value in a tree."""
     if isinstance(tree, dict):
         items = [(f"{key}.{name}" if key else str(name), value) for name, value in tree.items()]
     elif isinstance(tree, list) and any(isinstance(part, dict) for part in tree):

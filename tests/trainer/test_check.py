@@ -95,7 +95,7 @@ def test_splits_are_counted(small: Path) -> None:
     assert check(small, overrides=["evaluation.exclude_seen=false"]).splits["test"]["to find"] == 4
 
 
-def test_features_are_looked_at(small: Path) -> None:
+def test_features_are_measured(small: Path) -> None:
     """Items 9 and 4 have no brand, and 9 no price: of the brands that there are, x is known and y is not."""
     figures = {each.pop("feature"): tuple(each.values()) for each in check(small).features}
 
@@ -105,7 +105,7 @@ def test_features_are_looked_at(small: Path) -> None:
     assert figures["label price"] == ("number", None, None, None, pytest.approx(2 / 5))
 
 
-def test_negatives_are_of_the_parts_that_a_step_takes_one_after_another(small: Path) -> None:
+def test_negatives_are_counted_per_accumulated_part(small: Path) -> None:
     whole, parts = check(small), check(small, overrides=["training.accumulate=2"])
     assert whole.steps == {"batch_size": 4, "negatives": 4 + 3, "steps_per_epoch": 1, "steps": 5}
     assert (parts.steps["batch_size"], parts.steps["negatives"]) == (4, 2 + 3)
@@ -135,7 +135,7 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("overrides", "problems"), BAD.values(), ids=BAD)
-def test_what_fit_would_refuse(small: Path, overrides: list[str], problems: list[str]) -> None:
+def test_problems_of_fit_are_listed(small: Path, overrides: list[str], problems: list[str]) -> None:
     found = check(small, overrides=overrides)
 
     assert not found.ok
@@ -191,7 +191,7 @@ def test_a_column_that_no_service_could_display_is_refused_before_training(small
 @pytest.mark.parametrize(
     "strategy", ["random", "random_per_query", "temporal_per_query", "leave_last_out", "temporal", "files"]
 )
-def test_pairs_to_find_that_are_older_than_training_are_said(tmp_path: Path, strategy: str) -> None:
+def test_held_out_pairs_older_than_training_are_warned_of(tmp_path: Path, strategy: str) -> None:
     shares = "" if strategy == "leave_last_out" else ", valid = 0.1, test = 0.1"
     split = 'test = "test.parquet"' if strategy == "files" else f'split = {{ strategy = "{strategy}"{shares} }}'
     text = tiny.RECIPE.replace('split = { strategy = "leave_last_out" }', split) + "exclude_seen = false\n"

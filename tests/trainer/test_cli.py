@@ -57,7 +57,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("command", "message"), ERRORS.values(), ids=ERRORS)
-def test_what_is_the_user_s_to_mend_is_one_line_and_exit_code_2(
+def test_user_error_is_one_line_and_exit_code_2(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
     existing = tmp_path / "existing"

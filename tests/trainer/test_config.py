@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "recipe.toml"
 
 
-def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None:
+def test_each_public_data_set_has_a_recipe() -> None:
     assert SHIPPED == [
         "amazon-beauty.toml",
         "delicious.toml",
@@ -116,7 +116,7 @@ def test_bad_overrides(path: Path, override: str, message: str) -> None:
     ],
     ids=["missing", "garbled", "latin-1", "a table", "empty"],
 )
-def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / "missing.toml").write_bytes(content)
 
@@ -127,9 +127,7 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes | None, message
 @pytest.mark.parametrize(
     ("key", "received", "hint"), [("label_id", "product_id", ""), ("query_id", "user", ": did you mean 'user_id'?")]
 )
-def test_a_column_of_ids_that_no_file_has_is_the_first_problem(
-    tmp_path: Path, key: str, received: str, hint: str
-) -> None:
+def test_missing_id_column_is_the_first_problem(tmp_path: Path, key: str, received: str, hint: str) -> None:
     recipe = tiny.write_job(tmp_path)
     with pytest.raises(RecipeError) as refusal:
         load_recipe(recipe, [f"data.{key}={received}", "model.dim=no"])
@@ -385,7 +383,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("sections", "message"), [*IMPOSSIBLE.values(), *REFUSED.values()], ids=[*IMPOSSIBLE, *REFUSED]
 )
-def test_what_is_impossible_or_not_defined_is_refused(sections: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         tiny.recipe(**sections)
 
@@ -414,11 +412,11 @@ TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("loss", "message"), TOO_MANY.values(), ids=TOO_MANY)
-def test_more_than_there_are_is_refused_when_the_labels_are_known(loss: dict[str, Any], message: str) -> None:
+def test_counts_above_the_labels_are_refused(loss: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"loss.(sampler.|){message}"):
         check_negatives(tiny.recipe(loss=loss), labels=5, batch_size=8)
 
 
-def test_every_problem_is_named_at_once(path: Path) -> None:
+def test_all_problems_are_named_at_once(path: Path) -> None:
     with pytest.raises(RecipeError, match=r"seed: .*; loss.weight: weight: expected one of .*, received 'heavy'"):
         load_recipe(path, ["seed=-1", "loss.weight=heavy"])

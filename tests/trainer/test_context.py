@@ -97,7 +97,7 @@ def test_a_pair_is_encoded_with_the_context_of_its_row(tmp_path: Path) -> None:
     assert hour.missing == pytest.approx(mean), "what a request without it is read as"
 
 
-def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
+def test_batches_resume_at_a_step(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
     dataset = read_dataset(recipe)
     query = Encoding.fit(recipe, dataset).query
@@ -113,7 +113,7 @@ def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
         }
 
 
-def test_every_way_to_ask_has_a_list_of_its_own() -> None:
+def test_each_request_has_a_list() -> None:
     """Query 0 wants label 1 in one context and label 2 in another; each list shows one of them first."""
     request_queries = np.int32([0, 0, 1])
     held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), requests=np.int32([0, 1, 1, 2]))
@@ -166,7 +166,7 @@ def test_a_pair_is_encoded_with_the_attributes_of_its_time(tmp_path: Path) -> No
         ({"since": [4, None, 2]}, "column 'since': expected finite numbers"),
     ],
 )
-def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_bad_versions_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     recipe = load_recipe(write(tmp_path, data=AS_OF, features=TIER, log=LOG, users=USERS | change))
     with pytest.raises(DataError, match=message):
         read_dataset(recipe)
@@ -183,7 +183,7 @@ def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, A
         ("", TIER, f"{TAIL}[loss]\nimpressions = 1\n", "needs the column of impressions; set data.impressions"),
     ],
 )
-def test_recipes_of_contexts_that_cannot_be(tmp_path: Path, data: str, features: str, tail: str, message: str) -> None:
+def test_impossible_contexts_are_refused(tmp_path: Path, data: str, features: str, tail: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(write(tmp_path, data=data, features=features, tail=tail))
 

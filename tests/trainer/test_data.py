@@ -68,7 +68,7 @@ def test_leave_last_out_by_hand(train: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "held_out"), [("test", "valid"), ("valid", "test")])
-def test_leave_last_out_beside_a_given_file_holds_out_one(train: Path, given: str, held_out: str) -> None:
+def test_leave_last_out_with_a_file_holds_out_one(train: Path, given: str, held_out: str) -> None:
     file = write(train.parent, given, user=["a"], item=["z"])
 
     dataset = load(train, split={"strategy": "leave_last_out"}, **{given: file})
@@ -106,7 +106,9 @@ def days(folder: Path, *pairs_of_day: int) -> Dataset:
         ((60, 20, 12, 4, 4), (80, 12, 8)),  # 12 are nearer to 10 than 32, and 8 nearer than 20
     ],
 )
-def test_temporal_parts_no_day(tmp_path: Path, pairs_of_day: tuple[int, ...], sizes: tuple[int, int, int]) -> None:
+def test_temporal_split_keeps_equal_times_together(
+    tmp_path: Path, pairs_of_day: tuple[int, ...], sizes: tuple[int, int, int]
+) -> None:
     dataset = days(tmp_path, *pairs_of_day)
 
     assert tuple(len(part) for part in (dataset.train, dataset.valid, dataset.test)) == sizes
@@ -114,7 +116,7 @@ def test_temporal_parts_no_day(tmp_path: Path, pairs_of_day: tuple[int, ...], si
     assert max(times[0]) < min(times[1]) <= max(times[1]) < min(times[2])
 
 
-def test_temporal_says_which_size_a_split_has_and_refuses_too_few_times(tmp_path: Path) -> None:
+def test_temporal_split_reports_its_size_and_needs_distinct_times(tmp_path: Path) -> None:
     assert days(tmp_path, 700, 100, 100, 50, 50).report.remarks == []
     assert days(tmp_path, 750, 100, 150).report.remarks == [
         "data.split: test has 150 pairs (15.0%) instead of 100: pairs of one time stay together"
@@ -123,7 +125,7 @@ def test_temporal_says_which_size_a_split_has_and_refuses_too_few_times(tmp_path
         days(tmp_path, 90, 10)
 
 
-def test_pairs_of_one_time_are_counted_where_a_split_by_query_parts_them(tmp_path: Path) -> None:
+def test_equal_times_across_a_split_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "train", user=list("aaabbb"), item=list("xyzxyz"), when=[1, 2, 2, 1, 2, 3])
     dataset = load(path, timestamp="when", split={"strategy": "leave_last_out"})
 
@@ -133,7 +135,7 @@ def test_pairs_of_one_time_are_counted_where_a_split_by_query_parts_them(tmp_pat
     ]
 
 
-def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
+def test_random_split_is_seeded_and_complete(tmp_path: Path) -> None:
     path = write(tmp_path, "train", user=[f"u{n % 10}" for n in range(100)], item=[f"i{n}" for n in range(100)])
     split = {"strategy": "random", "valid": 0.2, "test": 0.1}
     one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
@@ -146,7 +148,7 @@ def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
     assert named(one, one.test) != named(other, other.test)
 
 
-def test_random_per_query_cuts_every_query_by_itself_and_by_seed(tmp_path: Path) -> None:
+def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
     sizes = {"a": 20, "b": 10, "c": 8, "d": 2, "e": 1}
     users = [user for user, size in sizes.items() for _ in range(size)]
     users = list(np.random.default_rng(3).permutation(users))
@@ -185,7 +187,7 @@ def test_temporal_per_query_cuts_the_latest_of_every_query(tmp_path: Path) -> No
     assert by_file.ordered
 
 
-def test_a_given_test_file_is_left_whole(train: Path) -> None:
+def test_test_file_is_not_split(train: Path) -> None:
     test = write(train.parent, "test", user=["a", "new"], item=["z", "w"])
     dataset = load(train, test=test, split={"strategy": "random", "valid": 0.5, "test": 0.4})
 
@@ -195,7 +197,7 @@ def test_a_given_test_file_is_left_whole(train: Path) -> None:
     assert dataset.label_ids.to_pylist() == ["x", "y", "z", "w"]
 
 
-def test_followed_by_puts_the_later_after_equals() -> None:
+def test_merge_later_inserts_after_equal_times() -> None:
     early, late = tiny.pairs((0, 1), (1, 1)), tiny.pairs((0, 0), (1, 0), (0, 2))
 
     assert early.merge_later(late).labels.tolist() == [1, 0, 2, 1, 0]
@@ -217,7 +219,7 @@ def test_refit_moves_valid_into_train(train: Path) -> None:
     assert (len(whole.valid), named(whole, whole.test)) == (0, ["b-y"])
 
 
-def test_feature_tables_follow_the_ids_whatever_their_order(train: Path) -> None:
+def test_feature_tables_are_aligned_with_ids(train: Path) -> None:
     labels = write(train.parent, "labels", item=["never", "z", "x"], title=["Never", "Zed", "Ex"])
     queries = write(train.parent, "queries", user=["c", "b"], age=[30, 20])
     dataset = load(train, labels=labels, queries=queries)
@@ -301,16 +303,14 @@ def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_p
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 1000])
-def test_a_fingerprint_is_the_same_however_many_ids_it_reads_at_once(
-    monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_fingerprint_does_not_depend_on_block_size(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Checkpoints and proposals of earlier versions are found by it."""
     monkeypatch.setattr("longtail.trainer.data.dataset._IDS_AT_ONCE", at_once)
     found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint
     assert found == "cd2878303865225f163d0e86f9b8559ad493cedf8cb4a6b0b6b80a7a8bdb1d3d"
 
 
-def test_ids_beyond_the_text_of_one_array_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_beyond_2_gib_of_text_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(tiny.write_job(tmp_path))
     usual = read_dataset(recipe)
     monkeypatch.setattr("longtail.trainer.data.tables.MOST_TEXT", 10)

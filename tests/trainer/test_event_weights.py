@@ -170,7 +170,7 @@ def test_refreshes_weigh_as_training_does(name: str, releases: Releases, rows: l
 
 
 @pytest.mark.parametrize("name", ["fit", "log", "whole", "live"])
-def test_what_a_query_said_no_to_is_remembered(name: str, recipe: Recipe, releases: Releases, rows: list[Row]) -> None:
+def test_negative_events_are_remembered(name: str, recipe: Recipe, releases: Releases, rows: list[Row]) -> None:
     if name == "fit":
         dataset = read_dataset(recipe)
         memory, names = remember_queries(recipe, dataset, dataset.train), dataset.label_ids.to_pylist()
@@ -189,7 +189,7 @@ def test_what_a_query_said_no_to_is_remembered(name: str, recipe: Recipe, releas
 
 
 @pytest.mark.parametrize("history", [None, ["item-1", "item-2"]])
-def test_what_a_query_said_no_to_is_not_answered(
+def test_labels_of_negative_events_are_not_answered(
     history: list[str] | None, releases: Releases, rows: list[Row]
 ) -> None:
     retriever = load_release(releases, "log")

@@ -40,7 +40,7 @@ def inputs(dataset: Dataset, feature: dict[str, Any]) -> dict[str, list[object]]
     return {name: column.tolist() for name, column in encoded.items()}
 
 
-def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
+def test_own_id_is_in_the_vocabulary_if_it_occurs_in_training() -> None:
     encoding = encode(with_queries(), tiny.USER)
 
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u1"]
@@ -56,7 +56,7 @@ def test_categories_are_strings_integers_or_booleans(values: Any) -> None:
     assert inputs(with_queries(job=values), {"name": "job", "kind": "id"}) == {"job": [1, 2, 1, 0]}
 
 
-def test_categories_only_of_held_out_queries_are_unknown_and_so_are_rare_ones() -> None:
+def test_held_out_and_rare_categories_are_unknown() -> None:
     dataset = with_queries(job=["x", "y", "z", "x"])
 
     assert inputs(dataset, {"name": "job", "kind": "id"}) == {"job": [1, 2, 0, 1]}
@@ -111,7 +111,7 @@ def test_joined_values_are_trimmed_and_lists_as_text_are_lists(tags: list[str | 
         (["39.0", "7.0", None, "1"], ["39", "7"]),
     ],
 )
-def test_ids_of_any_column_are_text_that_requests_find(job: Any, ids: list[str]) -> None:
+def test_ids_of_any_type_are_text(job: Any, ids: list[str]) -> None:
     encoding = encode(with_queries(job=job), {"name": "job", "kind": "id"})
     reader = FeatureReader(encoding.query_features, encoding.vocabularies)
     requests = [each if isinstance(each, str | bool) else float(str(each)) for each in job[:2]]
@@ -120,7 +120,7 @@ def test_ids_of_any_column_are_text_that_requests_find(job: Any, ids: list[str])
     assert reader.read([{"job": each} for each in requests])["job"].tolist() == [1, 2]
 
 
-def test_entries_of_lists_are_ids_as_other_values_are() -> None:
+def test_list_entries_are_ids() -> None:
     encoding = encode(with_queries(tags=[[39.0, 0.5], [], None, []]), {"name": "tags", "kind": "bag"})
 
     assert encoding.vocabularies["tags"].ids.to_pylist() == ["39", "0.5"]
@@ -195,9 +195,7 @@ BAD_COLUMNS = {
 
 
 @pytest.mark.parametrize(("columns", "feature", "message"), BAD_COLUMNS.values(), ids=BAD_COLUMNS)
-def test_a_column_its_kind_does_not_read_is_refused(
-    columns: dict[str, Any], feature: dict[str, Any], message: str
-) -> None:
+def test_column_of_a_wrong_type_is_refused(columns: dict[str, Any], feature: dict[str, Any], message: str) -> None:
     dataset = with_queries(**columns) if columns else tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=1)
 
     with pytest.raises(DataError, match=f"feature '{feature['name']}'.*{message}"):
@@ -237,7 +235,7 @@ def test_no_history_contains_its_positive(rows: list[tuple[int, int]], ordered: 
             assert sorted(history) == sorted(others), "nothing else is left out"
 
 
-def test_an_ordered_history_is_the_latest_of_what_came_before() -> None:
+def test_ordered_history_is_the_latest_earlier_pairs() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in (3, 1, 4, 0, 2)]), queries=1, labels=5, ordered=True)
 
     assert histories(dataset, np.arange(5), max_length=2) == [[], [3], [3, 1], [1, 4], [4, 0]]
@@ -282,7 +280,7 @@ def test_event_types_come_from_their_column_and_those_of_weight_0_are_left_out(t
     assert train.weights.tolist() == [5, 1, 5]
 
 
-def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> None:
+def test_long_unordered_history_is_a_random_window() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in range(40)]), queries=1, labels=40)
     rows = np.arange(40)
     one, again, other = (histories(dataset, rows, max_length=8, seed=seed) for seed in (1, 1, 2))
@@ -293,7 +291,7 @@ def test_an_unordered_history_that_is_too_long_is_a_window_drawn_by_seed() -> No
     assert set().union(*one) > set(range(20))
 
 
-def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
+def test_served_history_is_all_known_pairs_latest_last() -> None:
     dataset = tiny.dataset(tiny.pairs((0, 1), (0, 2), (0, 0), (1, 2)), queries=3, labels=4, ordered=True)
     query = encode(dataset, HISTORY | {"max_length": 2}).query
     found = query.query_inputs(np.int32([0, 1, 2]))
@@ -307,7 +305,7 @@ def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
 
 
 @pytest.mark.parametrize("kind", ["id", "history"])
-def test_unknown_rate_replaces_its_share_in_training_and_nothing_in_questions(kind: str) -> None:
+def test_unknown_rate_applies_in_training_only(kind: str) -> None:
     rows = [(query, label) for query in range(100) for label in range(20)]
     dataset = tiny.dataset(tiny.pairs(*rows), queries=100, labels=20)
     feature = (tiny.USER if kind == "id" else HISTORY) | {"unknown_rate": 0.25}

@@ -100,7 +100,7 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
         draft_recipe(exported, tmp_path / "r.toml")
 
 
-def test_columns_of_an_export_stand_for_those_that_the_recipe_names(tmp_path: Path) -> None:
+def test_export_columns_replace_recipe_columns(tmp_path: Path) -> None:
     clicks = log(tmp_path, kind=["view"] * 300, stars=[2.0] * 300, seen=[[1, 2]] * 300)
     exported = export(tmp_path, choice(1, 1), choice(500, 2, event="buy", impressions=None), label_id="label_id")
     found = load(
@@ -117,7 +117,7 @@ def test_columns_of_an_export_stand_for_those_that_the_recipe_names(tmp_path: Pa
     assert len(found.impressions.ids) == 2 * 300 + 2, "of the three of a choice one is no label"
 
 
-def test_rows_of_a_log_weigh_1_beside_propensities(tmp_path: Path) -> None:
+def test_log_rows_weigh_1_next_to_propensities(tmp_path: Path) -> None:
     train = [log(tmp_path), export(tmp_path, choice(1, 1), choice(1, 2))]
     found = load(train, timestamp="timestamp", weight="debiased_weight", impressions="impressions")
 
@@ -133,7 +133,7 @@ def test_rows_of_a_log_weigh_1_beside_propensities(tmp_path: Path) -> None:
         load(train, weight="weight")
 
 
-def test_dates_beside_numbers_that_are_no_times_are_refused(tmp_path: Path) -> None:
+def test_dates_mixed_with_plain_numbers_are_refused(tmp_path: Path) -> None:
     train = [log(tmp_path, timestamp=list(range(300))), export(tmp_path, choice(1, 1))]
 
     with pytest.raises(DataError, match=r"data.timestamp: expected seconds, .* since 1970 in .*log.parquet, as there"):

@@ -69,7 +69,7 @@ def shop(folder: Path, *, ending: str = "parquet") -> Path:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "tsv"])
-def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
+def test_init_drafts_a_recipe_of_a_shop(tmp_path: Path, ending: str) -> None:
     clicks = shop(tmp_path, ending=ending)
 
     roles = draft_recipe(
@@ -109,7 +109,7 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize(("ending", "delimiter"), [("csv", ";"), ("csv", "\t"), ("csv", "|"), ("tsv", "\t")])
-def test_a_log_of_any_delimiter(tmp_path: Path, ending: str, delimiter: str) -> None:
+def test_delimiters_are_detected(tmp_path: Path, ending: str, delimiter: str) -> None:
     """As `check` reads it, and `fit`, all rows are there."""
     clicks = shop(tmp_path, ending="csv")
     text = clicks.read_text()
@@ -125,7 +125,7 @@ def test_a_log_of_any_delimiter(tmp_path: Path, ending: str, delimiter: str) -> 
 
 
 @pytest.mark.nightly
-def test_fit_takes_it_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_trains_the_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clicks = shop(tmp_path)
     tables = ["--labels", tmp_path / "products.parquet", "--queries", tmp_path / "customers.parquet"]
 
@@ -185,11 +185,11 @@ def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
         ("opens", column([1, 2], pa.time32("s")), "values of type time32[s], which no feature reads"),
     ],
 )
-def test_what_a_column_holds(name: str, values: pa.ChunkedArray, holds: str) -> None:
+def test_column_contents_are_detected(name: str, values: pa.ChunkedArray, holds: str) -> None:
     assert profile_column(name, values).content == holds
 
 
-def test_ids_without_a_telling_name_are_guessed_by_their_numbers(tmp_path: Path) -> None:
+def test_unnamed_id_columns_are_guessed_by_distinct_values(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     log = pa.table({"row": range(300), "a": rng.integers(50, size=300), "b": rng.integers(9, size=300)})
     pq.write_table(log, tmp_path / "log.parquet")
@@ -233,7 +233,7 @@ DIRTY: dict[str, tuple[dict[str, object], int]] = {
 
 
 @pytest.mark.parametrize(("columns", "bad"), DIRTY.values(), ids=DIRTY)
-def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns: dict[str, object], bad: int) -> None:
+def test_dirty_log_is_typed_by_most_rows(tmp_path: Path, columns: dict[str, object], bad: int) -> None:
     roles = draft_recipe(dirty(tmp_path, **columns), tmp_path / "recipe.toml")
 
     found = check(tmp_path / "recipe.toml")
@@ -259,7 +259,7 @@ LASTING = {
 }  # fmt: skip
 
 
-def test_stock_is_no_feature_but_filters_go_by_it(tmp_path: Path) -> None:
+def test_stock_is_displayed_but_no_feature(tmp_path: Path) -> None:
     clicks = dirty(tmp_path)
     items = {"item_id": [f"i{item}" for item in range(30)], **STOCK, **LASTING}
     pq.write_table(pa.table({name: list(values) for name, values in items.items()}), tmp_path / "items.parquet")
@@ -273,7 +273,7 @@ def test_stock_is_no_feature_but_filters_go_by_it(tmp_path: Path) -> None:
     )
 
 
-def test_names_of_several_lines_stay_in_their_comments(tmp_path: Path) -> None:
+def test_line_breaks_in_names_stay_in_comments(tmp_path: Path) -> None:
     clicks = dirty(tmp_path, event=["a\nb", "c\x07d"] * 200, **{"e\nf": EVENTS, 'my "rating"\n': [1, 2, 3, 5] * 100})
     table = {"item_id": [f"i{item}" for item in range(30)], "g\nh": ["x", "y", None] * 10, "i\nj": [None] * 30}
     pq.write_table(pa.table(table), tmp_path / "items.parquet")
@@ -285,7 +285,7 @@ def test_names_of_several_lines_stay_in_their_comments(tmp_path: Path) -> None:
     assert read_dataset(load_recipe(tmp_path / "r.toml")).report.read == 100
 
 
-def test_it_never_overwrites(tmp_path: Path) -> None:
+def test_existing_recipe_is_not_overwritten(tmp_path: Path) -> None:
     clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
     out.write_text("mine")
 
@@ -361,11 +361,11 @@ WANTED = """
 
 
 @pytest.mark.parametrize(("names", "expected"), [(REJECTED, True), (WANTED, False)])
-def test_words_of_rejection(names: str, expected: bool) -> None:
+def test_rejections_are_recognised(names: str, expected: bool) -> None:
     assert [name for name in names.split() if rejects(name) != expected] == []
 
 
-def test_what_was_rejected_is_left_out(tmp_path: Path) -> None:
+def test_rejected_events_weigh_0(tmp_path: Path) -> None:
     kinds = ["view", "addtocart", "remove_from_cart", "purchased", "refund"] * 80
     draft_recipe(dirty(tmp_path, event=kinds), tmp_path / "r.toml")
 
@@ -440,7 +440,7 @@ def test_filter_columns_are_displayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["{0}, {1}", "{0} | {1}", "['{0}', '{1}']", '["{0}","{1}"]', "['{0}' '{1}']"])
-def test_values_joined_in_text_are_those_values(tmp_path: Path, form: str) -> None:
+def test_joined_text_is_split(tmp_path: Path, form: str) -> None:
     genres = ["Action", "Comedy", "Drama", "Horror"]
     joined = [form.format(genres[row % 4], genres[row // 4 % 4]) for row in range(90)]
     draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, genres=joined))
@@ -453,7 +453,7 @@ SINCE = ["created_at", "dateAdded", "available_from", "published", "release_date
 
 
 @pytest.mark.parametrize("kind", ["date", "seconds", "text"])
-def test_dates_of_beginning_are_named(tmp_path: Path, kind: str) -> None:
+def test_availability_dates_are_named(tmp_path: Path, kind: str) -> None:
     days = [START + datetime.timedelta(days=row) for row in range(90)]
     values = {
         "date": days,
@@ -533,7 +533,7 @@ def drafted(tmp_path: Path, labels_N: np.ndarray, days_N: np.ndarray, *, describ
     return load_recipe(tmp_path / "r.toml"), (tmp_path / "r.toml").read_text()
 
 
-def test_a_log_whose_labels_come_and_go_gets_a_prior(tmp_path: Path) -> None:
+def test_drifting_log_gets_a_prior(tmp_path: Path) -> None:
     days_N, noise_N = times_of_a_log()
     recipe, text = drafted(tmp_path, 10 * (days_N // 10).astype(int) + noise_N, days_N)
 
@@ -542,7 +542,7 @@ def test_a_log_whose_labels_come_and_go_gets_a_prior(tmp_path: Path) -> None:
     assert check(recipe) is not None
 
 
-def test_a_log_that_stays_the_same_keeps_the_prior_of_training(tmp_path: Path) -> None:
+def test_stationary_log_keeps_the_training_prior(tmp_path: Path) -> None:
     days_N, noise_N = times_of_a_log()
     recipe, text = drafted(tmp_path, noise_N, days_N)
 
@@ -551,7 +551,7 @@ def test_a_log_that_stays_the_same_keeps_the_prior_of_training(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_batches_are_of_one_period_where_popularity_passes(tmp_path: Path, passes: bool) -> None:
+def test_drifting_log_gets_periods(tmp_path: Path, passes: bool) -> None:
     days_N, noise_N = times_of_a_log()
     labels_N = 10 * (days_N // 10).astype(int) + noise_N if passes else noise_N
     recipe, _ = drafted(tmp_path, labels_N, days_N, described=True)
@@ -572,7 +572,7 @@ def test_batches_are_of_one_period_where_popularity_passes(tmp_path: Path, passe
         ([float("nan"), 1.0, 2.0], "category"),
     ],
 )
-def test_codes_that_pandas_turned_into_floats_are_categories(values: list[float | None], holds: str) -> None:
+def test_float_codes_are_categories(values: list[float | None], holds: str) -> None:
     assert profile_column("brand_id", pa.chunked_array([pa.array(values, pa.float64())])).content == holds
     assert profile_column("price", pa.chunked_array([pa.array([*values, 9.0, 8.0])])).content == "number"
 
@@ -589,7 +589,7 @@ def test_codes_that_pandas_turned_into_floats_are_categories(values: list[float 
         (["01/31/2026 10:00", "02/01/2026 11:00"], "days of another order"),
     ],
 )
-def test_numbers_and_days_of_one_country_are_left_out_with_what_to_write(values: list[str], what: str) -> None:
+def test_local_number_formats_are_left_out_with_a_hint(values: list[str], what: str) -> None:
     found = profile_column("price", pa.chunked_array([[*values, None]])).content
     assert found.startswith(what)
     assert found.endswith(f": found {values[0]!r}")
@@ -598,5 +598,5 @@ def test_numbers_and_days_of_one_country_are_left_out_with_what_to_write(values:
 @pytest.mark.parametrize(
     "values", [["00123", "00456"], ["ABC123", "ABC124"], ["1|2", "2|3"], ["1,2,3", "2"], ["v1.2", "3"]]
 )
-def test_codes_are_no_numbers_of_a_country(values: list[str]) -> None:
+def test_codes_are_no_local_number_formats(values: list[str]) -> None:
     assert "which no feature reads" not in profile_column("sort", pa.chunked_array([values * 20])).content

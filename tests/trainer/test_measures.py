@@ -37,7 +37,7 @@ def test_a_vector_is_a_list_of_numbers_and_a_missing_one_is_zeros_and_a_flag(kin
     assert encode(dataset, VECTOR).query_features[0].expects == "a list of 2 finite numbers"
 
 
-def test_the_mean_of_logarithms_stands_for_a_missing_number() -> None:
+def test_missing_number_is_the_mean_of_logarithms() -> None:
     dataset = with_queries(age=[np.expm1(1), np.expm1(3), None, -7.0])
     encoding = encode(dataset, AGE | {"transform": "log"})
 
@@ -83,7 +83,7 @@ def test_a_date_is_its_hour_weekday_month_and_age(column: pa.Array) -> None:
     assert read(encode(dataset, DATE), *[at and at.isoformat() for at in SECONDS]) == {"born": ROWS}
 
 
-def test_a_model_s_means_ranges_and_dates_are_kept_for_other_data() -> None:
+def test_exported_means_ranges_and_dates_are_used_for_other_data() -> None:
     features = [AGE | {"transform": "quantile", "buckets": 2}, DATE, AGE | {"name": "height"}]
     first = encode(with_queries(age=[1, 3, 0, 0], born=SECONDS, height=[2.0, 4.0, 0, 0]), *features)
     later = with_queries(age=[10, 30, 0, 0], born=[dt.datetime(2030, 1, 1)] * 4, height=[8.0, None, 0, 0])
@@ -112,7 +112,7 @@ def test_a_column_of_one_number_has_no_deviation(value: float, transform: str) -
 
 
 @pytest.mark.parametrize("values", [[1e-37, 3e-37], [-8e37, 8e37], [1e30, 1e30, 1e38]])
-def test_numbers_that_float32_standardises_are_taken(values: list[float]) -> None:
+def test_standardisable_numbers_are_accepted(values: list[float]) -> None:
     dataset = tiny.dataset(
         tiny.pairs(*[(query, 0) for query in range(len(values))]), queries=len(values), labels=1,
         query_table=pa.table({"age": values}),
@@ -145,9 +145,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("columns", "feature", "message"), BAD.values(), ids=BAD)
-def test_a_column_that_is_not_what_its_kind_says_is_refused(
-    columns: dict[str, Any], feature: dict[str, Any], message: str
-) -> None:
+def test_column_of_another_kind_is_refused(columns: dict[str, Any], feature: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"feature '{feature['name']}' .*expected {message}"):
         encode(with_queries(**columns), feature)
 

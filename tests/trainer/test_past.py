@@ -42,12 +42,12 @@ def test_history_of_a_held_out_pair_grows_with_the_pairs_before_it() -> None:
     assert len(past.pairs) == 9  # query 3 is not evaluated
 
 
-def test_requests_of_held_out_pairs_are_their_own() -> None:
+def test_held_out_pairs_keep_their_requests() -> None:
     contexts = Pairs(HELD_OUT.queries, HELD_OUT.labels, times=HELD_OUT.times, requests=np.int32([7, 6, 5, 5, 4, 3]))
     assert Past.growing(KNOWN, contexts, queries=4).requests(np.int32([1, 3, 5])).tolist() == [6, 5, 3]
 
 
-def test_a_known_pair_of_a_later_time_is_not_in_the_history() -> None:
+def test_later_known_pair_is_not_in_the_history() -> None:
     later = Pairs(np.int32([0, 0]), np.int32([4, 1]), times=np.float64([1, 8]))
     past = Past.growing(later, HELD_OUT.take(slice(2)), queries=1)
     assert histories(past, np.int32([0, 1])) == [[4], [4, 2]]
@@ -82,7 +82,7 @@ def test_other_label_rows_leave_out_labels_of_no_catalogue() -> None:
     assert past.holds(np.int32([1, 1, 4]), np.int32([1, 3, 0])).tolist() == [True, False, False]
 
 
-def test_nothing_held_out_has_no_rows() -> None:
+def test_empty_held_out_set_has_no_rows() -> None:
     past = Past.growing(KNOWN, HELD_OUT.take(slice(0)), queries=4)
     assert len(past.pairs) == 0
     assert past.seen_labels(np.int32([])).tolist() == []

@@ -52,14 +52,14 @@ def logs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_directory_is_all_its_files_by_name(logs: Path) -> None:
+def test_directory_is_read_by_file_name(logs: Path) -> None:
     dataset = load(logs)
 
     assert named(dataset) == ["a-2", "b-1", "d-2", "c-1"]
     assert dataset.fingerprint == load(f"{logs}/").fingerprint
 
 
-def test_a_list_keeps_its_order_and_a_glob_goes_by_name(logs: Path) -> None:
+def test_list_keeps_order_and_glob_sorts(logs: Path) -> None:
     assert named(load([f"{logs}/day=2/*/*.parquet", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
     assert named(load(f"{logs}/**/*.parquet")) == ["a-2", "b-1", "c-1"]
 
@@ -71,7 +71,7 @@ def test_folders_give_columns(logs: Path) -> None:
     assert weighted.train.weights.tolist() == [1, 1, 10, 10]
 
 
-def test_a_file_s_own_column_comes_before_its_folder_s(tmp_path: Path) -> None:
+def test_file_column_hides_folder_column(tmp_path: Path) -> None:
     path = write(tmp_path / "day=7" / "a.parquet", user=["a", "b"], item=[1, 2], day=[1, 7])
 
     assert named(load(f"SELECT * FROM '{path}' WHERE day = 7")) == ["b-2"]
@@ -96,7 +96,7 @@ def test_a_url_is_read_through_fsspec(logs: Path, memory: fsspec.AbstractFileSys
         load("memory://shop/gone.csv")
 
 
-def test_a_file_system_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"nosuch://a/b: expected files of a file system that answers: .*nosuch"):
         load("nosuch://a/b")
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
@@ -146,7 +146,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
+def test_impossible_sources_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DataConfig.model_validate({"train": "a.parquet"} | changes)
 
@@ -179,7 +179,7 @@ dim = 4
     return folder / "recipe.toml"
 
 
-def test_a_query_joins_files_that_are_beside_the_recipe(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_paths_are_relative_to_the_recipe(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shop.parent.parent)
 
     for path in (shop, shop.relative_to(shop.parent.parent)):
@@ -202,13 +202,13 @@ def test_a_query_is_written_as_it_is_read(shop: Path, tmp_path: Path) -> None:
         assert load_dataset(other.data, seed=0).fingerprint == load_dataset(recipe.data, seed=0).fingerprint
 
 
-def test_bad_lines_below_a_query_are_refused_like_others(shop: Path) -> None:
+def test_bad_lines_of_a_query_are_refused(shop: Path) -> None:
     recipe = load_recipe(shop, ["data.max_bad_rows=0"])
     with pytest.raises(DataError, match=r"orders\.csv: expected 3 columns, found .* in line 5"):
         load_dataset(recipe.data, seed=0)
 
 
-def test_what_is_prepared_of_a_query_is_made_anew_where_its_files_change(shop: Path) -> None:
+def test_prepared_query_is_read_again_if_files_change(shop: Path) -> None:
     recipe = load_recipe(shop, ["data.prepared=kept"])
     first = prepare(recipe)[1]
     assert prepare(recipe)[1] == first
@@ -232,18 +232,18 @@ def test_check_and_a_lake_table(shop: Path, capsys: pytest.CaptureFixture[str]) 
         assert ended.value.code == 0, capsys.readouterr().err
 
 
-def test_a_query_that_cannot_be_read_is_said_with_the_recipe(shop: Path) -> None:
+def test_unreadable_query_names_the_recipe(shop: Path) -> None:
     with pytest.raises(RecipeError, match=r"recipe\.toml: SELECT 1; SELECT 2: expected one SELECT, found 2 statements"):
         load_recipe(shop, ["data.train=SELECT 1; SELECT 2"])
 
 
-def test_messages_show_a_query_in_a_line() -> None:
+def test_messages_shorten_queries() -> None:
     query = "SELECT item,\n  a_column_with_a_long_name, another_column_with_a_long_name FROM 'a.csv'"
     assert name_sources(["a.csv", query]) == "a.csv and 1 more"
     assert name_sources(query) == "SELECT item, a_column_with_a_long_name, another_column_with_…"
 
 
-def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_recipe_but_urls_are_not(tmp_path: Path) -> None:
     places = ['data.train=["a", "s3://b", "/c"]', "data.labels=s3://shop/logs", "data.prepared=kept"]
     data = load_recipe(tiny.write_job(tmp_path), places).data
     assert (data.train, data.labels) == ([tmp_path / "a", "s3://b", Path("/c")], "s3://shop/logs")

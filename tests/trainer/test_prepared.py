@@ -125,7 +125,7 @@ def test_mapped_data_equal_read_data(rich: Path, monkeypatch: pytest.MonkeyPatch
     assert untested[0] == untested[1] != read.fingerprint
 
 
-def test_jobs_after_the_first_read_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_job_reads_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(kept(rich))
     monkeypatch.setattr(prepared, "load_dataset", lambda *_, **__: pytest.fail("read again"))
     assert len(read_dataset(kept(rich)).train)
@@ -139,7 +139,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_way_of_reading_is_another_data_set_beside_it(rich: Path, change: str) -> None:
+def test_other_read_settings_prepare_another_folder(rich: Path, change: str) -> None:
     before, after = kept(rich), CHANGES[change](kept(rich))
     folders = {prepare(recipe)[1] for recipe in (before, after)}
     assert len(folders) == 2
@@ -147,7 +147,7 @@ def test_another_way_of_reading_is_another_data_set_beside_it(rich: Path, change
     assert same(prepare(after)[0], read_dataset(CHANGES[change](load_recipe(rich))))
 
 
-def test_a_file_that_changes_is_read_again_and_what_was_made_of_it_is_removed(rich: Path) -> None:
+def test_changed_file_is_read_again_and_stale_data_removed(rich: Path) -> None:
     before, folder = prepare(kept(rich))
     log = pq.read_table(rich.parent / "log.parquet")
     pq.write_table(log.slice(0, 300), rich.parent / "log.parquet")
@@ -162,7 +162,7 @@ def test_a_file_that_changes_is_read_again_and_what_was_made_of_it_is_removed(ri
 
 
 @pytest.mark.parametrize("damage", ["shorter", "gone", "no manifest"])
-def test_damage_is_said_with_what_to_do(rich: Path, damage: str) -> None:
+def test_damaged_files_are_refused(rich: Path, damage: str) -> None:
     folder = prepare(kept(rich))[1]
     file = folder / ("prepared.json" if damage == "no manifest" else "train.labels.npy")
     if damage == "shorter":
@@ -183,7 +183,7 @@ def test_a_job_gives_the_same_bundle_and_names_no_folder(tmp_path: Path) -> None
     assert "prepared" not in json.loads((tmp_path / "mapped" / "recipe.json").read_text())["data"]
 
 
-def test_a_job_that_comes_second_takes_what_the_first_has_written(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_job_uses_the_first_one_s_files(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = prepared.load_dataset
 
     def meanwhile(*arguments: Any, **more: Any) -> Dataset:
@@ -195,7 +195,7 @@ def test_a_job_that_comes_second_takes_what_the_first_has_written(rich: Path, mo
     assert same(prepare(kept(rich))[0], read_dataset(load_recipe(rich)))
 
 
-def test_a_remote_file_of_the_same_size_is_read_again_where_it_is_another(tmp_path: Path) -> None:
+def test_changed_remote_file_of_equal_size_is_read_again(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     recipe = tiny.write_job(tmp_path)
     remote = load_recipe(

@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "listed"}
 
 
-def test_a_forecast_is_likelier_than_decayed_counts_and_these_than_all_alike(folder: Path) -> None:
+def test_forecast_beats_decay_and_decay_beats_counts(folder: Path) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
     found = fit_forecast(of, dataset, dataset.pairs_before("test"))
@@ -118,7 +118,7 @@ def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     np.testing.assert_allclose(with_burst, alone)
 
 
-def test_visits_that_choose_many_labels_count_less_where_votes_are_likelier_so(folder: Path) -> None:
+def test_large_visits_count_less_if_likelier(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
     known = dataset.pairs_before("test")
@@ -162,9 +162,7 @@ def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, 
     assert often.settings.base == plain.settings.base
 
 
-def test_what_is_compared_on_the_last_period_was_fitted_before_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_period_is_compared_out_of_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
     known = dataset.pairs_before("test")
@@ -204,7 +202,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("prior", "data", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dict[str, Any], message: str) -> None:
+def test_impossible_prior_settings_are_refused(
+    folder: Path, prior: dict[str, Any], data: dict[str, Any], message: str
+) -> None:
     given = recipe(folder, {}).model_dump(by_alias=True, exclude_unset=True)
     if data:
         given["data"] |= data | {"split": {"strategy": "random"}}
@@ -218,7 +218,7 @@ def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dic
      ({"kind": "forecast", "since": "born"}, "expected a column 'born'"),
      ({"kind": "decayed", "since": "imported"}, "expected labels that are there on 2026-")],
 )  # fmt: skip
-def test_what_the_data_cannot_give(folder: Path, prior: dict[str, Any], message: str) -> None:
+def test_data_without_horizons_are_refused(folder: Path, prior: dict[str, Any], message: str) -> None:
     of = recipe(folder, prior)
     with pytest.raises(DataError, match=message):
         fit_forecast(of, *data_of(of))

@@ -61,7 +61,7 @@ r,17,{NOW},4
 SETTINGS = {"timestamp": "when", "weight": "much"}
 
 
-def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     path = text(tmp_path, DIRTY)
     other = text(tmp_path, "user,item\na,b\n", "other.csv")
 
@@ -113,7 +113,7 @@ def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str)
     assert len(load(path, max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
 
 
-def test_times_that_cannot_be_true_are_bad_rows(tmp_path: Path) -> None:
+def test_impossible_times_are_bad_rows(tmp_path: Path) -> None:
     times = [NOW, NOW + 1, NOW + 2, NOW * 1000, 0]
     path = parquet(tmp_path, user=list("abcde"), item=[1, 1, 1, 1, 1], when=times)
 
@@ -127,7 +127,7 @@ def test_times_that_cannot_be_true_are_bad_rows(tmp_path: Path) -> None:
     assert dataset.train.times.tolist() == times[:3]
 
 
-def test_each_file_has_a_unit_of_its_own(tmp_path: Path) -> None:
+def test_units_are_found_file_by_file(tmp_path: Path) -> None:
     units = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
     paths = [
         parquet(tmp_path, f"{unit}.parquet", user=["a"] * 2, item=[unit, unit], when=[(NOW + at) * scale, NOW * scale])
@@ -147,7 +147,7 @@ def test_each_file_has_a_unit_of_its_own(tmp_path: Path) -> None:
         load([days, order], timestamp="when")
 
 
-def test_versions_of_a_query_have_a_unit_of_their_own(tmp_path: Path) -> None:
+def test_versions_may_have_another_unit(tmp_path: Path) -> None:
     log = parquet(tmp_path, user=["a", "a"], item=[1, 2], when=[NOW, NOW + 100])
     users = parquet(tmp_path, "users.parquet", user=["a", "a"], since=[0, (NOW + 50) * 1000], plan=["free", "paid"])
     more = parquet(tmp_path, "more.parquet", user=["b", "b"], since=[NOW * 1000, NOW * 1000 - 5], plan=["free", "paid"])
@@ -176,7 +176,7 @@ def test_files_without_rows_are_named(tmp_path: Path) -> None:
         load(tmp_path / "b.csv")
 
 
-def test_a_column_without_any_value_has_no_ids(tmp_path: Path) -> None:
+def test_empty_id_column_is_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path, user=["a", "b"], item=pa.nulls(2), when=pa.nulls(2))
 
     with pytest.raises(DataError, match=r"(?s)'item': expected an id in every row, found null in 2 rows \(0, 1\)"):
@@ -238,7 +238,7 @@ def events(folder: Path, *names: str | None) -> Path:
     return parquet(folder, user=list("abcdefgh")[: len(names)], item=[1] * len(names), event=list(names), when=days)
 
 
-def test_event_types_weigh_and_those_of_weight_0_are_left_out(tmp_path: Path) -> None:
+def test_event_types_of_weight_0_are_left_out(tmp_path: Path) -> None:
     dataset = load(events(tmp_path, "view", "hover", "buy", "cart"), events=EVENTS)
 
     assert named(dataset) == ["a-1", "c-1", "d-1"]
@@ -278,12 +278,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
+def test_impossible_data_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DataConfig.model_validate({"train": "a.parquet"} | changes)
 
 
-def test_spans_need_times_that_are_times(tmp_path: Path) -> None:
+def test_spans_need_real_times(tmp_path: Path) -> None:
     path = parquet(tmp_path, user=["a", "b"], item=[1, 1], when=[1, 2])
 
     with pytest.raises(DataError, match=r"expected data.timestamp as dates, or as seconds, .* found other numbers in"):
@@ -301,7 +301,7 @@ def test_frequencies_count_weighted_pairs_and_counts_count_pairs(tmp_path: Path)
     assert dataset.label_visits(one_label_per_query=True, weighted=True).tolist() == [2, 0.25]
 
 
-def test_whole_floats_in_text_are_integers_ids(tmp_path: Path) -> None:
+def test_whole_floats_in_text_are_integer_ids(tmp_path: Path) -> None:
     log = text(tmp_path, "user,item\n1.0,39.0\n2,40\n1,39\n")
     items = parquet(tmp_path, "items.parquet", item=[39, 40, 41], price=[1.0, 2.0, 3.0])
     dataset = load(log, labels=items)
@@ -311,7 +311,7 @@ def test_whole_floats_in_text_are_integers_ids(tmp_path: Path) -> None:
     assert not dataset.report.unlisted
 
 
-def test_where_not_all_ids_are_whole_numbers_text_stays_and_the_likeness_is_named(tmp_path: Path) -> None:
+def test_mixed_ids_stay_text_and_lookalikes_are_named(tmp_path: Path) -> None:
     log = text(tmp_path, "user,item\na,39.0\nb,x1\n")
     items = parquet(tmp_path, "items.parquet", item=["39", "x1"])
     dataset = load(log, labels=items)
@@ -322,13 +322,13 @@ def test_where_not_all_ids_are_whole_numbers_text_stays_and_the_likeness_is_name
     )
 
 
-def test_two_rows_of_one_id_in_other_texts_are_refused(tmp_path: Path) -> None:
+def test_two_spellings_of_one_id_are_refused(tmp_path: Path) -> None:
     items = text(tmp_path, "item,price\n39,1\n39.0,2\n", "items.csv")
     with pytest.raises(DataError, match="expected distinct ids, found '39' a second time in row 1"):
         load(parquet(tmp_path, user=[1], item=[39]), labels=items)
 
 
-def test_rows_of_a_feature_table_are_numbered_as_in_their_file(tmp_path: Path) -> None:
+def test_bad_feature_rows_are_numbered_as_in_the_file(tmp_path: Path) -> None:
     log = parquet(tmp_path, user=["a"], item=["x"])
     (tmp_path / "items").mkdir()
     text(tmp_path, "item,price\n,0\nw,1\nx,2\n", "items/1.csv")

@@ -132,7 +132,7 @@ BAD_TABLES = {
 
 
 @pytest.mark.parametrize(("columns", "changes", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
-def test_a_table_that_does_not_hold_what_the_recipe_says(
+def test_missing_column_is_refused(
     tmp_path: Path, columns: dict[str, Any], changes: dict[str, str], message: str
 ) -> None:
     ids = {} if "user" in columns else {"user": ["a", "b"], "item": ["x", "y"]}
@@ -161,7 +161,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("name", "content", "changes", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_file_that_cannot_be_read(
+def test_unreadable_file_is_refused(
     tmp_path: Path, name: str, content: bytes, changes: dict[str, str], message: str
 ) -> None:
     path = text(tmp_path, name, content)
@@ -172,6 +172,6 @@ def test_a_file_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
-def test_a_file_that_is_missing(tmp_path: Path, name: str) -> None:
+def test_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"{name}: expected a .*file, found none"):
         interactions(tmp_path / name)

@@ -87,7 +87,7 @@ class RowChoice(Section):
 
 
 def _as_argument(problem: ValidationProblem, row: str) -> InitErrorDetails:
-    """Name the row in a message, and the argument as its location in the recipe."""
+    """Add the row's name to a message, and the argument's location."""
     message = f"{replace(problem, path='')} ({row})"
     kind = PydanticCustomError("argument", "{message}", {"message": message})
     return InitErrorDetails(type=kind, loc=(problem.path,), input=problem.received)

@@ -59,7 +59,7 @@ class SamplerChoice(RowChoice):
         return self.name in ("in_batch", "mixed", "cross_batch")
 
     def power_of_scores(self, temperature: float) -> float:
-        """Return the exponent of e^f in q, which is 0 unless the sampler is `model`."""
+        """Return the exponent of e^f in q, 0 without sampler `model`."""
         if self.name != "model":
             return 0.0
         bandwidth = self.argument("bandwidth") or (None if self.argument("features") is None else FEATURES_BANDWIDTH)
@@ -352,7 +352,7 @@ class LossConfig(Section):
 
     @property
     def noise_suffix(self) -> str:
-        """Return what a manifest appends to the name of ν, such as negatives that no sampler drew."""
+        """Return what a manifest appends to the name of ν."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
         sources = " and ".join(name for name, setting in named.items() if setting)
         pooled = ", but for pooled positives" if self.pools else ""

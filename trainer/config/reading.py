@@ -130,7 +130,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of a recipe's tree, such as `query.features.0.dim`, and create missing tables."""
+    """Set a dotted key of a recipe's tree: `query.features.0.dim`. Missing tables are created."""
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
@@ -156,7 +156,7 @@ def _index(node: list[Any], part: str, key: str) -> int:
 
 
 def recipe_toml(recipe: Recipe, folder: Path) -> str:
-    """Write a recipe as TOML for `load_recipe`, with paths relative to the folder of the file."""
+    """Write a recipe as TOML for `load_recipe`, with paths relative to `folder`."""
     import tomlkit  # imported here because the extra `longtail[tfrs]` does not install it
 
     moved = _change_sources(recipe, lambda source: Path(os.path.relpath(source.resolve(), folder.resolve())))

@@ -125,7 +125,7 @@ class Recipe(Section):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 
     def _problems_of_neighbours(self) -> Iterator[str]:
-        """Yield histories whose `table` is not one of label ids, and audiences whose `table` holds other ids."""
+        """Yield histories and audiences whose `table` holds other ids."""
         every = (*self.query.features, *self.label.features)
         for kind, id_name in (("history", self.data.label_id), ("audience", self.data.query_id)):
             tables = [feature.entry_table or feature.table_name for feature in every if feature.kind == kind]
@@ -310,8 +310,7 @@ class Recipe(Section):
 
     @property
     def describes_labels(self) -> bool:
-        """Return whether labels have other features than their id, which describe even labels without training
-        pairs."""
+        """Return whether labels have features other than their id."""
         return any(feature.name != self.data.label_id for feature in self.label.features)
 
     def label_unknown_rate(self, feature: FeatureConfig) -> float:
@@ -322,7 +321,7 @@ class Recipe(Section):
 
     @property
     def table_columns(self) -> dict[str, list[str]]:
-        """List the columns to read from each feature table, `query` and `label`, without the id columns."""
+        """List the columns to read from each feature table, without ids."""
         columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
         for side, tower, id_name in (
             ("query", self.query, self.data.query_id),

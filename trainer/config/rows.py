@@ -49,7 +49,7 @@ Span = Annotated[str, AfterValidator(lambda value: span_seconds(value) and value
 
 
 def _since(value: Any) -> datetime | str:
-    """Return a span unchanged, and any other value as a time, in UTC if it has no zone."""
+    """Parse a time, in UTC without a zone; return a span unchanged."""
     if isinstance(value, str) and re.fullmatch(r"[\d.]+[smhdw]", value):
         span_seconds(value)
         return value
@@ -88,7 +88,7 @@ class EventsConfig(Section):
 
     @property
     def by_type(self) -> dict[str, float]:
-        """Return the weight of every type, in the order of their numbers in `Pairs.events`."""
+        """Return weights by type, in the order of `Pairs.events`."""
         return weights_by_type(self.weights, self.negative)
 
 

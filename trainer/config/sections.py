@@ -22,7 +22,7 @@ _FLOORS = ("recall", "coverage", "exposure")
 
 
 class SplitConfig(Section):
-    """Cut interactions into train, valid and test when `valid` or `test` files are not given."""
+    """Cut interactions into train, valid and test without files for these."""
 
     strategy: Literal["random", "random_per_query", "temporal", "temporal_per_query", "leave_last_out"]
     """`random` holds out random pairs, by seed. `random_per_query` holds out a share of every query's pairs, by seed.
@@ -102,7 +102,7 @@ class DataConfig(Section):
 
     @property
     def ordered(self) -> bool:
-        """Return whether a query's pairs are in time order, so that histories hold only earlier pairs."""
+        """Return whether a query's pairs are in time order."""
         by_file = ("temporal_per_query", "leave_last_out")
         return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
@@ -249,7 +249,7 @@ class MetricConfig(RowChoice):
 
 
 class RelativeFloor(Section):
-    """Require a least value of a metric, as a multiple of its value at another λ."""
+    """Require a multiple of a metric's value at another λ."""
 
     times: float = Field(gt=0)
     """The multiple: 1.5 requires 50 % more than at the other λ."""

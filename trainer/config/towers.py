@@ -200,7 +200,7 @@ class FeatureConfig(Section):
 
     @property
     def in_buckets(self) -> bool:
-        """Return whether the feature is a number that is looked up by its range."""
+        """Return whether the feature is a number looked up by range."""
         return self.kind == "number" and self.transform == "quantile"
 
     @property
@@ -234,7 +234,7 @@ class FeatureConfig(Section):
 
     @property
     def width(self) -> int:
-        """Return the number of columns that a feature of a built-in kind adds to a concatenation."""
+        """Return the columns that a built-in kind adds to a concatenation."""
         if self.kind == "vector":
             return self.projection or self.dims or 1
         return self.dim if self.has_table else 1 + self.has_flag
@@ -242,7 +242,7 @@ class FeatureConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _read_custom_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Read a custom kind from the recipe, and refuse keys of the steps that it replaces."""
+        """Read a custom kind; refuse keys of the steps that it replaces."""
         name = values.get("kind") if isinstance(values, dict) else None
         if not isinstance(name, str) or name in get_args(Kind):
             return handler(values)

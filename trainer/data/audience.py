@@ -96,7 +96,7 @@ class Audience:
             at += count
 
     def some(self, limit: int) -> Int32:
-        """Return the rows of the first labels, at most `limit`, and fewer if their audiences exceed a block."""
+        """Return the first label rows whose audiences fit a block, at most `limit`."""
         rows = np.arange(min(limit, len(self.offsets) - 1), dtype=np.int32)
         while len(rows) > 1 and len(rows) * _width(np.diff(self.offsets)[rows]) > _ENTRIES:
             rows = rows[: len(rows) // 2]

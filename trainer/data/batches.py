@@ -101,7 +101,7 @@ class QueryInputs:
         return inputs
 
     def query_inputs(self, rows_B: Int32) -> Inputs:
-        """Return inputs of queries after the pairs of their histories, as a service would receive them.
+        """Return inputs of queries as a service would receive them.
 
         Args:
             rows_B: rows of the past, int32; by default requests (`Pairs.request_rows`), after all known pairs.
@@ -213,7 +213,7 @@ class QueryInputs:
 def take_rows(
     features: Sequence[FeatureConfig], encoded: Mapping[str, Encoded], rows_B: npt.NDArray[np.integer]
 ) -> Inputs:
-    """Return tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
+    """Select rows of encoded columns as tower inputs, [B] or [B, P].
 
     Args:
         features: features of one tower; features without an entry in `encoded` are ignored.
@@ -314,7 +314,7 @@ def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng:
 
 
 def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
-    """Sort rows by query, queries in random order and rows of a query ascending; int64."""
+    """Group rows by query, queries in random order; int64."""
     queries = pairs.queries[rows]
     rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)
     return rows[np.lexsort((rows, rank[queries]))]

@@ -45,7 +45,7 @@ class Bags:
     weights: Float32
 
     def pad(self, starts_B: Int64, ends_B: Int64, limit: int) -> tuple[Int32, Float32]:
-        """Return entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
+        """Pad the entries `starts:ends`, at most `limit` each: ids and weights [B, P]; padding is (0, 0).
 
         P is the longest length, rounded up to a power of two, because a step is compiled again for every new shape.
         """
@@ -78,7 +78,7 @@ class Bags:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Hold a number per row, standardised by `mean` and `std`, which are of logarithms with `transform = "log"`.
+    """Hold a number per row, standardised by `mean` and `std`. With `transform = "log"` these are of logarithms.
 
     Attributes:
         values: numbers, [R]; a missing number is `fill`.
@@ -328,12 +328,12 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
 
 
 def _standardisable(values: Float64, mean: float, std: float) -> bool:
-    """Return whether standardised values [n] and the factors of the tower fit in float32."""
+    """Return whether standardised values [n] and factors fit in float32."""
     return _LEAST_STD <= std <= _MOST_STD and max(abs(mean), float(np.abs(values).max())) / std <= _LARGEST_FLOAT32
 
 
 def find_boundaries(training_values: Float64, buckets: int) -> list[float]:
-    """Return ascending boundaries of ranges with equal numbers of known values [n], at most `buckets` − 1."""
+    """Find boundaries of ranges with equal numbers of values [n], at most `buckets` − 1."""
     if len(training_values) == 0:
         return []
     shares = np.arange(1, buckets) / buckets

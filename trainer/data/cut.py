@@ -74,14 +74,14 @@ def column_names(database: Database, table: str) -> list[str]:
 
 
 def _counts(database: Database, pairs: str, shares: list[float]) -> tuple[int, int]:
-    """Count the training pairs that become test, and the pairs that become test or valid."""
+    """Count the pairs of test, and of test and valid."""
     (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
     tests, valids = (int(count * share) for share in shares)
     return tests, tests + valids
 
 
 def _shuffled(database: Database, pairs: str, seed: int) -> str:
-    """Return an SQL query of the training pairs with `tie`, their places in a random permutation."""
+    """Return an SQL query of the training pairs with `tie`, a random permutation."""
     (count,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
 
     # Arrays of the length of the pairs lie in files, because the pairs may not fit in memory.
@@ -124,7 +124,7 @@ def _latest(database: Database, pairs: str, shares: list[float]) -> tuple[str, l
 
 
 def _boundary(database: Database, rows: str, size: int, *, splits_before: int) -> float:
-    """Find the time from which on about `size` rows are, and before which every other split has a time.
+    """Find the time from which on there are about `size` rows. Every other split keeps an earlier time.
 
     Args:
         rows: SQL from `FROM` on.
@@ -171,7 +171,7 @@ def _last_of_each(database: Database, pairs: str, strategy: str, shares: list[fl
 def keep_smallest_label(
     database: Database, pairs: str, label_ids: pa.Array, listed: pa.Array | None
 ) -> tuple[str, pa.Array]:
-    """Keep only the smallest label of every query in every file, and the remaining catalogue [BM20 A.2].
+    """Keep the smallest label of every query in every file [BM20 A.2]; return the catalogue.
 
     Args:
         label_ids: the catalogue, strings; if all ids are integers, they are ordered as numbers.

@@ -135,7 +135,7 @@ class Dataset:
         return numbered, Past.growing(known_pairs, held_out, queries=queries)
 
     def label_features(self, label_id: str) -> FeatureTable:
-        """Return the labels' feature table, with the name of their id, to read whole columns."""
+        """Return the labels' feature table."""
         return FeatureTable(self.label_ids, self.label_table, label_id, None, np.empty(0, np.int64))
 
     def training_queries(self) -> int:
@@ -356,7 +356,7 @@ class _Loading:
         return name
 
     def _canonical(self, table: IdTable, texts: IdTexts, listed: str) -> IdTable:
-        """Replace the texts of a feature table's ids by canonical ids, such as `39` for `39.0`."""
+        """Replace ids of a feature table by canonical ids: `39` for `39.0`."""
         if not self.database.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
         ids = self.database.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
@@ -512,7 +512,7 @@ class _Loading:
         return [row[0] for row in self.database.rows(f"DESCRIBE {self.pairs}")]
 
     def _replace(self, query: str, stored: bool = True) -> None:
-        """Make the result of an SQL query the table of pairs, as a table or as a view."""
+        """Replace the pairs by the result of an SQL query."""
         before, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
         if stored:
@@ -527,7 +527,7 @@ def describe_empty(files: list[DataFile], report: RowReport) -> str:
 
 
 def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
-    """Refuse display columns that the label table lacks, or whose names a bundle uses itself."""
+    """Refuse missing display columns and reserved names."""
     columns = [] if label_table is None else label_table.table.column_names
     for name in data.display:
         if name not in columns:

@@ -54,7 +54,7 @@ class Encoding:
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
     def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
-        """Return rows of the first labels, at most `limit`, and the label tower's inputs, with audiences."""
+        """Return the first label rows, at most `limit`, and their tower inputs."""
         if self.audience is not None:
             rows = self.audience.some(limit)
         else:
@@ -164,7 +164,7 @@ class Encoding:
 
 
 def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
-    """Average the number of pairs over the ids of every vocabulary row, at least 1, float32 [rows]."""
+    """Average the pairs of the ids of every vocabulary row, at least 1, float32 [rows]."""
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
@@ -254,7 +254,7 @@ def build_vocabularies(
 
 
 def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
-    """Return distinct non-null ids as strings, in order of first occurrence, and their counts."""
+    """Count distinct non-null ids, in order of first occurrence."""
     counted = pc.value_counts(values)
     ids = counted.field("values")
     if not pa.types.is_large_string(ids.type):

@@ -110,7 +110,7 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
 
 
 def _few_sizes(blocks: int) -> int:
-    """Round a number of blocks up to one of four values per doubling, at least 1.
+    """Round a number of blocks up to four values per doubling.
 
     A step is compiled for each number of blocks, so few numbers should occur.
     """

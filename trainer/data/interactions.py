@@ -86,7 +86,7 @@ def read_log(
     database: Database, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
     now: datetime, context: Sequence[str] = (),
 ) -> InteractionLog:  # fmt: skip
-    """Read every file of every split, and determine the unit of times and the rows that count.
+    """Read the files of all splits; determine the unit of times and the rows that count.
 
     Args:
         errors: list to which errors about whole files are added.
@@ -123,7 +123,7 @@ def is_feedback(names: Collection[str]) -> bool:
 
 
 def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
-    """Map columns of a recipe to columns of an export of feedback, where their names differ.
+    """Map a recipe's columns to differing columns of exported feedback.
 
     Args:
         features: the recipe's columns of the query's id and features.
@@ -143,7 +143,7 @@ def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str
 def _columns(
     opened: OpenedFile, data: DataConfig, split: str, context: Sequence[str]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return SQL expression and type of each column of a file, and notes about the file."""
+    """Return SQL expressions and types of a file's columns, and notes."""
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = map_columns(data, [data.query_id, *context], names) if feedback else {}
@@ -191,7 +191,7 @@ def _columns(
 
 
 def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: datetime) -> None:
-    """Bring times of all files to one unit, and find the rows that `data.since` keeps."""
+    """Convert times to one unit, and apply `data.since`."""
     number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
     times = read_file_times(log.database, log.table.name, file, number, micros, condition=log.alive, now=now)
     for file_number in times.without:
@@ -232,7 +232,7 @@ def _listed(numbers: Iterable[int]) -> str:
 def check_log(
     log: InteractionLog, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
 ) -> str:
-    """Number the ids of a log, weigh its rows, and remove bad rows, which are noted for `refuse_problems`.
+    """Number ids, weigh rows, and remove bad rows, which are noted for `refuse_problems`.
 
     Returns:
         A table of `place`, `file`, codes `query` and `label`, and, if the log has them, `time`, `weight`, `event`,
@@ -343,7 +343,7 @@ def _weight_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
 
 
 def _unlisted(log: InteractionLog, weights: Iterable[str], file: int) -> str:
-    """Describe the event types of a file without a weight, with their numbers of rows."""
+    """Describe a file's event types without a weight."""
     event, listed = log.column("event"), ", ".join(map(literal, weights))
     types = log.database.rows(
         f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "

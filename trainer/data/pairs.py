@@ -68,7 +68,7 @@ class Pairs:
 
     @property
     def request_rows(self) -> Int32:
-        """Return the request of every pair, rows of `Dataset.requests`, or query rows without requests, int32 [N]."""
+        """Return the request row of every pair, or its query row without requests, int32 [N]."""
         return self.queries if self.requests is None else self.requests
 
     @property
@@ -103,7 +103,7 @@ class Pairs:
         return self.take(np.lexsort((self.queries,) if self.times is None else (self.times, self.queries)))
 
     def insertion_points(self, later: Pairs) -> Int64:
-        """Return the place among these pairs before which each later pair belongs, int64 [n]; both sets are sorted.
+        """Find where to insert later pairs, int64 [n]; both sets are sorted.
 
         A later pair comes after the pairs of its query with an equal time, or after all of them without times.
         """
@@ -126,7 +126,7 @@ class Pairs:
         )
 
     def per_query(self) -> Int64:
-        """Count the pairs of each query, int64 [last query with a pair + 1]."""
+        """Count the pairs of each query, int64."""
         return occurrences(self.queries, int(self.queries.max(initial=-1)) + 1)
 
     def offsets(self, queries: int) -> Int64:

@@ -67,7 +67,7 @@ class Past:
         return rows_B if self.held_out is None else self.held_out.request_rows[rows_B]
 
     def slices(self, rows_B: Rows) -> tuple[Int64, Int64]:
-        """Return the start and end of each row's history in `pairs`, oldest pair first, int64 [B] each."""
+        """Return start and end of each row's history in `pairs`, int64 [B] each."""
         queries_B = self.queries(rows_B)
         return self.offsets[queries_B], self.offsets[queries_B + 1] if self.ends is None else self.ends[rows_B]
 
@@ -77,13 +77,13 @@ class Past:
         return ends_B - starts_B
 
     def seen_labels(self, rows_B: Rows) -> Int64:
-        """Get (place in the block, label) of every pair in the histories, oldest first, int64 [n, 2]."""
+        """Get (row in the block, label) of every history pair, oldest first, int64 [n, 2]."""
         row_n, entry_n = self.entries(rows_B)
         seen_n2 = np.stack([row_n, self.pairs.labels[entry_n]], axis=1)
         return seen_n2[seen_n2[:, 1] >= 0]
 
     def entries(self, rows_B: Rows) -> tuple[Int64, Int64]:
-        """Get every pair of each row's history as a place in the block and a place in `pairs`, int64 [n] each."""
+        """Get the row in the block, and the row in `pairs`, of every history pair, int64 [n] each."""
         starts_B, ends_B = self.slices(rows_B)
         lengths_B = ends_B - starts_B
         row_n = np.repeat(np.arange(len(rows_B)), lengths_B)

@@ -1,4 +1,4 @@
-"""A recipe's data set as memory-mapped files, which the first job writes and later jobs map.
+"""Data sets as memory-mapped files: the first job writes them, later jobs map them.
 
 A folder `data.prepared/KEY/` holds `prepared.json`, an `.npy` for each array, and an Arrow file for each table. KEY is
 a hash of all inputs of reading. The folder appears only once it is complete.
@@ -47,7 +47,7 @@ def read_dataset(recipe: Recipe) -> Dataset:
 
 
 def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
-    """Return the data of a recipe as mapped files, and their folder in `data.prepared`.
+    """Map or write the data of a recipe; return its folder too.
 
     The files are written if none exist for these settings and files. Prepared data of files that have changed since are
     removed.
@@ -89,7 +89,7 @@ def data_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Return name, size and version of every file of a recipe and of its SQL queries."""
+    """Return name, size and version of every file of a recipe."""
     sources = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
     files = [file for source in sources if source is not None for file in find_all_files(source)]
     return [(file.name, *file_version(file)) for file in files]
@@ -177,7 +177,7 @@ def _table(path: Path) -> pa.Table:
 
 
 def _remove_stale(root: Path, *, current: Path) -> None:
-    """Remove data sets that were read from former versions of the files of `current`."""
+    """Remove data sets of former versions of the files of `current`."""
     files = {name: about for name, *about in json.loads((current / _MANIFEST).read_text(encoding="utf-8"))["files"]}
     for path in root.glob(f"[!.]*/{_MANIFEST}"):  # names of incomplete folders begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}

@@ -1,4 +1,4 @@
-"""Detection of the content of columns, of feature kinds for them, and of a log's ids, times and events."""
+"""Detection of column contents, feature kinds, and the roles of a log's columns."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def split_words(name: str) -> set[str]:
 
 
 def is_stock(column: ColumnProfile) -> bool:
-    """Return whether a column says, by its name, if a label can be had now."""
+    """Return whether a column's name says that a label is in stock."""
     words = split_words(column.name)
     timed = column.content == "date" or bool(words & (TIME_WORDS | {"from", "since", "until"}))
     return not timed and bool(words & _STOCK or (words and words <= _QUANTITY))

@@ -15,7 +15,7 @@ from longtail.trainer.init.columns import spelled, split_words
 
 
 def _forms(verbs: str) -> set[str]:
-    """Return verbs and their forms with -s, -es, -ed and -ing, with and without a doubled last consonant."""
+    """Return verbs and their forms with -s, -es, -ed and -ing."""
     roots = [(verb, root) for verb in verbs.split() for root in (verb, verb.removesuffix("e"), verb + verb[-1])]
     return {form for verb, root in roots for form in (verb, f"{verb}s", f"{root}es", f"{root}ed", f"{root}ing")}
 
@@ -68,7 +68,7 @@ _GOOD = 0.8
 
 
 def rejects(name: str) -> bool:
-    """Return whether the words of an event type, in any spelling style, express rejection.
+    """Return whether the words of an event type express rejection.
 
     Example:
         >>> [rejects(name) for name in ("RemoveFromCart", "unlike", "thumbs-down", "order_returned", "discount_view")]
@@ -123,7 +123,7 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
 
 
 def draft_ratings(log: pa.Table, source: str) -> list[str]:
-    """Return comments about columns of ratings, with an SQL query that keeps only good ratings."""
+    """Draft comments about ratings, with an SQL query of the good ones."""
     lines = []
     for name in log.column_names:
         kind = log.schema.field(name).type

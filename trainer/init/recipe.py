@@ -354,7 +354,7 @@ def _label_columns(table: pa.Table, profiles: list[ColumnProfile], label_id: str
 
 
 def _begins(name: str) -> bool:
-    """Return whether the name of a date means that a label is available from then on."""
+    """Return whether a date, by its name, begins a label's availability."""
     words = " ".join(spelled(name))
     return bool(_SINCE.search(words)) and not _UNTIL.search(words)
 

@@ -58,7 +58,7 @@ DATASETS: dict[str, KnownDataset] = {
 
 
 def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[str], object]) -> None:
-    """Write a known data set and its recipe to `out`, which appears only once it is complete.
+    """Write a public data set and its recipe to `out`, once both are complete.
 
     Args:
         source: raw files, as a directory or as the path or URL of a zip; None downloads them into the user's cache.

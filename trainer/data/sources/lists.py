@@ -1,4 +1,4 @@
-"""Gowalla, with and without a popularity shift, and Amazon Beauty, in their published forms."""
+"""Gowalla, with and without a popularity shift, and Amazon Beauty."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
 
 
 def read_lists(path: Path) -> pa.Table:
-    """Read pairs of `query` and `label` from a file with one line per query, `query label label …`."""
+    """Read pairs from a file with lines `query label label …`."""
     if not path.is_file():
         raise DataError(f"{path}: expected a text file, found none")
     words, file = "string_split_regex(trim(line, ' \t\r'), '[ \t]+')", DataFile(str(path), str(path), "text")
