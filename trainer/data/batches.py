@@ -33,11 +33,12 @@ _UNKNOWN_RATE = 0.01
 
 
 class QueryInputs:
-    """Encode requests: attributes by query row or version, contexts by row, histories by place of the pair.
+    """Encode requests: attributes by query row or version, contexts by row, histories by pair.
 
     Args:
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
+        past: histories of the training pairs.
         ordered: a history holds the earlier pairs of the query; otherwise all other pairs.
         requests: the distinct requests; None if every query has exactly one.
         query_id: name of the feature that is the query's own id, which is read by query row for every version.
@@ -49,9 +50,8 @@ class QueryInputs:
         features: list[FeatureConfig],
         encoded: dict[str, Encoded],
         history_ids: dict[str, Int32],
-        known_pairs: Pairs,
+        past: Past,
         *,
-        queries: int,
         ordered: bool,
         requests: Requests | None = None,
         query_id: str = "",
@@ -61,7 +61,7 @@ class QueryInputs:
         self._ordered, self._events = ordered, events
         self._requests, self._query_id = requests, query_id
         self.has_sequences = any(feature.encoder is not None for feature in features)
-        self._read(Past.fixed(known_pairs, queries=queries, requests=None if requests is None else requests.queries))
+        self._read(past)
 
     def _read(self, past: Past) -> None:
         self._past, pairs = past, past.pairs
@@ -71,11 +71,11 @@ class QueryInputs:
 
     def with_history(self, past: Past) -> QueryInputs:
         """Return a copy of these features with histories from other pairs."""
-        copied_features = copy(self)
-        copied_features._read(past)
-        return copied_features
+        inputs = copy(self)
+        inputs._read(past)
+        return inputs
 
-    def chosen(self, feature: str) -> Int32:
+    def history_labels(self, feature: str) -> Int32:
         """Return the label rows of all entries of a history feature, int32 [n]."""
         return self._histories[feature].bags.ids
 
@@ -226,8 +226,6 @@ def take_rows(
             starts_B = np.maximum(column.offsets[rows_B], ends_B - feature.max_length)
             ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
-        elif isinstance(column, np.ndarray):
-            inputs[feature.name] = column[rows_B]
         elif column is not None:
             inputs |= column.inputs(feature.name, rows_B)
     return inputs

@@ -6,7 +6,7 @@ Legend: `R` rows of a feature table, `L` labels, `B` batch, `P` positions of a p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import DatePart, Feature, Inputs, Vocabulary
-from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle import Feature, Inputs, Vocabulary
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.dates import MISSING_DATE, date_rows, parse_seconds
 from longtail.bundle.ids import split_ids, to_ids
 from longtail.bundle.validation import did_you_mean
@@ -77,83 +77,25 @@ class Bags:
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """Hold a number per row, standardised by `mean` and `std`. With `transform = "log"` these are of logarithms.
+class EncodedColumn:
+    """Hold the inputs of a tower by row.
 
     Attributes:
-        values: numbers, [R]; a missing number is `fill`.
-        fill: the replacement of a missing number: the training mean, or 0 with a flag.
-        missing: 1 for a missing number, else 0, [R]; None if the tower has no flag.
+        arrays: by the suffix of the input's name, `""` or `"__missing"`; the first axis is R.
+        description: what a manifest says of the encoding.
+        scale: mean and standard deviation by which the tower standardises numbers; None for other kinds.
     """
 
-    values: Float32
-    mean: float
-    std: float
-    fill: float
-    missing: Float32 | None = None
+    arrays: dict[str, Array]
+    description: dict[str, Any] = field(default_factory=dict)
+    scale: tuple[float, float] | None = None
 
     def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's inputs for some rows, [B]."""
-        flag = {} if self.missing is None else {f"{name}__missing": self.missing[rows_B]}
-        return {name: self.values[rows_B]} | flag
-
-    def described(self) -> dict[str, Any]:
-        """Return the description of the numbers for a manifest."""
-        return {"missing": self.fill if self.missing is None else None}
+        """Return the tower's inputs for some rows."""
+        return {f"{name}{suffix}": array[rows_B] for suffix, array in self.arrays.items()}
 
 
-@dataclass(frozen=True)
-class BucketedNumbers:
-    """Hold numbers by their range: rows of a table, [R], and the boundaries between ranges."""
-
-    rows: Int32
-    boundaries: list[float]
-
-    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's input for some rows, [B]."""
-        return {name: self.rows[rows_B]}
-
-    def described(self) -> dict[str, Any]:
-        """Return the description of the ranges for a manifest."""
-        return {"boundaries": self.boundaries}
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Hold a vector per row, [R, D]; a missing vector is 0, with `missing` 1, [R]."""
-
-    values: Float32
-    missing: Float32
-
-    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's inputs for some rows, [B, D] and [B]."""
-        return {name: self.values[rows_B], f"{name}__missing": self.missing[rows_B]}
-
-    def described(self) -> dict[str, Any]:
-        """Return the description of the vectors for a manifest."""
-        return {"missing": None, "dims": self.values.shape[1]}
-
-
-@dataclass(frozen=True)
-class Dates:
-    """Hold dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
-
-    rows: Int32
-    parts: list[DatePart]
-    reference: datetime
-
-    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's input for some rows, [B, parts]."""
-        return {name: self.rows[rows_B]}
-
-    def described(self) -> dict[str, Any]:
-        """Return the description of the dates for a manifest."""
-        return {"parts": self.parts, "reference": self.reference}
-
-
-Measured = Numbers | BucketedNumbers | Vectors | Dates
-
-Encoded = Int32 | Bags | Measured
+Encoded = EncodedColumn | Bags
 
 
 @dataclass(frozen=True)
@@ -263,9 +205,9 @@ def encode_column(
         exported: the feature's description in a bundle, if the encoding must equal that of the bundle.
     """
     if feature.kind == "id":
-        return vocabularies[feature.table_name].encode(read_strings(feature, source))
+        return EncodedColumn({"": vocabularies[feature.table_name].encode(read_strings(feature, source))})
     if feature.kind in ("number", "vector", "date"):
-        return encode_measured(feature, source, exported)
+        return _encode_measured(feature, source, exported)
     offsets, keys, weights = read_bags(feature, source)
     if feature.kind == "bag":
         return Bags(offsets, _encode_keys(vocabularies[feature.table_name], keys), weights)
@@ -286,7 +228,7 @@ def _encode_keys(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
     return rows
 
 
-def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Measured:
+def _encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> EncodedColumn:
     """Encode a number, vector or date of every row of a table.
 
     Means, ranges and the latest date come from the table's training rows, or from `exported` if it is given.
@@ -303,7 +245,7 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
             boundaries = find_boundaries(training_values, feature.buckets)
         else:
             boundaries = exported.boundaries or []
-        return BucketedNumbers(bucket_rows(values, boundaries), boundaries)
+        return EncodedColumn({"": bucket_rows(values, boundaries)}, {"boundaries": boundaries})
     logarithmic = feature.transform == "log"
     measured = np.sign(training_values) * np.log1p(np.abs(training_values)) if logarithmic else training_values
     mean, std = (float(measured.mean()), float(measured.std())) if len(training_values) else (0.0, 0.0)
@@ -324,7 +266,10 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
         fill = exported.missing
     absent = np.isnan(values)
     values[absent] = fill
-    return Numbers(values, mean, std or 1.0, fill, absent.astype(np.float32) if feature.has_flag else None)
+    if feature.has_flag:
+        arrays = {"": values, "__missing": absent.astype(np.float32)}
+        return EncodedColumn(arrays, {"missing": None}, (mean, std or 1.0))
+    return EncodedColumn({"": values}, {"missing": fill}, (mean, std or 1.0))
 
 
 def _standardisable(values: Float64, mean: float, std: float) -> bool:
@@ -373,7 +318,7 @@ def _distinct_values(
     return pa.array(values, kind).take(texts.indices)
 
 
-def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
+def _vectors(feature: FeatureConfig, source: FeatureTable) -> EncodedColumn:
     column, dims = source.column(feature), feature.dims or 0
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
@@ -395,17 +340,19 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
         raise source.wrong(feature, expected, vectors[worst][~usual[worst]][0], int(rows[worst]))
     values = np.zeros((len(column), dims), np.float32)
     values[is_present] = vectors
-    return Vectors(values, 1 - is_present.astype(np.float32))
+    arrays = {"": values, "__missing": 1 - is_present.astype(np.float32)}
+    return EncodedColumn(arrays, {"missing": None, "dims": dims})
 
 
-def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Dates:
+def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> EncodedColumn:
     seconds = read_seconds(feature, source)
     training_values = seconds[source.training_rows]
     latest = int(training_values.max(initial=MISSING_DATE))
     reference = datetime.fromtimestamp(0 if latest == MISSING_DATE else latest, UTC)
     if exported is not None and exported.reference is not None:
         reference = exported.reference
-    return Dates(date_rows(seconds, feature.parts, reference), feature.parts, reference)
+    description = {"parts": feature.parts, "reference": reference}
+    return EncodedColumn({"": date_rows(seconds, feature.parts, reference)}, description)
 
 
 def read_seconds(feature: FeatureConfig, source: FeatureTable) -> Int64:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.arrays import Array, Float64, Int32, Int64
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.one_line import one_line
@@ -142,6 +142,14 @@ class Dataset:
         """Count the queries with training pairs."""
         return len(distinct(self.train.queries))
 
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield the arrays of pairs, requests and impressions by name: `train.queries`."""
+        parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        for part, values in (parts | {"requests": self.requests, "impressions": self.impressions}).items():
+            for column in fields(values) if values is not None else ():
+                if (array := getattr(values, column.name)) is not None:
+                    yield f"{part}.{column.name}", array
+
     @cached_property
     def fingerprint(self) -> str:
         """Compute the hex sha256 of all data that training may depend on: ids, pairs and feature tables."""
@@ -150,17 +158,9 @@ class Dataset:
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 lines = "\n".join(ids.slice(start, _IDS_AT_ONCE).to_pylist())
                 digest.update(f"\n{lines}".encode() if start else lines.encode())
-        for pairs in (self.train, self.valid, self.test):
-            digest.update(f"\npairs {len(pairs)}\n".encode())
-            for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
-                digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-            for array in (pairs.events, pairs.requests, pairs.shown_rows, pairs.objectives):
-                digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-        if self.requests is not None:
-            for array in (self.requests.queries, self.requests.contexts, self.requests.attributes):
-                digest.update(b"none" if array is None else array.tobytes())
-        if self.impressions is not None:
-            digest.update(self.impressions.offsets.tobytes() + self.impressions.ids.tobytes())
+        for name, array in self.arrays():
+            digest.update(f"\n{name} {len(array)}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
         for table in (self.query_table, self.label_table, self.contexts):
             if table is not None:
                 with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:

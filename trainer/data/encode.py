@@ -19,9 +19,10 @@ from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Sources, name_sources
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryInputs, take_rows
-from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, Numbers, encode_column, read_bags, read_strings
+from longtail.trainer.data.columns import Encoded, EncodedColumn, FeatureTable, encode_column, read_bags, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import occurrences
+from longtail.trainer.data.past import Past
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,9 @@ class Encoding:
                 source = context if feature.origin == "row" else query
                 encoded_queries[feature.name] = encode_column(feature, source, vocabularies, of_model.get(feature.name))
         numbers = {
-            name: (column.mean, column.std)
+            name: column.scale
             for name, column in (encoded_queries | encoded_labels).items()
-            if isinstance(column, Numbers)
+            if isinstance(column, EncodedColumn) and column.scale is not None
         }
         histories = {
             feature.name: vocabularies[feature.table_name].encode(dataset.label_ids)
@@ -122,8 +123,7 @@ class Encoding:
             recipe.query.features,
             encoded_queries,
             histories,
-            train,
-            queries=len(dataset.query_ids),
+            Past.fixed(train, queries=len(dataset.query_ids), requests=dataset.request_queries),
             ordered=dataset.ordered,
             requests=requests,
             query_id=data.query_id,
@@ -135,7 +135,7 @@ class Encoding:
         )
         pairs = {
             ("query", feature.name): _by_row(
-                histories[feature.name], queries.chosen(feature.name), vocabularies[feature.table_name]
+                histories[feature.name], queries.history_labels(feature.name), vocabularies[feature.table_name]
             )
             for feature in recipe.query.features
             if feature.weights == "symmetric"
@@ -175,7 +175,6 @@ def _path(sources: Sources | None) -> str | None:
 
 
 def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
-    measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,
         kind=feature.kind,
@@ -183,7 +182,7 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
         max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
         separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
-        **measured,
+        **(column.description if isinstance(column, EncodedColumn) else {}),
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import datetime
@@ -32,7 +31,7 @@ from longtail.trainer.data.problems import Problem, RowReport
 from longtail.trainer.devices import first_before_others
 from longtail.trainer.errors import DataError
 
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST = "prepared.json"
 _SPLITS = ("train", "valid", "test")
 _TABLES = ("query_table", "label_table", "contexts")
@@ -95,18 +94,10 @@ def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
     return [(file.name, *file_version(file)) for file in files]
 
 
-def _name_arrays(dataset: Dataset) -> Iterator[tuple[str, Array]]:
-    parts: dict[str, Pairs | Requests | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
-    for part, values in (parts | {"asked": dataset.requests, "impressions": dataset.impressions}).items():
-        for field in fields(values) if values is not None else ():
-            if (array := getattr(values, field.name)) is not None:
-                yield f"{part}.{field.name}.npy", array
-
-
 def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) -> None:
-    for name, array in _name_arrays(dataset):
-        if not (folder / name).exists():  # reading has written the larger ones
-            np.save(folder / name, array, allow_pickle=False)
+    for name, array in dataset.arrays():
+        if not (path := folder / f"{name}.npy").exists():  # reading has written the larger ones
+            np.save(path, array, allow_pickle=False)
     for name in (*_IDS, *_TABLES):
         table = getattr(dataset, name)
         if table is not None:
@@ -154,7 +145,7 @@ def _read(folder: Path) -> Dataset:
         query_ids=query_ids,
         label_ids=label_ids,
         ordered=manifest["ordered"],
-        requests=part(Requests, "asked"),
+        requests=part(Requests, "requests"),
         impressions=part(Bags, "impressions"),
         read_at=datetime.fromisoformat(manifest["read_at"]),
         repeats=manifest["repeats"],
