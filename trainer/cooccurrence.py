@@ -83,7 +83,7 @@ def choose_term(
         k: length of the lists that it needs.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
-    few_N = _some(len(task.rows_N), recipe.seed)
+    few_N = _sample_queries(len(task.rows_N), recipe.seed)
     few, few_lists = task.select_rows(few_N), lists.select_rows(few_N)
     alone = [metric(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
     weights = [weight for weight in config.weights if weight]
@@ -138,7 +138,7 @@ def _popularity(setting: Setting) -> float:
     return abs(setting.bias_removal) + abs(setting.popularity)
 
 
-def _some(rows: int, seed: int) -> Bools:
+def _sample_queries(rows: int, seed: int) -> Bools:
     """Mask at most `_QUERIES` rows, drawn by seed, bool [rows]."""
     few_N = np.zeros(rows, np.bool_)
     few_N[np.random.default_rng(seed).permutation(rows)[:_QUERIES]] = True
@@ -159,8 +159,8 @@ def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Seque
     size = [_popularity(setting) for setting in settings]
     heights = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
     towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in heights}
-    some = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)
-    return [setting._replace(cooccurrence=weight) for setting, weight in product(sorted(towers), some)]
+    tried_weights = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)
+    return [setting._replace(cooccurrence=weight) for setting, weight in product(sorted(towers), tried_weights)]
 
 
 def _readings(*, ordered: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -250,11 +250,11 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
 
 def rebuild_term(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:
     """Build W of the same settings from the training pairs of another data set."""
-    before = cooccurrence.settings
-    until = _settings(recipe, dataset, before.kind, before.power).until
-    settings = before.model_copy(update={"until": until})
+    previous = cooccurrence.settings
+    until = _settings(recipe, dataset, previous.kind, previous.power).until
+    settings = previous.model_copy(update={"until": until})
     (matrix,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings])
-    return matrix.scaled(before.scale)
+    return matrix.scaled(previous.scale)
 
 
 def remember_queries(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Remembered | None:

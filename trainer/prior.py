@@ -109,10 +109,10 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     compares all kinds of priors. The pairs of a visit count less by their rank where votes are likelier so.
     """
     config = recipe.prior
-    times_N, _, horizon, at, within = _origins_of(recipe, dataset, known_pairs)
+    times_N, _, horizon, origin_times, within = _origins_of(recipe, dataset, known_pairs)
     assert config.kind != "count"
-    begin, until = float(times_N.min()), float(times_N.max())
-    span = until - begin
+    begin, end = float(times_N.min()), float(times_N.max())
+    span = end - begin
     lives = [_FOREVER * span, *(span / 2.0**i for i in range(_HALVINGS))]
 
     def weighed(visits: float) -> WeighedPairs:
@@ -130,17 +130,17 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     if recipe.evaluation.history == "fixed":  # its metrics are means over queries
-        chosen, by_rank = at[:-within][-_CHOOSING:], weighed(_VISITS)
+        chosen, by_rank = origin_times[:-within][-_CHOOSING:], weighed(_VISITS)
         if _nats_of_votes(empty, by_rank, chosen) > _nats_of_votes(empty, log, chosen) + _LEAST_GAIN_OF_VOTES:
             log, empty = by_rank, replace(empty, settings=settings.model_copy(update={"visits": _VISITS}))
     empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
-    fitted = _fitted(empty, log, at, within, recipe.seed)
+    fitted = _fitted(empty, log, origin_times, within, recipe.seed)
     update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
     fitted = fitted.with_settings(**update)
-    return fitted.counted(log, until)
+    return fitted.counted(log, end)
 
 
-def _fitted(empty: Forecast, log: WeighedPairs, at: list[float], within: int, seed: int) -> Forecast:
+def _fitted(empty: Forecast, log: WeighedPairs, origin_times: list[float], within: int, seed: int) -> Forecast:
     """Choose half-life, smoothing and regression; the last origin compares the kinds.
 
     `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
@@ -149,11 +149,13 @@ def _fitted(empty: Forecast, log: WeighedPairs, at: list[float], within: int, se
     last = float(log.times_N[-1]) - horizon
     once = float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum())
     settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
-    origins = _origins(replace(empty, settings=settings), log, [*at[:-within][-_CHOOSING:], at[-1]])
+    origins = _origins(replace(empty, settings=settings), log, [*origin_times[:-within][-_CHOOSING:], origin_times[-1]])
     settings, nats = _with_base(settings, origins)
     decayed = replace(empty, settings=settings.model_copy(update={"nats": nats, "served": "decayed"}))
     if settings.kind == "forecast":
-        model, nats["forecast"] = _boosted(decayed, log, at, (len(at) - 2 * within, len(at) - within), seed)
+        model, nats["forecast"] = _boosted(
+            decayed, log, origin_times, (len(origin_times) - 2 * within, len(origin_times) - within), seed
+        )
         if nats["forecast"] > nats["decayed"]:
             return replace(decayed, model=model).kinds()["forecast"]
     return decayed
@@ -169,10 +171,10 @@ def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
 
 def check_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> None:
     """Raise DataError where `fit_forecast` would, without a fit."""
-    *_, at, within = _origins_of(recipe, dataset, known_pairs)
+    *_, origin_times, within = _origins_of(recipe, dataset, known_pairs)
     *_, about = _about(recipe, dataset)
     if recipe.prior.since is not None:
-        first = at[0] if recipe.prior.kind == "forecast" else at[:-within][-_CHOOSING:][0]
+        first = origin_times[0] if recipe.prior.kind == "forecast" else origin_times[:-within][-_CHOOSING:][0]
         if not (~(about[SINCE].to_numpy() > first)).any():
             raise _none_there(first, recipe.prior.since)
 
@@ -195,15 +197,15 @@ def _origins_of(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> tuple[F
     if known_pairs.times is None or unit is None or config.kind == "count":
         raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
     times_N = known_pairs.times / UNITS[unit]
-    begin, until = float(times_N.min()), float(times_N.max())
-    horizon, span = _horizon(recipe, dataset, UNITS[unit]), until - begin
+    begin, end = float(times_N.min()), float(times_N.max())
+    horizon, span = _horizon(recipe, dataset, UNITS[unit]), end - begin
     earliest = begin + _FIRST_ORIGIN * span
-    if not span or until - 3 * horizon < earliest:  # one horizon to fit in, one to choose in, one to compare in
+    if not span or end - 3 * horizon < earliest:  # one horizon to fit in, one to choose in, one to compare in
         raise DataError(
             f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
         )
-    last = until - horizon
+    last = end - horizon
     # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
     most = _ORIGINS - 1
     within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
@@ -243,17 +245,17 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
     return attributes, numbers, table
 
 
-def _origins(empty: Forecast, log: WeighedPairs, at: list[float]) -> Iterator[_Origin]:
+def _origins(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> Iterator[_Origin]:
     """Yield the origins of a log, by time."""
-    forecast, before, horizon = empty, -np.inf, empty.settings.horizon
-    for origin in at:
-        added = log.between(before, origin)
+    forecast, previous, horizon = empty, -np.inf, empty.settings.horizon
+    for origin in origin_times:
+        added = log.between(previous, origin)
         forecast, labels = forecast.counted(added, origin), len(forecast.first)
         if not forecast.exists_at(origin).any():
             raise _none_there(origin, empty.settings.since)
-        after = log.between(origin, origin + horizon)
-        yield _Origin(forecast, after.pairs_after(origin, labels), after.votes_after(origin, labels))
-        before = origin
+        coming = log.between(origin, origin + horizon)
+        yield _Origin(forecast, coming.pairs_after(origin, labels), coming.votes_after(origin, labels))
+        previous = origin
 
 
 def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Forecast:
@@ -261,9 +263,11 @@ def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Foreca
 
     Without a gain in every period there is no calendar. The last gain does not choose between calendars.
     """
-    begin, until = float(log.times_N[0]), float(log.times_N[-1])
-    at = [until - seconds * i for i in (3, 2, 1)]
-    windows = [choice for choice in _WINDOWS if max(_LEAST_SPANS[window] for window in choice) <= at[0] - begin]
+    begin, end = float(log.times_N[0]), float(log.times_N[-1])
+    origin_times = [end - seconds * i for i in (3, 2, 1)]
+    windows = [
+        choice for choice in _WINDOWS if max(_LEAST_SPANS[window] for window in choice) <= origin_times[0] - begin
+    ]
     best, mean = empty, _LEAST_GAIN
     for feature in empty.settings.attributes if windows else []:
         values = empty.about[feature].combine_chunks().dictionary.to_pylist()
@@ -271,9 +275,9 @@ def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Foreca
             continue
         calendar = CalendarSettings(feature=feature, values=values, windows=["day"], shrinkage=1)
         none = replace(empty, seasons=np.zeros((len(values) + 1, HOURS)))
-        counted = [origin.forecast for origin in _origins(none.with_settings(calendar=calendar), log, at)]
-        for some, shrinkage in product(windows, _SHRINKAGES):
-            tried = calendar.model_copy(update={"windows": some, "shrinkage": shrinkage})
+        counted = [origin.forecast for origin in _origins(none.with_settings(calendar=calendar), log, origin_times)]
+        for selected, shrinkage in product(windows, _SHRINKAGES):
+            tried = calendar.model_copy(update={"windows": selected, "shrinkage": shrinkage})
             *gains, last = (_gain(forecast.with_settings(calendar=tried), log, seconds) for forecast in counted)
             if min(*gains, last) > 0 and np.mean(gains) > mean:
                 best, mean = none.with_settings(calendar=tried.model_copy(update={"gain": last})), float(np.mean(gains))
@@ -282,11 +286,11 @@ def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Foreca
 
 def _gain(forecast: Forecast, log: WeighedPairs, seconds: float) -> float:
     """Compute the gain by a forecast's calendar, nats a pair."""
-    after = forecast.settings.until
-    later = log.between(after, after + seconds)
+    start = forecast.settings.until
+    later = log.between(start, start + seconds)
     assert forecast.calendar is not None
     gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
-    return _mean(gains_N, later.once_after(after))
+    return _mean(gains_N, later.once_after(start))
 
 
 def _mean(values_n: Float64, weights_n: Float64) -> float:
@@ -295,11 +299,11 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
 
 def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
     """Measure decayed counts and the calendar in the last period, by weekday and six hours, UTC."""
-    after = float(log.times_N[-1]) - seconds
-    (origin,) = _origins(fitted, log, [after])
-    forecast, later = origin.forecast.kinds()["decayed"], log.between(after, np.inf)
+    start = float(log.times_N[-1]) - seconds
+    (origin,) = _origins(fitted, log, [start])
+    forecast, later = origin.forecast.kinds()["decayed"], log.between(start, np.inf)
     plain = replace(forecast, settings=forecast.settings.model_copy(update={"calendar": None}), seasons=None)
-    nats_N, weights_N = plain.log_shares(include_future=True)[later.labels_N], later.once_after(after)
+    nats_N, weights_N = plain.log_shares(include_future=True)[later.labels_N], later.once_after(start)
     gains_N = np.zeros(len(nats_N))
     if forecast.calendar is not None:
         gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
@@ -326,37 +330,37 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), nats
 
 
-def _nats_of_votes(empty: Forecast, log: WeighedPairs, at: list[float]) -> float:
+def _nats_of_votes(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> float:
     """Compute the mean log-probability of a vote at some origins."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
         [origin.nats_of_votes(origin.forecast.log_base_by(*pair)) for pair in grid]
-        for origin in _origins(empty, log, at)
+        for origin in _origins(empty, log, origin_times)
     ]
     return float(np.mean(nats_OG, axis=0).max())
 
 
 def _boosted(
-    empty: Forecast, log: WeighedPairs, at: list[float], until: tuple[int, int], seed: int
+    empty: Forecast, log: WeighedPairs, origin_times: list[float], origin_counts: tuple[int, int], seed: int
 ) -> tuple[bytes, float]:
     """Fit the regression; measure one of earlier origins at the last origin.
 
     Args:
-        until: two numbers of origins. The regression on the first number chooses the number of trees, at the last of
-            the earlier origins. The second number counts the earlier origins, whose horizons end before the last one's
-            begins.
+        origin_counts: two numbers of origins. The regression on the first number chooses the number of trees, at the
+            last of the earlier origins. The second number counts the earlier origins, whose horizons end before the
+            last one's begins.
     """
     import xgboost
 
     rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
-    for origin in _origins(empty, log, at):
-        parts.append(_rows_of(origin, _ROWS // len(at), rng))
+    for origin in _origins(empty, log, origin_times):
+        parts.append(_rows_of(origin, _ROWS // len(origin_times), rng))
 
-    def matrix(some: list[_Rows]) -> xgboost.DMatrix:
-        columns, pairs, weights, log_base = (np.concatenate(parts) for parts in zip(*some, strict=True))
+    def matrix(selected: list[_Rows]) -> xgboost.DMatrix:
+        columns, pairs, weights, log_base = (np.concatenate(parts) for parts in zip(*selected, strict=True))
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
-    first, earlier = until
+    first, earlier = origin_counts
     trees = 1 + xgboost.train(
         settings, matrix(parts[:first]), _TREES, verbose_eval=False,
         evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
@@ -385,9 +389,9 @@ def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
     weights_R = np.ones(len(rows_R))
     if len(rows_R) > most:
         rows_R = rows_R[np.argsort(-log_base_L[rows_R], kind="stable")]
-        rest, drawn = len(rows_R) - most // 2, most - most // 2
-        sample = most // 2 + rng.choice(rest, drawn, replace=False)
+        others, drawn = len(rows_R) - most // 2, most - most // 2
+        sample = most // 2 + rng.choice(others, drawn, replace=False)
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
-        weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, rest / drawn)])
+        weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, others / drawn)])
     pairs = np.log(max(float(origin.pairs_L[origin.available].sum()), 1.0))
     return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)

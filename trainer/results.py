@@ -215,9 +215,9 @@ def _report_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter
         reporter.say(f"Co-occurrence on valid: its gain is within chance, so that requests alone set ω; {words}")
         return
     points = {Setting.of(point): point.metrics for point in dial.curve}
-    k, before, after = recipe.evaluation.k, points[towers], points[dial.default]
+    k, towers_metrics, default_metrics = recipe.evaluation.k, points[towers], points[dial.default]
     names = [recipe.evaluation.metric, *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES[:3])]
-    gains = ", ".join(f"{name} {before[name].value:.4f} → {after[name].value:.4f}" for name in names)
+    gains = ", ".join(f"{name} {towers_metrics[name].value:.4f} → {default_metrics[name].value:.4f}" for name in names)
     reporter.say(f"Co-occurrence on valid: {describe_term(dial.cooccurrence)}; {towers} → {dial.default}: {gains}")
 
 

@@ -177,8 +177,8 @@ class SearchSpace:
         params: dict[str, Any] = {}
         for key, span in self.tune.ranges.items():
             node: Any = self.recipe.model_dump(mode="json", by_alias=True)
-            for part in key.split("."):
-                node = node[int(part)] if isinstance(node, list) else (node or {}).get(part)
+            for step in key.split("."):
+                node = node[int(step)] if isinstance(node, list) else (node or {}).get(step)
             candidates = self._choices(key) if span.choices is not None else {node: node} if span.contains(node) else {}
             for name, value in candidates.items():
                 try:
@@ -372,7 +372,7 @@ def _format_values(values: Mapping[str, Any]) -> str:
 def _format_figures(figures: Mapping[str, float], space: SearchSpace) -> str:
     limits = space.tune.constraints
     words = {name: f"{name} {figures[name]:.4f}" for name in (*space.objectives, *limits)}
-    words |= {name: f"{words[name]} ({'≥' if maximised(name) else '≤'} {at:g})" for name, at in limits.items()}
+    words |= {name: f"{words[name]} ({'≥' if maximised(name) else '≤'} {limit:g})" for name, limit in limits.items()}
     return f"{', '.join(words.values())} at {Setting(*(figures.get(name, 0.0) for name in Setting._fields))}"
 
 

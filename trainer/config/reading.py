@@ -133,9 +133,9 @@ def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key of a recipe's tree: `query.features.0.dim`. Missing tables are created."""
     *parents, last = key.split(".")
     node: Any = tree
-    for part in parents:
+    for step in parents:
         node = (
-            node[_index(node, part, key)] if isinstance(node, list) else _section(node, part, key).setdefault(part, {})
+            node[_index(node, step, key)] if isinstance(node, list) else _section(node, step, key).setdefault(step, {})
         )
     if isinstance(node, list):
         node[_index(node, last, key)] = value
@@ -143,16 +143,16 @@ def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
         _section(node, last, key)[last] = value
 
 
-def _section(node: Any, part: str, key: str) -> dict[str, Any]:
+def _section(node: Any, step: str, key: str) -> dict[str, Any]:
     if not isinstance(node, dict):
-        raise RecipeError(f"{key}: expected a section before {part!r}, found {node!r}")
+        raise RecipeError(f"{key}: expected a section before {step!r}, found {node!r}")
     return node
 
 
-def _index(node: list[Any], part: str, key: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
-        raise RecipeError(f"{key}: expected an index below {len(node)}, received {part!r}")
-    return int(part)
+def _index(node: list[Any], step: str, key: str) -> int:
+    if not step.isdigit() or int(step) >= len(node):
+        raise RecipeError(f"{key}: expected an index below {len(node)}, received {step!r}")
+    return int(step)
 
 
 def recipe_toml(recipe: Recipe, folder: Path) -> str:

@@ -107,21 +107,21 @@ class Recipe(Section):
             {feature.name for feature in tower.features if feature.kind == "number" and not feature.has_table}
             for tower in (self.query, self.label)
         )
-        if both := sorted(of_query & of_label):
-            yield f"number features: expected names of one tower each, received {', '.join(both)} in both"
-        first: dict[str, FeatureConfig] = {}
+        if shared := sorted(of_query & of_label):
+            yield f"number features: expected names of one tower each, received {', '.join(shared)} in both"
+        first_uses: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
             name = feature.entry_table if feature.reads_label_tower else feature.table_name
             if not feature.has_table or name is None:
                 continue
-            other = first.setdefault(name, feature)
-            pair = (other, feature)
+            earlier = first_uses.setdefault(name, feature)
+            pair = (earlier, feature)
             received = " and ".join(f"{it.name!r} ({it.kind}, {it.dim}, {it.table_rows or 'own'} rows)" for it in pair)
             fixed = [feature.kind if feature.table_rows else None for feature in pair]
-            if other.dim != feature.dim or fixed[0] != fixed[1] or other.table_rows != feature.table_rows:
+            if earlier.dim != feature.dim or fixed[0] != fixed[1] or earlier.table_rows != feature.table_rows:
                 yield f"table {name!r}: expected one dim, and either ids or one kind and size, received {received}"
             of_labels = {feature.kind == "history" or feature.name == self.data.label_id for feature in pair}
-            if len(of_labels) == 2 and "audience" in (other.kind, feature.kind):
+            if len(of_labels) == 2 and "audience" in (earlier.kind, feature.kind):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 
     def _problems_of_neighbours(self) -> Iterator[str]:

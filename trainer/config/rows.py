@@ -83,8 +83,8 @@ class EventsConfig(Section):
     def _problems(self) -> Iterator[str]:
         if not any(self.weights.values()):
             yield f"events.weights: expected some weight > 0, received {self.weights}"
-        if both := [name for name in self.negative if self.weights.get(name)]:
-            yield f"events.negative: expected types without a weight above 0, received {both[0]!r}"
+        if weighted := [name for name in self.negative if self.weights.get(name)]:
+            yield f"events.negative: expected types without a weight above 0, received {weighted[0]!r}"
 
     @property
     def by_type(self) -> dict[str, float]:

@@ -257,8 +257,8 @@ class RelativeFloor(Section):
     """The other λ, at μ = 0 and on the recipe's grid. By default the λ at which the metric is highest."""
 
     def __str__(self) -> str:
-        at = "its best" if self.bias_removal is None else f"that at λ = {self.bias_removal:g}"
-        return f"{self.times:g} × {at}"
+        reference = "its best" if self.bias_removal is None else f"that at λ = {self.bias_removal:g}"
+        return f"{self.times:g} × {reference}"
 
 
 class EvaluationConfig(Section):
@@ -354,9 +354,9 @@ class EvaluationConfig(Section):
                 f"'exposure@{self.ks[0]}/tail', received {', '.join(sorted(unknown))}"
             )
         for name, least in self.floor.items():
-            at = least.bias_removal if isinstance(least, RelativeFloor) else None
-            if at is not None and at not in self.bias_removal:
-                yield f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {at}"
+            reference = least.bias_removal if isinstance(least, RelativeFloor) else None
+            if reference is not None and reference not in self.bias_removal:
+                yield f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {reference}"
         if not self._is_metric(self.metric, ("recall",)):
             metrics = "|".join((*_RATIOS, *custom))
             yield f"metric: expected {metrics} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
@@ -366,8 +366,8 @@ class EvaluationConfig(Section):
 
     def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
         """Return whether a metric is measured and better when higher; `of_buckets` also exist per bucket."""
-        name, _, at = metric.partition("@")
-        k, bucketed, bucket = at.partition("/")
+        name, _, reference = metric.partition("@")
+        k, bucketed, bucket = reference.partition("/")
         if k not in map(str, self.ks):
             return False
         if bucketed:

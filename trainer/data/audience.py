@@ -88,14 +88,14 @@ class Audience:
         Copies of the last label fill up the last block, because a tower is compiled again for every new shape.
         """
         sizes_L = np.diff(self.offsets)
-        order, at = np.argsort(-sizes_L, kind="stable").astype(np.int32), 0
-        while at < len(order):
-            count = min(max(_ENTRIES // _width(sizes_L[order[at : at + 1]]), 1), _BLOCK, len(order))
-            rows = order[at : at + count]
+        order, start = np.argsort(-sizes_L, kind="stable").astype(np.int32), 0
+        while start < len(order):
+            count = min(max(_ENTRIES // _width(sizes_L[order[start : start + 1]]), 1), _BLOCK, len(order))
+            rows = order[start : start + count]
             yield np.pad(rows, (0, count - len(rows)), mode="edge")  # labels embedded twice get the same values
-            at += count
+            start += count
 
-    def some(self, limit: int) -> Int32:
+    def first_rows(self, limit: int) -> Int32:
         """Return the first label rows whose audiences fit a block, at most `limit`."""
         rows = np.arange(min(limit, len(self.offsets) - 1), dtype=np.int32)
         while len(rows) > 1 and len(rows) * _width(np.diff(self.offsets)[rows]) > _ENTRIES:

@@ -302,9 +302,9 @@ def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng:
 
     Periods have about equal numbers of whole batches. The pairs of an incomplete batch are the first or the latest.
     """
-    steps, rest = divmod(len(order), batch_size)
-    first = int(rng.integers(rest + 1))
-    by_time = order[np.argsort(times[order], kind="stable")][first : first + steps * batch_size]
+    steps, remainder = divmod(len(order), batch_size)
+    start = int(rng.integers(remainder + 1))
+    by_time = order[np.argsort(times[order], kind="stable")][start : start + steps * batch_size]
     parts = np.array_split(by_time.reshape(steps, batch_size), min(periods, steps))
     batches = np.concatenate([rng.permutation(part.reshape(-1)) for part in parts]).reshape(steps, batch_size)
     shuffled: Int64 = rng.permutation(batches).reshape(-1)

@@ -183,13 +183,13 @@ def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.A
 def _split(feature: FeatureConfig, source: FeatureTable, texts: pa.Array) -> pa.Array:
     """Split every text into a list of ids; DataError for a text that is no list of ids."""
     distinct = texts.dictionary_encode()
-    parts = []
+    entry_lists = []
     for text in distinct.dictionary.to_pylist():
-        parts.append(split_ids(text, feature.separator) if text else [])
-        if parts[-1] is None:
+        entry_lists.append(split_ids(text, feature.separator) if text else [])
+        if entry_lists[-1] is None:
             expected = "lists, maps id → weight, lists as text, or strings with a separator"
             raise source.wrong(feature, expected, f"{texts.type}, such as {text!r}", pc.index(texts, text).as_py())
-    return pa.array(parts, pa.list_(pa.string())).take(distinct.indices)
+    return pa.array(entry_lists, pa.list_(pa.string())).take(distinct.indices)
 
 
 def encode_column(
@@ -221,10 +221,10 @@ def _encode_keys(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
     rows = np.empty(len(keys), np.int32)
     # Encode distinct ids only, in blocks: a string per entry would need much more memory than a number per entry.
     for start in range(0, len(keys), _IDS_AT_ONCE):
-        part = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
+        block = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
         # The appended 0, the out-of-vocabulary row, is where null entries point.
-        encoded = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
-        rows[start : start + _IDS_AT_ONCE] = encoded[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
+        encoded = np.append(vocabulary.encode(block.dictionary.cast(pa.string())), np.int32(0))
+        rows[start : start + _IDS_AT_ONCE] = encoded[pc.fill_null(block.indices, len(block.dictionary)).to_numpy()]
     return rows
 
 

@@ -107,14 +107,14 @@ def _latest(database: Database, pairs: str, shares: list[float]) -> tuple[str, l
     if "time" not in column_names(database, pairs):
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
     (total,) = database.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
-    until, cases, remarks = float("inf"), [], []
+    split_time, cases, remarks = float("inf"), [], []
     sizes = [(number, name, int(total * share)) for number, name, share in zip((2, 1), _HELD_OUT, shares, strict=True)]
     sizes = [(number, name, size) for number, name, size in sizes if size]
     for i, (number, name, size) in enumerate(sizes):
-        rows = f"FROM {pairs} WHERE split = 0 AND time < {double(until)}"
-        until = _boundary(database, rows, size, splits_before=len(sizes) - i)
-        (held_out,) = database.row(f"SELECT count(*) {rows} AND time >= {double(until)}")
-        cases.append(f"WHEN time >= {double(until)} THEN {number}")
+        rows = f"FROM {pairs} WHERE split = 0 AND time < {double(split_time)}"
+        split_time = _boundary(database, rows, size, splits_before=len(sizes) - i)
+        (held_out,) = database.row(f"SELECT count(*) {rows} AND time >= {double(split_time)}")
+        cases.append(f"WHEN time >= {double(split_time)} THEN {number}")
         if abs(held_out - size) > _SAID * size:
             remarks.append(
                 f"data.split: {name} has {held_out:,} pairs ({held_out / total:.1%}) instead of {size:,}: "
@@ -130,8 +130,8 @@ def _boundary(database: Database, rows: str, size: int, *, splits_before: int) -
         rows: SQL from `FROM` on.
         splits_before: number of splits that are cut from the rows before.
     """
-    first, last, count = database.row(f"SELECT min(time), max(time), count(*) {rows}")
-    earliest, size = first, min(size, count)
+    start_time, end_time, count = database.row(f"SELECT min(time), max(time), count(*) {rows}")
+    earliest, size = start_time, min(size, count)
     for _ in range(splits_before):
         (earliest,) = database.row(f"SELECT min(time) {rows} AND time > {double(earliest)}")
         if earliest is None:
@@ -139,14 +139,14 @@ def _boundary(database: Database, rows: str, size: int, *, splits_before: int) -
                 "data.split: expected a time of its own for each split by strategy 'temporal', found fewer times: "
                 "use 'random', or data.test as a file"
             )
-    bucket = f"floor((time - {double(first)}) / {double((last - first) / _BUCKETS)})"
+    bucket = f"floor((time - {double(start_time)}) / {double((end_time - start_time) / _BUCKETS)})"
     # Counts by time range avoid a sort of all pairs: only the times of one range are sorted.
     by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {rows} GROUP BY 1"
     upto = f"SELECT bucket, here, sum(here) OVER (ORDER BY bucket DESC) AS upto FROM ({by_bucket})"
-    at, later = database.row(
+    split_bucket, later = database.row(
         f"SELECT bucket, upto - here FROM ({upto}) WHERE upto >= {size} ORDER BY bucket DESC LIMIT 1"
     )
-    by_time = f"SELECT time, count(*) AS here {rows} AND {bucket} = {double(at)} GROUP BY 1"
+    by_time = f"SELECT time, count(*) AS here {rows} AND {bucket} = {double(split_bucket)} GROUP BY 1"
     upto = f"SELECT time, here, {later} + sum(here) OVER (ORDER BY time DESC) AS upto FROM ({by_time})"
     time, here, held_out = database.row(f"SELECT * FROM ({upto}) WHERE upto >= {size} ORDER BY time DESC LIMIT 1")
     if held_out > here and held_out - size > size - (held_out - here):

@@ -327,10 +327,10 @@ class _Loading:
         (remaining,) = database.row(f"SELECT count(*) FROM {self.pairs}")
         gaps = remaining < log.table.rows - report.early
         ids, cells, joins = {}, [], []
-        for side, of in texts.items():
-            rows, table = of.ids, tables[side]
+        for side, side_texts in texts.items():
+            rows, table = side_texts.ids, tables[side]
             if gaps:
-                rows = of.without_gaps(self.pairs, side)
+                rows = side_texts.without_gaps(self.pairs, side)
                 cells.append(f"{rows}.code AS {side}")
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
             ids[side] = one_chunk(database.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
@@ -407,11 +407,11 @@ class _Loading:
     def _contexts(self, names: Sequence[str]) -> pa.Table:
         """Number the distinct contexts by first occurrences of their values; return the contexts."""
         database, contexts = self.database, self.database.name("contexts")
-        columns = [f"context_{at}" for at in range(len(names))]
+        columns = [f"context_{i}" for i in range(len(names))]
         every = ", ".join(columns)
         distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
-        firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{at}" for at, column in enumerate(columns)]
-        order = ", ".join(f"first_{at}" for at in range(len(columns)))
+        firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{i}" for i, column in enumerate(columns)]
+        order = ", ".join(f"first_{i}" for i in range(len(columns)))
         database.run(
             f"CREATE TABLE {contexts} AS SELECT {every}, "
             f"(row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS context "
@@ -493,37 +493,37 @@ class _Loading:
     def _split(self, name: str) -> Pairs:
         database, columns, split = self.database, self._columns(), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.sources else ""
-        of = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
+        kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
         (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {split}")
         arrays = {}
-        for column, (key, kind) in of.items():
+        for column, (key, kind) in kinds.items():
             path = None if self.folder is None or not count else self.folder / f"{name}.{key}.npy"
             array = np.empty(count, kind) if path is None else np.lib.format.open_memmap(path, "w+", kind, (count,))
             arrays[column] = array.view(np.ndarray)
         time, start = "time, " * ("time" in columns), 0
-        query = f"SELECT {', '.join(of)} FROM {self.pairs} WHERE split = {split} ORDER BY query, {time}tie"
+        query = f"SELECT {', '.join(kinds)} FROM {self.pairs} WHERE split = {split} ORDER BY query, {time}tie"
         for batch in database.connection.sql(query).to_arrow_reader(_BATCH):
-            for column, values in zip(of, batch.columns, strict=True):
+            for column, values in zip(kinds, batch.columns, strict=True):
                 arrays[column][start : start + len(values)] = values.to_numpy(zero_copy_only=False)
             start += batch.num_rows
-        return Pairs(**{of[column][0]: array for column, array in arrays.items()})
+        return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
     def _columns(self) -> list[str]:
         return [row[0] for row in self.database.rows(f"DESCRIBE {self.pairs}")]
 
     def _replace(self, query: str, stored: bool = True) -> None:
         """Replace the pairs by the result of an SQL query."""
-        before, self.pairs = self.pairs, self.database.name("pairs")
+        previous, self.pairs = self.pairs, self.database.name("pairs")
         self.database.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
         if stored:
-            self.database.drop(before)
+            self.database.drop(previous)
 
 
 def describe_empty(files: list[DataFile], report: RowReport) -> str:
     """Describe files without any remaining row, for an error."""
     why = "; ".join(report.lines()[:1])
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
+    further_files = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].name}{further_files}: expected at least one interaction, found none{f' ({why})' if why else ''}"
 
 
 def _check_display(data: DataConfig, label_table: IdTable | None) -> None:

@@ -57,7 +57,7 @@ class Encoding:
     def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
         """Return the first label rows, at most `limit`, and their tower inputs."""
         if self.audience is not None:
-            rows = self.audience.some(limit)
+            rows = self.audience.first_rows(limit)
         else:
             rows = np.arange(min(limit, len(next(iter(self.label_inputs.values())))), dtype=np.int32)
         inputs = {name: column[rows] for name, column in self.label_inputs.items()}

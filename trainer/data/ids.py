@@ -132,10 +132,10 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
         ('39.0', '39')
     """
     ids, listed = ids.cast(pa.large_string()), listed.cast(pa.large_string())
-    others = ids.filter(pc.invert(pc.is_in(ids, value_set=listed)))
-    rows = pc.index_in(_bare(others), value_set=_bare(listed))
+    unlisted = ids.filter(pc.invert(pc.is_in(ids, value_set=listed)))
+    rows = pc.index_in(_bare(unlisted), value_set=_bare(listed))
     i = pc.index(pc.is_valid(rows), True).as_py()
-    return None if i < 0 else (others[i].as_py(), listed[rows[i].as_py()].as_py())
+    return None if i < 0 else (unlisted[i].as_py(), listed[rows[i].as_py()].as_py())
 
 
 def describe_example(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:

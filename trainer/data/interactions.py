@@ -217,10 +217,10 @@ def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: da
             f"since 1970, found other numbers in {log.parts[min(times.dated + times.numbered)].opened.file.name}"
         )
     scale = UNITS[log.clock.unit]
-    first = log.clock.newest - span_seconds(data.since) * scale if isinstance(data.since, str) else (
+    first_time = log.clock.newest - span_seconds(data.since) * scale if isinstance(data.since, str) else (
         data.since.timestamp() * scale
     )  # fmt: skip
-    early = f"coalesce({log.time} < {double(first)}, false)"
+    early = f"coalesce({log.time} < {double(first_time)}, false)"
     (report.early,) = log.database.row(f"SELECT count(*) FROM {log.table.name} WHERE {early}")
     log.alive = f"NOT {early}"
 
@@ -315,18 +315,20 @@ def _time_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
     if clock.unit is None:
         return
     odd = f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
-    for other in UNITS:
-        if other == clock.unit:
+    for other_unit in UNITS:
+        if other_unit == clock.unit:
             continue
 
-        def mixed(first: float, other: str = other) -> str:
-            return f"{other} ({first:.0f}, {format_time(first, other)})"
+        def mixed(first_time: float, other_unit: str = other_unit) -> str:
+            return f"{other_unit} ({first_time:.0f}, {format_time(first_time, other_unit)})"
 
-        is_other = clock.plausible("time", other)
+        is_other = clock.plausible("time", other_unit)
         yield RowCheck(name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", format_value=mixed)
         odd += f" AND NOT {is_other}"
     expected = "times since 1990 and not in the future"
-    yield RowCheck(name, odd, expected, value="time", format_value=lambda first: format_time(first, clock.unit))
+    yield RowCheck(
+        name, odd, expected, value="time", format_value=lambda first_time: format_time(first_time, clock.unit)
+    )
 
 
 def _weight_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
@@ -349,5 +351,5 @@ def _unlisted(log: InteractionLog, weights: Iterable[str], file: int) -> str:
         f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "
         f"({event} IS NULL OR {event} NOT IN ({listed})) GROUP BY 1 ORDER BY min(rowid)"
     )
-    others = [f"{name!r} ({count:,})" for name, count in types if name is not None]
-    return ", ".join([*others[:5], *(["null"] if any(name is None for name, _ in types) else [])])
+    type_counts = [f"{name!r} ({count:,})" for name, count in types if name is not None]
+    return ", ".join([*type_counts[:5], *(["null"] if any(name is None for name, _ in types) else [])])

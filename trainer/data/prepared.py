@@ -126,7 +126,7 @@ def _read(folder: Path) -> Dataset:
         raise DataError(f"{folder}: expected a prepared data set: {error}: remove the folder") from error
     sizes = manifest["sizes"]
 
-    def part(kind: type[Any], name: str) -> Any:
+    def read_part(kind: type[Any], name: str) -> Any:
         names = {field.name: f"{name}.{field.name}.npy" for field in fields(kind)}
         arrays = {field: _array(folder / file) for field, file in names.items() if file in sizes}
         return kind(**arrays) if arrays else None
@@ -145,12 +145,12 @@ def _read(folder: Path) -> Dataset:
         query_ids=query_ids,
         label_ids=label_ids,
         ordered=manifest["ordered"],
-        requests=part(Requests, "requests"),
-        impressions=part(Bags, "impressions"),
+        requests=read_part(Requests, "requests"),
+        impressions=read_part(Bags, "impressions"),
         read_at=datetime.fromisoformat(manifest["read_at"]),
         repeats=manifest["repeats"],
         report=report,
-        **{split: part(Pairs, split) for split in _SPLITS},
+        **{split: read_part(Pairs, split) for split in _SPLITS},
         **tables,
     )
     vars(dataset)["fingerprint"] = manifest["fingerprint"]  # fills the cached property: no need to hash again
@@ -169,8 +169,8 @@ def _table(path: Path) -> pa.Table:
 
 def _remove_stale(root: Path, *, current: Path) -> None:
     """Remove data sets of former versions of the files of `current`."""
-    files = {name: about for name, *about in json.loads((current / _MANIFEST).read_text(encoding="utf-8"))["files"]}
+    files = {name: version for name, *version in json.loads((current / _MANIFEST).read_text(encoding="utf-8"))["files"]}
     for path in root.glob(f"[!.]*/{_MANIFEST}"):  # names of incomplete folders begin with a dot
-        others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
-        if any(files.get(name, about) != about for name, about in others.items()):
+        other_files = {name: version for name, *version in json.loads(path.read_text(encoding="utf-8"))["files"]}
+        if any(files.get(name, version) != version for name, version in other_files.items()):
             shutil.rmtree(path.parent)

@@ -47,9 +47,9 @@ class Problem:
         unit = "row" if self.column else "line"
         rows = f"{unit} {self.rows[0]}"
         if count > 1:
-            more = ", …" if self.count > len(self.rows) else ""
-            of = " of the first" if files > 1 else ""
-            rows = f"{count:,} {unit}s ({', '.join(map(str, self.rows))}{more}{of})"
+            ellipsis = ", …" if self.count > len(self.rows) else ""
+            subset = " of the first" if files > 1 else ""
+            rows = f"{count:,} {unit}s ({', '.join(map(str, self.rows))}{ellipsis}{subset})"
         others = f" and {files - 1} more" if files > 1 else ""
         column = f"column {self.column!r}: " if self.column else ""
         return f"{self.file}{others}: {column}expected {self.expected}, found {self.content} in {rows}"
@@ -95,15 +95,15 @@ class RowReport:
     def note(self, problems: Iterable[Problem]) -> None:
         """Add problems, file by file; equal problems of a file are merged."""
         for new in problems:
-            at = len(self.problems) - 1
-            while at >= 0 and self.problems[at].file == new.file and self.problems[at].kind != new.kind:
-                at -= 1
-            if at < 0 or self.problems[at].file != new.file:
+            i = len(self.problems) - 1
+            while i >= 0 and self.problems[i].file == new.file and self.problems[i].kind != new.kind:
+                i -= 1
+            if i < 0 or self.problems[i].file != new.file:
                 self.problems.append(new)
                 continue
-            old = self.problems[at]
+            old = self.problems[i]
             rows = [*old.rows, *new.rows][:_MOST_ROWS]
-            self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
+            self.problems[i] = replace(old, rows=rows, count=old.count + new.count)
 
     def reject(self, lines: Sequence[Rejected]) -> None:
         """Note lines of text files that are no rows."""
@@ -168,7 +168,7 @@ class RowCheck:
 
 
 def find_problems(
-    database: Database, table: str, checks: Sequence[RowCheck], parts: Iterable[FileRows], report: RowReport
+    database: Database, table: str, checks: Sequence[RowCheck], files: Iterable[FileRows], report: RowReport
 ) -> str:
     """Note the bad rows of a table by file; return the SQL condition of fatal problems.
 
@@ -188,19 +188,19 @@ def find_problems(
         f"arg_min({check.value}, place) FILTER ({check.condition})"
         for check in checks
     )
-    part_by_number = {part.number: part for part in parts}
+    part_by_number = {file_rows.number: file_rows for file_rows in files}
     for file, *row in database.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
-        part, problems = part_by_number[file], []
-        opened = part.opened
+        file_rows, problems = part_by_number[file], []
+        opened = file_rows.opened
         for i, check in enumerate(checks):
             count, row_numbers, value = row[3 * i : 3 * i + 3]
             if not count:
                 continue
-            rows, expected, words = [*map(part.row, row_numbers)], check.expected, check.content
+            rows, expected, words = [*map(file_rows.row, row_numbers)], check.expected, check.content
             if check.raw is not None and check.raw in opened.names:
                 column, kind = opened.column(check.raw)
                 expected = check.of_text or expected if is_text(kind) else expected
-                words = _format_cell(opened.value(column, row_numbers[0] - part.first_row))
+                words = _format_cell(opened.value(column, row_numbers[0] - file_rows.first_row))
             elif check.counted is not None:
                 words = check.counted(file)
             words = check.format_value(value) if words is None else words

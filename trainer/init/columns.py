@@ -165,10 +165,10 @@ def _profile_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         return ColumnProfile(name, "addresses", distinct, nulls)
     if pc.mean(pc.match_substring_regex(sample, _FRAMED).cast(pa.float64())).as_py() > 0.5:
         texts = pc.unique(column.drop_null()).to_pylist()
-        other = next((text for text in texts if _VECTOR.fullmatch(text) or split_ids(text, None) is None), None)
-        content = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
+        odd_text = next((text for text in texts if _VECTOR.fullmatch(text) or split_ids(text, None) is None), None)
+        content = "bag" if odd_text is None else f"lists in text, but not of ids in every row: {odd_text[:40]!r}"
         return ColumnProfile(name, content, 0, nulls)
-    some = pc.count_distinct(sample).as_py()
+    distinct_sample = pc.count_distinct(sample).as_py()
     is_plain = pc.all(pc.match_substring_regex(sample, _PLAIN)).as_py()
     for pattern, what in _FOREIGN.items():
         if not is_plain and pc.all(pc.match_substring_regex(sample, f"^{pattern}$")).as_py():
@@ -178,7 +178,7 @@ def _profile_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         flat = pc.utf8_trim_whitespace(pc.list_flatten(parts))
         joined = pc.mean(pc.greater(pc.list_value_length(parts), 1).cast(pa.float64())).as_py()
         different = pc.count_distinct(flat).as_py()
-        fewer = separator == "|" or different < some
+        fewer = separator == "|" or different < distinct_sample
         if joined >= 0.05 and fewer and different <= 0.2 * len(sample) + 20 and _words(flat) <= 3:
             return ColumnProfile(name, "joined", distinct, nulls, separator=separator)
     words, content = _words(sample), "category"

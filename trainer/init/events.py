@@ -80,8 +80,8 @@ def rejects(name: str) -> bool:
         return True
     says = _REJECTING if _LOOKING & {*words} else _REJECTING | _NOUNS
     words = text.split()
-    for before, word in zip(["", *words], [*words, ""], strict=True):
-        turned = before in _TURNING and (not word or word in _WISHED or word in says)
+    for previous, word in zip(["", *words], [*words, ""], strict=True):
+        turned = previous in _TURNING and (not word or word in _WISHED or word in says)
         if turned != (word in says):
             return True
     return False
@@ -95,9 +95,9 @@ def _parted(word: str) -> list[str]:
     """Split a word such as `removefromcart` if it consists of known words."""
     if word in _KNOWN:
         return [word]
-    for at in range(len(word) - 1, 1, -1):
-        if word[:at] in _KNOWN and (rest := _parted(word[at:])):
-            return [word[:at], *rest]
+    for i in range(len(word) - 1, 1, -1):
+        if word[:i] in _KNOWN and (tail := _parted(word[i:])):
+            return [word[:i], *tail]
     return []
 
 

@@ -146,7 +146,7 @@ def _read(
     Label columns that a prior may use are read too.
     """
     settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
-    settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
+    settings |= {key: [str(path.resolve()) for path in files] for key, files in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
     label = {"features": [{"name": roles.label_id, "kind": "id"}, *labels]}
     sections = {"name": "draft", "data": settings, "query": query, "label": label, "prior": prior}
@@ -161,8 +161,8 @@ def _recipe(
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
     data = []
-    for key, of in paths.items():
-        relative = [os.path.relpath(path.resolve(), out.parent.resolve()) for path in of]
+    for key, files in paths.items():
+        relative = [os.path.relpath(path.resolve(), out.parent.resolve()) for path in files]
         data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
     data += _data(log, choices, roles, held_out)
@@ -365,7 +365,7 @@ def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     if times is None:
         return [f"timestamp = {_toml(timestamp)}"]  # reading will refuse these times with a full message
     times_N, good_N, unit = times
-    first, last = (format_time(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
+    first, last = (format_time(float(time), unit) for time in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     return [
         f"timestamp = {_toml(timestamp)}  # {first} to {last}{bad}",
