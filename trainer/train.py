@@ -17,7 +17,7 @@ from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import epoch_batches, one_per_query, prefetch
+from longtail.trainer.data.batches import epoch_batches, one_per_query, one_period_per_batch, prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import WORLD, describe_devices, first_before_others, use_devices
@@ -136,6 +136,9 @@ def train(
     held_out, past = dataset.with_past(dataset.valid, dataset.train, recipe.evaluation.history)
     features = trained.encoding.query if past.ends is None else trained.encoding.query.with_history(past)
     visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
+    if recipe.training.periods > 1:
+        visits = one_period_per_batch(dataset.train, recipe.training.periods, batch_size, visits)
+    inputs = trained.encoding.query if recipe.training.accumulate == 1 else trained.encoding.query.unpacked()
     if recipe.training.devices == "all":
         reporter.say(describe_devices())
     for line in [] if run.carried is None else run.carried.lines():
@@ -203,15 +206,13 @@ def train(
                 term.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=start > 0)
             batches = epoch_batches(
                 dataset.train,
-                trained.encoding.query,
+                inputs,
                 train_step.terms,
                 batch_size=batch_size,
                 seed=recipe.seed,
                 epoch=epoch,
                 first=start,
                 visits=visits,
-                packs=recipe.training.accumulate == 1,
-                periods=recipe.training.periods,
             )
             for step, batch in prefetch(batches):
                 loss = float(train_step(batch))

@@ -76,8 +76,8 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
     each = PAIRS // BATCH
     for epoch in range(done // each, -(-steps // each)):
         for step, batch in epoch_batches(
-            data.train, query, model.train_step.terms, batch_size=BATCH, seed=1, epoch=epoch, first=done % each,
-            packs=job.training.accumulate == 1,
+            data.train, query if job.training.accumulate == 1 else query.unpacked(), model.train_step.terms,
+            batch_size=BATCH, seed=1, epoch=epoch, first=done % each,
         ):  # fmt: skip
             losses.append(float(model.train_step(batch)))
             done = epoch * each + step + 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle.arrays import Float64, Int64
-from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.batches import epoch_batches, one_period_per_batch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -32,7 +32,12 @@ def pairs_of_epoch(dataset: Dataset, *, periods: int, epoch: int = 0) -> list[In
     """The rows of the pairs of every batch."""
     job = tiny.recipe()
     batches = epoch_batches(
-        dataset.train, Encoding.fit(job, dataset).query, batch_size=BATCH, seed=1, epoch=epoch, periods=periods
+        dataset.train,
+        Encoding.fit(job, dataset).query,
+        batch_size=BATCH,
+        seed=1,
+        epoch=epoch,
+        visits=one_period_per_batch(dataset.train, periods, BATCH),
     )
     return [batch["_pair"] for _, batch in batches]
 
@@ -76,9 +81,9 @@ def test_towers_do_not_learn_the_popularity_that_passes() -> None:
             optimizer={"embedding_learning_rate": 0.02}, training={"batch_size": 64},
         )  # fmt: skip
         model = tiny.model(job, dataset, batch_size=64)
-        features = Encoding.fit(job, dataset).query
+        features, visits = Encoding.fit(job, dataset).query, one_period_per_batch(dataset.train, periods, 64)
         for epoch in range(8):
-            for _, batch in epoch_batches(dataset.train, features, batch_size=64, seed=1, epoch=epoch, periods=periods):
+            for _, batch in epoch_batches(dataset.train, features, batch_size=64, seed=1, epoch=epoch, visits=visits):
                 model.train_step(batch)
         scores_QL = model.embed_queries({"user_id": np.arange(USERS) + 1}) @ model.embed_labels().T
         halves_Q2 = scores_QL.reshape(USERS, 2, -1).mean(axis=2)

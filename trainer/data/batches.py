@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from longtail.trainer.data.past import Past, Rows
 
 if TYPE_CHECKING:
     from longtail.trainer.losses.loss_term import LossTerm
+
+Visits: TypeAlias = Callable[[np.random.Generator], Int64]
+"""Returns rows of the training pairs in the order of an epoch, int64."""
 
 _UNKNOWN_RATE = 0.01
 """Default `unknown_rate` of query features."""
@@ -60,7 +63,7 @@ class QueryInputs:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._ordered, self._events = ordered, events
         self._requests, self._query_id = requests, query_id
-        self.has_sequences = any(feature.encoder is not None for feature in features)
+        self.packs = any(feature.encoder is not None for feature in features)
         self._read(past)
 
     def _read(self, past: Past) -> None:
@@ -73,6 +76,12 @@ class QueryInputs:
         """Return a copy of these features with histories from other pairs."""
         inputs = copy(self)
         inputs._read(past)
+        return inputs
+
+    def unpacked(self) -> QueryInputs:
+        """Return a copy of these features that packs no sequences, for batches that are cut into parts."""
+        inputs = copy(self)
+        inputs.packs = False
         return inputs
 
     def history_labels(self, feature: str) -> Int32:
@@ -240,9 +249,7 @@ def epoch_batches(
     seed: int,
     epoch: int,
     first: int = 0,
-    visits: Callable[[np.random.Generator], Int64] | None = None,
-    packs: bool = True,
-    periods: int = 1,
+    visits: Visits | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
     """Yield numbered, shuffled batches of one epoch, from step `first` on; a last incomplete batch is dropped.
 
@@ -253,22 +260,16 @@ def epoch_batches(
 
     Args:
         seed: determines, together with `epoch`, the order and every draw.
-        visits: rows of the training pairs in the order of an epoch, int64; by default all pairs.
-        packs: packs sequences; must be false if a batch is cut into parts.
-        periods: number of parts of the time of the pairs; a batch holds pairs of one part.
+        visits: returns the rows of the training pairs in the order of an epoch, int64; by default all pairs.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(pairs)) if visits is None else visits(rng)
-    if periods > 1:
-        assert pairs.times is not None
-        order = _by_period(order, pairs.times, periods, batch_size, rng)
-    packed = packs and features.has_sequences
-    if packed:
+    if features.packs:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         # A generator per step, and per term: a resumed run gets the same batches without the steps before.
-        batch = features.pair_inputs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
+        batch = features.pair_inputs(rows_B, np.random.default_rng([seed, epoch, step]), packed=features.packs)
         batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
@@ -297,11 +298,26 @@ def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
 
 
-def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng: np.random.Generator) -> Int64:
-    """Group visits into batches of one period each, in random order; int64.
+def one_period_per_batch(pairs: Pairs, periods: int, batch_size: int, visits: Visits | None = None) -> Visits:
+    """Group visits into batches of one period each, in random order.
 
     Periods have about equal numbers of whole batches. The pairs of an incomplete batch are the first or the latest.
+
+    Args:
+        periods: number of parts of the time of the pairs.
+        visits: as in `epoch_batches`.
     """
+    assert pairs.times is not None
+    times = pairs.times
+
+    def grouped(rng: np.random.Generator) -> Int64:
+        order = rng.permutation(len(pairs)) if visits is None else visits(rng)
+        return _by_period(order, times, periods, batch_size, rng)
+
+    return grouped
+
+
+def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng: np.random.Generator) -> Int64:
     steps, remainder = divmod(len(order), batch_size)
     start = int(rng.integers(remainder + 1))
     by_time = order[np.argsort(times[order], kind="stable")][start : start + steps * batch_size]
