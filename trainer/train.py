@@ -17,7 +17,7 @@ from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import epoch_batches, one_per_query, one_period_per_batch, prefetch
+from longtail.trainer.data.batches import Visits, epoch_batches, one_per_query, one_period_per_batch, prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import WORLD, describe_devices, first_before_others, use_devices
@@ -135,7 +135,7 @@ def train(
     every = recipe.training.evaluate_every
     held_out, past = dataset.with_past(dataset.valid, dataset.train, recipe.evaluation.history)
     features = trained.encoding.query if past.ends is None else trained.encoding.query.with_history(past)
-    visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
+    visits: Visits | None = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
     if recipe.training.periods > 1:
         visits = one_period_per_batch(dataset.train, recipe.training.periods, batch_size, visits)
     inputs = trained.encoding.query if recipe.training.accumulate == 1 else trained.encoding.query.unpacked()
