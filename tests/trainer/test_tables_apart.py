@@ -20,7 +20,7 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.export import tables as tables_module
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
-from longtail.trainer.export.tables import with_tables, without_large_tables
+from longtail.trainer.export.tables import _without_large_tables, with_tables
 from longtail.trainer.job import fit
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
@@ -133,7 +133,7 @@ def test_a_tower_without_the_rows_of_a_table_is_refused(
 
 def test_large_tables_of_any_model_are_moved_to_files(tmp_path: Path) -> None:
     model = make_bundle(labels=5000, dim=64).query_tower
-    written, files = without_large_tables({"query": model}, tmp_path)
+    written, files = _without_large_tables({"query": model}, tmp_path)
     assert {name: np.load(file).shape for name, file in files.items()} == {"query-0": (5001, 64)}
     assert len(written["query"]) < 50_000 < len(model)
     (tmp_path / "query_tower.onnx").write_bytes(written["query"])
