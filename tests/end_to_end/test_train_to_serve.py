@@ -81,7 +81,7 @@ features = [
     { name = "title", kind = "text", dim = 4 },
     { name = "genres", kind = "bag", dim = 4, separator = "|" },
     { name = "picture", kind = "vector", dims = 6 },
-    { name = "released", kind = "date", dim = 4, parts = ["month", "age"] },
+    { name = "released", kind = "date", dim = 4 },
     { name = "price", kind = "number", missing = "flag" },
     { name = "stock", kind = "number", transform = "quantile", dim = 4 },
     { name = "month", kind = "cyclic", period = 12 },
