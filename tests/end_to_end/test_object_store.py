@@ -41,7 +41,6 @@ class StoredShop:
         usual = {
             "poll_seconds": 0.05,
             "drain_seconds": 0,
-            "cache": self.folder / "host",
             "state": self.folder / "state",
         }
         return Settings(releases=self.url, port=free_port(), **(usual | self.overrides))
@@ -55,7 +54,8 @@ class StoredShop:
         return (self.folder / "log").read_text()
 
     def start(self, *, ready: bool = True) -> KilledService:
-        service = self.stack.enter_context(serving(self.settings, self.folder / "log", self.environment))
+        environment = {**self.environment, "LONGTAIL_CACHE": str(self.folder / "host")}
+        service = self.stack.enter_context(serving(self.settings, self.folder / "log", environment))
         if ready:
             service.wait_until_ready()
         return service
