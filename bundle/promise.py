@@ -144,7 +144,7 @@ class QualityPromise(Bounds):
             lines.insert(0, f"{metric} at {scope}: {', '.join(figures)}")
         if self.max_drop is not None and not old:
             lines.append(f"max_drop is not judged because no release with {metric} by bucket is published")
-        return lines, [*unmet, *(str(verdict) for verdict in verdicts if not verdict.kept)]
+        return lines, [*unmet, *(str(verdict) for verdict in verdicts if not verdict.is_kept)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class PromiseVerdict:
     __repr__ = one_line
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Return whether the value keeps the promise; its interval does not matter."""
         value = self.figure.value
         return value >= self.bound - _ROUNDING if self.sign == ">=" else value <= self.bound + _ROUNDING
@@ -181,7 +181,7 @@ class PromiseVerdict:
         low, high = self.figure.low, self.figure.high
         bounds = "" if low is None or high is None else f" [{low:.4f}, {high:.4f}]"
         scope = f"{self.scope}: " if self.scope else ""
-        verdict = f"{'kept' if self.kept else 'broken'}{', within chance' if self.by_chance else ''}"
+        verdict = f"{'kept' if self.is_kept else 'broken'}{', within chance' if self.by_chance else ''}"
         value = f"{self.figure.value:,.0f}" if self.scope == "findings" else f"{self.figure.value:.4f}"
         reason = f" ({self.reason})" if self.reason else ""
         return f"{verdict}: {scope}{self.name} {value}{bounds}, promised {self.sign} {self.bound:.4g}{reason}"
@@ -189,7 +189,7 @@ class PromiseVerdict:
     def record(self) -> dict[str, Any]:
         """Return the verdict's entry in `metrics.json`."""
         figure = self.figure.model_dump()
-        return asdict(self) | {"figure": figure, "kept": self.kept, "by_chance": self.by_chance}
+        return asdict(self) | {"figure": figure, "kept": self.is_kept, "by_chance": self.by_chance}
 
 
 def missing_figure(key: str, name: str, names: Iterable[str], subject: str) -> str:

@@ -290,7 +290,7 @@ def refresh_(
         str, typer.Argument(metavar="LOG", help="Pairs since the release was trained or refreshed: path or URL.")
     ],
     new: NewRelease,
-    whole: Annotated[
+    whole_log: Annotated[
         bool, typer.Option("--whole", help="LOG is the whole log: make co-occurrence from it, exactly.")
     ] = False,
     labels: Annotated[
@@ -308,7 +308,7 @@ def refresh_(
     Its forecast of popularity and its co-occurrence take them in, without training. A log without later pairs writes
     nothing, and is no error.
     """
-    if new.publish and Releases(releases).pointers().held:
+    if new.publish and Releases(releases).pointers().is_held:
         raise LongtailIndexError(
             f"{releases}: expected a release that was published, found one after a rollback, which holds until "
             "`longtail-index publish`; refresh without --publish"
@@ -317,7 +317,7 @@ def refresh_(
         changes = None if labels is None else read_label_changes(labels)
     except FileNotFoundError as error:
         raise LongtailIndexError(str(error)) from None
-    options = RefreshOptions(whole=whole, changes=changes, ahead=every)
+    options = RefreshOptions(whole_log=whole_log, changes=changes, ahead=every)
     with _reporting(releases, new, "load and verify the release") as report:
         try:
             report.manifest = refresh(
@@ -540,5 +540,5 @@ def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
     ]
     if others := [point for point in recall if point.priors != default]:
         lowest = min(others, key=lambda point: point.recall)
-        words.append(f"at {len(others)} other weights {lowest.recall:.3f} or more ({lowest.where})")
+        words.append(f"at {len(others)} other weights {lowest.recall:.3f} or more ({lowest.coordinates})")
     return ", ".join(words)

@@ -59,7 +59,7 @@ class RecallAt(Record):
     recall: float = Field(ge=0, le=1)
 
     @property
-    def where(self) -> str:
+    def coordinates(self) -> str:
         """Describe λ, μ unless it is 0, and the weights of the priors in words."""
         weights = [f"{name} = {weight:g}" for name, weight in self.priors.items() if weight]
         return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
@@ -142,7 +142,7 @@ class CollectionColumn(Record):
     """Name of the display column."""
     field: str
     """Field with the column's values; where a label has no value, the content is arbitrary."""
-    known: str
+    presence_field: str
     """Field that says whether a label has a value."""
     type: Literal["varchar", "array", "bool", "int64", "half", "float", "double"]
     """Type in which values are compared; `half` and `float` are stored as doubles."""

@@ -212,6 +212,6 @@ def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tri
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
-            f"every place on the dials, measured {lowest.recall:.4f} at {lowest.where} with the best of {trials} "
+            f"every place on the dials, measured {lowest.recall:.4f} at {lowest.coordinates} with the best of {trials} "
             f"settings; nothing was written. {remedy}, or lower --recall-floor"
         )

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,28 +42,9 @@ from longtail.tables import as_source
 logger = logging.getLogger(__name__)
 app = app_of_commands("Serve releases over HTTP.")
 
-SinceOption = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
-]
-UntilOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WHEN",
-        help="End of the window, exclusive, in the same forms (default: a minute ago; of a URL 30 minutes, as events "
-        "are uploaded late).",
-    ),
-]
-
 ReleasesArgument = Annotated[
     str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
 ]
-EventsOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="LONGTAIL_EVENTS", metavar="EVENTS",
-        help="Folder of events, or the URL that upload-events fills (default: RELEASES/.state/events).",
-    ),
-]  # fmt: skip
 StateOption = Annotated[
     str | None,
     typer.Option(
@@ -71,13 +53,83 @@ StateOption = Annotated[
         help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
     ),
 ]
-
-
+ReleaseOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which release answers (default: CURRENT).")]
 KOption = Annotated[int | None, typer.Option(min=1, help="Most results of each row (default: 100, or all of fewer).")]
 OptionsOption = Annotated[
     str,
     typer.Option(metavar="JSON", help="Options of every row, as POST /v1/retrieve (or /v1/queries) takes them."),
 ]
+
+
+@dataclass(frozen=True)
+class RecordedEvents:
+    """Events of a service, and the part of them to read."""
+
+    state: StateOption = None
+    events: Annotated[
+        str | None,
+        typer.Option(
+            envvar="LONGTAIL_EVENTS", metavar="EVENTS",
+            help="Folder of events, or the URL that upload-events fills (default: RELEASES/.state/events).",
+        ),
+    ] = None  # fmt: skip
+    since: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
+    ] = None
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="End of the window, exclusive, in the same forms (default: a minute ago; of a URL 30 minutes, as "
+            "events are uploaded late).",
+        ),
+    ] = None
+
+    def folder(self, releases: str) -> Path:
+        """Return the folder of events, by default the releases' own."""
+        # The URL may hold a password, so it is not shown.
+        if self.events is not None and self.events.startswith("kafka:"):
+            raise typer.BadParameter(
+                "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
+            )
+        if self.events is not None:
+            return download_events(self.events) if is_url(self.events) else local_path(self.events)
+        location = _read_state(self.state)
+        if isinstance(location, Path):
+            return location / "events"
+        if location is not None or is_url(releases):
+            raise typer.BadParameter("expected --events, the folder of events, received none", param_hint="--events")
+        return local_path(releases) / ".state" / "events"
+
+    def window(self) -> tuple[float, float]:
+        """Return the span of events to read, in seconds since 1970."""
+        return read_window(self.since, self.until, time(), self.events)
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Columns of a table of queries that are no features."""
+
+    exclude: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that are not to be answered.")
+    ] = None
+    history: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that the query chose, the latest last.")
+    ] = None
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
+    ] = None
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """What answers a table, and at which time."""
+
+    release: ReleaseOption = None
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
+    ] = None
+    state: StateOption = None
 
 
 class LogLevel(StrEnum):
@@ -179,8 +231,6 @@ def export_feedback(
     releases: ReleasesArgument,
     *,
     out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
-    since: SinceOption = None,
-    until: UntilOption = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
     query_id: Annotated[
         str | None,
@@ -190,15 +240,11 @@ def export_feedback(
         ),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also choices without features.")] = False,
-    state: StateOption = None,
-    events: EventsOption = None,
+    recorded: RecordedEvents,
 ) -> None:
     """Write the service's feedback as training data. The service may run meanwhile."""
-    window = read_window(since, until, time(), events)
-    for line in export(
-        releases, _events_of(releases, state, events), out,
-        window=window, label_id=label_id, query_id=query_id, everything=all_,
-    ):  # fmt: skip
+    folder, window = recorded.folder(releases), recorded.window()
+    for line in export(releases, folder, out, window=window, label_id=label_id, query_id=query_id, everything=all_):
         print(line)
 
 
@@ -220,10 +266,7 @@ def upload_finished_events(
 def experiments(
     releases: ReleasesArgument,
     *,
-    state: StateOption = None,
-    events: EventsOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    recorded: RecordedEvents,
     json_: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
     """Compare the arms of the running experiment.
@@ -234,11 +277,11 @@ def experiments(
     if experiment is None:
         print("no experiment runs")
         return
-    report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time(), events))
+    report = compare(experiment, recorded.folder(releases), recorded.window())
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
         print(line)
-    if until is None and not json_:
-        minutes = minutes_under_way(events)
+    if recorded.until is None and not json_:
+        minutes = minutes_under_way(recorded.events)
         last = "minute" if minutes == 1 else f"{minutes} minutes"
         print(f"left out: the last {last}, whose events may be under way (--until 0m takes all)")
 
@@ -258,10 +301,7 @@ def off_policy(
         str | None, typer.Option(metavar="FEATURE", help="Query feature that names the user (default: all features).")
     ] = None,
     release: Annotated[str | None, typer.Option(metavar="NAME", help="Whose answers count (default: CURRENT).")] = None,
-    state: StateOption = None,
-    events: EventsOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    recorded: RecordedEvents,
     json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Estimate what other λ would bring, off-policy.
@@ -273,8 +313,8 @@ def off_policy(
             "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
         )
     report = estimate_off_policy(
-        releases, _events_of(releases, state, events), read_window(since, until, time(), events), at or (),
-        release=release, state=_read_state(state), event=event, unit=unit,
+        releases, recorded.folder(releases), recorded.window(), at or (),
+        release=release, state=_read_state(recorded.state), event=event, unit=unit,
     )  # fmt: skip
     if out is not None:
         from longtail.serving.off_policy_page import html_report  # the service does without matplotlib
@@ -292,32 +332,20 @@ def batch(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; created if missing.")],
     k: KOption = None,
     options: OptionsOption = "{}",
-    exclude: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that are not to be answered.")
-    ] = None,
-    history: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that the query chose, the latest last.")
-    ] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
-    ] = None,
-    release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
+    columns: ColumnOptions,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
     ] = "0/1",
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
-    ] = None,
-    state: StateOption = None,
+    answers: AnswerOptions,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
-    which, _, of = shard.partition("/")
-    if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
+    share, _, shares = shard.partition("/")
+    if not (share.isdecimal() and shares.isdecimal() and int(share) < int(shares)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(_read_options(options, k), exclude, keep, history, at)
+    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, answers.at)
     answer(
-        releases, as_source(queries), out, table_options, release=release, state=_read_state(state),
-        share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
+        releases, as_source(queries), out, table_options, release=answers.release, state=_read_state(answers.state),
+        share=(int(share), int(shares)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
 
@@ -334,7 +362,7 @@ def invert_table(
     k: KOption = None,
     options: OptionsOption = "{}",
     max_per_query: Annotated[int | None, typer.Option(min=1, help="Most labels that one query gets.")] = None,
-    release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
+    release: ReleaseOption = None,
     state: StateOption = None,
 ) -> None:
     """Write the best known queries of each label of a table."""
@@ -358,22 +386,6 @@ def main(arguments: list[str] | None = None) -> None:
     except (ServingError, LongtailIndexError, BundleError, StoreError, OSError) as error:
         print(f"longtail-serve: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _events_of(releases: str, state: str | None, events: str | None) -> Path:
-    """Return the folder of events, by default the releases' own."""
-    if events is not None and events.startswith("kafka:"):  # the URL may hold a password, so it is not shown
-        raise typer.BadParameter(
-            "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
-        )
-    if events is not None:
-        return download_events(events) if is_url(events) else local_path(events)
-    location = _read_state(state)
-    if isinstance(location, Path):
-        return location / "events"
-    if location is not None or is_url(releases):
-        raise typer.BadParameter("expected --events, the folder of events, received none", param_hint="--events")
-    return local_path(releases) / ".state" / "events"
 
 
 def _settings(**shared_options: Any) -> Settings:

@@ -51,7 +51,7 @@ SRM_ALPHA = 0.001
 _CONCENTRATION = 100.0
 """Concentration of the Dirichlet prior around the shares, for deviations of some percentage points."""
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in range(4)))
-_SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
+_EXPOSURES, _CHOICES, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _UNITS = f"""
 WITH answered AS (SELECT * FROM answers WHERE run = $run AND time >= to_timestamp($since)),
 shown AS (SELECT arm, unit, unnest(buckets) AS bucket FROM answered),
@@ -214,12 +214,12 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
 
 def _figures(counts: Float64) -> dict[str, Any]:
     sums = counts.sum(axis=1).astype(int)
-    exposures = sums[_SHOWN].tolist()
+    exposures = sums[_EXPOSURES].tolist()
     recall = {name: Rate(counts[9 + bucket], counts[5 + bucket]) for bucket, name in enumerate(BUCKET_NAMES)}
-    recall["all"] = Rate(counts[_HITS].sum(axis=0), counts[_CHOSEN].sum(axis=0))
+    recall["all"] = Rate(counts[_HITS].sum(axis=0), counts[_CHOICES].sum(axis=0))
     return {
         "answers": int(sums[0]),
-        "chosen": int(sums[_CHOSEN].sum()),
+        "chosen": int(sums[_CHOICES].sum()),
         "hits": int(sums[_HITS].sum()),
         "exposures": {
             name: {"count": count, "share": count / sum(exposures) if any(exposures) else None}

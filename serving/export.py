@@ -6,8 +6,8 @@ The columns, in order:
   the bundle;
 - features that the release does not read, as text;
 - the label id;
-- the columns of `_OWN`. `position` starts at 0 and is null if the label was not in the answer; `impressions` are the
-  labels of the answer, null unless the answer was recorded.
+- the columns of `_COLUMNS`. `position` starts at 0 and is null if the label was not in the answer; `impressions` are
+  the labels of the answer, null unless the answer was recorded.
 
 A feature with the name of a later column becomes `feature_NAME`.
 """
@@ -33,7 +33,7 @@ from longtail.serving.errors import ServingError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import damaged_files, open_events
 
-_OWN = {
+_COLUMNS = {
     "answer": "answer",
     "idempotency_key": "idempotency_key",
     "event": "event",
@@ -133,13 +133,15 @@ def export(
         StateError: the events cannot be read.
         OSError: the file cannot be written.
     """
-    if label_id.casefold() in _OWN or '"' in label_id:
+    if label_id.casefold() in _COLUMNS or '"' in label_id:
         raise FeedbackExportError(
-            f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
+            f"--label-id: expected a column that is none of {', '.join(_COLUMNS)}, received {describe(label_id)}"
         )
-    if query_id is not None and (query_id.casefold() in (*_OWN, label_id.casefold()) or not _NAME.fullmatch(query_id)):
+    if query_id is not None and (
+        query_id.casefold() in (*_COLUMNS, label_id.casefold()) or not _NAME.fullmatch(query_id)
+    ):
         raise FeedbackExportError(
-            f"--query-id: expected a name of letters, digits and _ that is none of {', '.join((label_id, *_OWN))}, "
+            f"--query-id: expected a name of letters, digits and _ that is none of {', '.join((label_id, *_COLUMNS))}, "
             f"received {describe(query_id)}"
         )
     features = query_features(releases)
@@ -164,7 +166,7 @@ def export(
             ).fetchall()
             values, no_columns = _columns(features, [name for (name,) in sent], label_id, query_id)
             columns = [f'{value} AS "{column}"' for column, value in values.items()]
-            columns += [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
+            columns += [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _COLUMNS.items())]
             target = str(working).replace("'", "''")
             connection.execute(
                 f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE ({is_kept}) AND {has_ids} "
@@ -211,7 +213,7 @@ def _columns(
     Args:
         sent: names of features that clients sent, the most frequent first.
     """
-    reserved = {name.casefold() for name in (*_OWN, label_id)}
+    reserved = {name.casefold() for name in (*_COLUMNS, label_id)}
     values, used, left_out = dict[str, str](), set(reserved), list[str]()
     if query_id is not None:
         values[query_id] = id_sql(_member(query_id))

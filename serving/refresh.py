@@ -42,7 +42,9 @@ _REFRESHED = ".refreshed-"
 _KEEP = 2
 """Refreshed releases that are kept; the second newest is the target of `rollback`."""
 _NOT_REFRESHED = "release not refreshed, and the one before serves on"
-_HELD = "Forecast, co-occurrence and exposure are not refreshed after a rollback, until `longtail-index publish`."
+_ROLLED_BACK = (
+    "Forecast, co-occurrence and exposure are not refreshed after a rollback, until `longtail-index publish`."
+)
 _MOST_INTERVALS = 8
 """Intervals between two attempts after which the wait, doubled by each failure in a row, grows no more."""
 _LONGEST_FAILURE = 10_000
@@ -138,7 +140,7 @@ def refresh(settings: Settings) -> str:
     try:
         releases.publish(name, instead_of=current)
     finally:  # releases that could not be published are pruned too
-        releases.prune(_KEEP, among=[other for other in releases.names() if _REFRESHED in other])
+        releases.prune(_KEEP, candidates=[other for other in releases.names() if _REFRESHED in other])
     return name
 
 
@@ -149,7 +151,7 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
     while not stopped.wait(settings.refresh * min(2**failures, _MOST_INTERVALS)):
         last_problem = problem
         if _is_held(settings):
-            failures, problem = 0, _HELD
+            failures, problem = 0, _ROLLED_BACK
         elif (failure := _attempt(stopped, settings, log_level)) is None:
             failures, before, problem = 0, time.time(), None
         else:
@@ -162,8 +164,8 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
             )
         if problem != last_problem:
             _write_problem(settings, problem)
-            if problem == _HELD:
-                logger.warning(_HELD)
+            if problem == _ROLLED_BACK:
+                logger.warning(_ROLLED_BACK)
 
 
 def _attempt(stopped: Event, settings: Settings, log_level: str) -> str | None:
@@ -199,7 +201,7 @@ def _write_problem(settings: Settings, problem: str | None) -> None:
 
 def _is_held(settings: Settings) -> bool:
     try:
-        return Releases(settings.releases).pointers().held
+        return Releases(settings.releases).pointers().is_held
     except (LongtailIndexError, OSError):  # the refresh reports it
         return False
 

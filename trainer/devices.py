@@ -63,8 +63,8 @@ def join_processes(recipe: Recipe, cluster: Cluster) -> None:
     try:
         join(cluster.coordinator, processes, cluster.process)
     except (RuntimeError, ValueError) as error:
-        where = cluster.coordinator or "the address that SLURM or MPI set"
-        raise ProcessError(f"expected {processes} processes by {where}, found: {_first_line(error)}") from error
+        address = cluster.coordinator or "the address that SLURM or MPI set"
+        raise ProcessError(f"expected {processes} processes by {address}, found: {_first_line(error)}") from error
 
 
 def join(coordinator: str | None, processes: int, process: int | None) -> None:

@@ -151,7 +151,7 @@ def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: f
         else:
             text = {"max_length": _LONGEST_TEXT} if column.type == "varchar" else {}
             schema.add_field(column.field, types[column.type], **text)
-        schema.add_field(column.known, DataType.BOOL)
+        schema.add_field(column.presence_field, DataType.BOOL)
     client.create_collection(record.name, schema=schema, consistency_level="Eventually", timeout=seconds)
     for partition in (HEAD, TAIL) if record.head else ():
         if not client.has_partition(record.name, partition, timeout=seconds):
@@ -194,7 +194,7 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
                     f"bytes, and at most {_MOST_VALUES:,} of them, received more: --filterable leaves columns out"
                 )
             entity[column.field] = _MISSING[column.type] if value is None else value
-            entity[column.known] = value is not None
+            entity[column.presence_field] = value is not None
             size += sum(lengths)
         yield entity, size + len(id_) + vector_E.nbytes + _FIELD_BYTES * len(entity)
 
@@ -216,7 +216,7 @@ def _values(column: CollectionColumn, chunks: pa.ChunkedArray) -> list[Any]:
     values: list[Any] = chunks.to_pylist()
     if column.type == "array":
         return [
-            None if not value or not (known := [text for text in value if text is not None]) else known
+            None if not value or not (texts := [text for text in value if text is not None]) else texts
             for value in values
         ]
     if column.type in ("half", "float", "double"):
@@ -281,7 +281,7 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
         lists = max(1, round(4 * math.sqrt(min(labels - head, _SEGMENT_ROWS))))
     names = display.column_names if filterable is None else filterable
     columns = [
-        CollectionColumn(name=name, field=f"value_{i}", known=f"known_{i}", type=type_)
+        CollectionColumn(name=name, field=f"value_{i}", presence_field=f"known_{i}", type=type_)
         for i, name in enumerate(names)
         if (type_ := _type_of(display.schema.field(name).type)) is not None
     ]

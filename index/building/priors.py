@@ -40,7 +40,7 @@ _SPREAD_OF_DATES = 3.0
 """Factor on κ of dates, so that lists hold labels of like age. With 100,000 labels of two years and 6 lists a query,
 recall@100 at a half-life of 36 days is .956 (.880 without the factor), without decay .998 (1.000)."""
 _LARGEST = float(np.finfo(np.float32).max)
-_SHOWN = 5
+_MOST_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
     rows = find_rows(ids, bundle.labels.ids)
     if repeated := repeated_ids(pc.coalesce(bundle.labels.ids.take(rows), ids.cast(bundle.labels.ids.type))):
-        examples = repeated[:_SHOWN]
+        examples = repeated[:_MOST_EXAMPLES]
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {examples} more often")
     matched = len(rows) - rows.null_count
     rows_L: Int64 = np.full(len(bundle.labels.ids), len(ids), np.int64)

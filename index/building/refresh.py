@@ -54,7 +54,7 @@ class RefreshOptions:
     Args:
         answers: a function of a time and a half-life, in seconds, that returns what was answered from that time to
             `until`: a table of `label_id` and its `places`, decayed to `until`. None: `exposed` stays as it is.
-        whole: the log is the whole log, from which co-occurrence is made again.
+        whole_log: the log is the whole log, from which co-occurrence is made again.
         changes: label changes of a service; labels that were added become rows of the release.
         until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
         ahead: seconds until the next refresh, which a calendar forecasts; None: the horizon.
@@ -62,7 +62,7 @@ class RefreshOptions:
     """
 
     answers: Callable[[float, float], pa.Table] | None = None
-    whole: bool = False
+    whole_log: bool = False
     changes: LabelChanges | None = None
     until: float | None = None
     ahead: float | None = None
@@ -138,7 +138,7 @@ def refresh(
         newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
     if options.answers is not None and exposed is not None:
         answers = options.answers(exposed[1].until or 0.0, exposed[1].half_life)
-    has_pairs = newest > (0.0 if options.whole else begin)
+    has_pairs = newest > (0.0 if options.whole_log else begin)
     # A calendar moves π* in silence too, if the time of the refresh is known.
     is_seasonal = options.until is not None and forecast is not None and forecast.settings.calendar is not None
     if not has_pairs and not len(answers) and not is_seasonal:
@@ -158,7 +158,7 @@ def refresh(
             if options.unattended:
                 _check_moves(bundle, expected_L)
         if bundle.cooccurrence is not None:
-            bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole=options.whole)
+            bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole_log=options.whole_log)
     if len(answers):
         bundle = replace(bundle, priors=_with_answers(bundle, answers, until))
     name = free_name(target, name, before.manifest.bundle)
@@ -244,12 +244,12 @@ def _check_moves(bundle: Bundle, before_L: Float64) -> None:
         )
 
 
-def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: float, *, whole: bool) -> Bundle:
+def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: float, *, whole_log: bool) -> Bundle:
     """Add later pairs to co-occurrence and to the last labels of queries, or make both again from all pairs."""
     settings, remembered = term.settings, bundle.remembered
-    since = -np.inf if whole or settings.until is None else settings.until
+    since = -np.inf if whole_log or settings.until is None else settings.until
     sorted_pairs, ids_Q, earlier = pairs.by_query(since, until)
-    if whole:
+    if whole_log:
         (term,) = cooccurrences(sorted_pairs.chosen, bundle.manifest.labels, [settings])
         term = term.scaled(settings.scale, until=until)
         if remembered is not None:

@@ -213,7 +213,7 @@ def tune_dial_params(
             if len(least) == len(enough):
                 break
         of_k = [least[i] for i in range(len(enough))]
-        progress(f"for the best {k}: " + "; ".join(f"{point.params.words} at {point.where}" for point in of_k))
+        progress(f"for the best {k}: " + "; ".join(f"{point.params.words} at {point.coordinates}" for point in of_k))
         params_at += of_k
     return params_at
 

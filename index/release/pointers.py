@@ -36,7 +36,7 @@ class Pointers(BaseModel):
     forced: Name | None = None
     """A release published by force or by rollback: a service loads it even if it refuses requests of present
     clients."""
-    held: bool = False
+    is_held: bool = False
     """Whether `rollback` chose `current`: nothing is published by itself until the next publish."""
     staged: Name | None = None
     """The release that gets shadow traffic."""

@@ -267,7 +267,7 @@ class Releases(ABC):
                 )
             if release.manifest.collection is not None:
                 self.collections().check(release)
-            update: dict[str, object] = {"current": name, "forced": name if force else None, "held": False}
+            update: dict[str, object] = {"current": name, "forced": name if force else None, "is_held": False}
             if name != pointers.current:
                 update["history"] = (*pointers.history, name)
             if name == pointers.staged:
@@ -294,14 +294,14 @@ class Releases(ABC):
             name = history[-1]
             self._refuse_deleted(name, pointers)
             collection = self.verify(name).manifest.collection
-            update = {"current": name, "forced": name, "held": True, "history": tuple(history)}
+            update = {"current": name, "forced": name, "is_held": True, "history": tuple(history)}
             write(pointers.model_copy(update=update))
             if collection is not None:
                 self.collections().hold(name, collection)
             return name
 
     def prune(
-        self, keep: int, say: Callable[[str], None] = lambda _: None, *, among: Collection[str] | None = None
+        self, keep: int, say: Callable[[str], None] = lambda _: None, *, candidates: Collection[str] | None = None
     ) -> list[str]:
         """Delete all but the `keep` newest releases and those in use; returns the deleted names.
 
@@ -310,14 +310,14 @@ class Releases(ABC):
         are deleted too. Raises LongtailIndexError if `experiments.toml` cannot be read; then nothing is deleted.
 
         Args:
-            among: names of the releases that may be deleted; None: all.
+            candidates: names of the releases that may be deleted; None: all.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
         with self.change_pointers() as (pointers, write):
             in_arms = self._releases_of_arms()
             needed = {pointers.current, pointers.staged, *self._existing_history(pointers)[-1:]}
-            newest_first = sorted(self.names() if among is None else among, key=self._age_key, reverse=True)
+            newest_first = sorted(self.names() if candidates is None else candidates, key=self._age_key, reverse=True)
             for name in newest_first[keep:]:
                 if name in in_arms - needed:
                     say(f"kept: {name}, which answers for an arm of {EXPERIMENTS_FILE}")

@@ -47,7 +47,7 @@ class Eligible:
         self._bits = bits
         self.labels = labels
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64)) if count is None else count
-        self.share, self.whole = self.count / max(1, labels), self.count == labels
+        self.share, self.is_complete = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
         self._earlier: Eligible | None = None
@@ -58,13 +58,13 @@ class Eligible:
         """Create the set of rows where a mask, bool [L], is true."""
         return cls(np.packbits(mask_L, bitorder="little"), len(mask_L))
 
-    def where(self, mask_L: Bools) -> Eligible:
+    def intersect_mask(self, mask_L: Bools) -> Eligible:
         """Intersect the set with a mask, bool [L]."""
         return Eligible(self._bits & np.packbits(mask_L, bitorder="little"), self.labels)
 
     def within(self, visible: Eligible) -> Eligible:
         """Intersect the set with another set."""
-        return self if visible.whole else Eligible(self._bits & visible._bits, self.labels)
+        return self if visible.is_complete else Eligible(self._bits & visible._bits, self.labels)
 
     def succeeding(self, earlier: Eligible | None) -> Eligible:
         """Return this set, knowing what was computed for an earlier version of it, which is returned if equal."""
@@ -149,7 +149,7 @@ class Eligible:
         # Key and parameters are one tuple, read once: a thread never gets the parameters of another key.
         last = self._parameters
         if last is None or last[0] != key:
-            last = self._parameters = key, kind(**knobs) if self.whole else kind(**knobs, sel=self._selector)
+            last = self._parameters = key, kind(**knobs) if self.is_complete else kind(**knobs, sel=self._selector)
         return last[1]
 
     @cached_property

@@ -132,7 +132,7 @@ class FaissIndex:
         elif self.has_lists and filtered:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, params.nprobe, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
-        elif eligible.whole or filtered:
+        elif eligible.is_complete or filtered:
             scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, nprobe, eligible, head=params.head)
         else:
             more = min(fetch + _SPARE + fetch // _SPARE, self.labels)
@@ -187,7 +187,7 @@ class FaissIndex:
         return scores, rows
 
     def _parameters(self, nprobe: int, eligible: Eligible | None) -> Any:
-        if eligible is None or eligible.whole:
+        if eligible is None or eligible.is_complete:
             return _visiting(nprobe)
         return eligible.parameters(faiss.SearchParametersIVF, nprobe=nprobe)
 
@@ -201,7 +201,9 @@ class FaissIndex:
         if self.has_lists:
             parameters = self._parameters(min(nprobe, self.list_count), eligible)
         else:
-            parameters = None if eligible is None or eligible.whole else eligible.parameters(faiss.SearchParameters)
+            parameters = (
+                None if eligible is None or eligible.is_complete else eligible.parameters(faiss.SearchParameters)
+            )
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
         # The checks in FAISS's Python method `search` take as long as scoring some 200 labels.
         queries_BE = np.ascontiguousarray(queries_BE)
@@ -243,7 +245,7 @@ class FaissIndex:
         # GPU indexes ignore `IDSelector`, so the filter is applied afterwards.
         overfetch = self._overfetch(fetch, eligible)
         scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(nprobe, self.list_count, GPU_MAX_RESULTS))
-        if eligible.whole:
+        if eligible.is_complete:
             return scores_BC, rows_BC
         return self._without_ineligible(queries_BE, scores_BC, rows_BC, fetch, nprobe, eligible)
 
@@ -265,7 +267,7 @@ class FaissIndex:
 
     def _overfetch(self, fetch: int, eligible: Eligible) -> int:
         """Estimate how many results are likely to contain `fetch` eligible ones."""
-        if eligible.whole:
+        if eligible.is_complete:
             return fetch
         ruled_out = self.labels - eligible.count
         return min(math.ceil(fetch / eligible.share) + min(ruled_out, _MARGIN), self.labels)

@@ -57,22 +57,22 @@ def conjunction(*expressions: str) -> str:
     return parts[0] if len(parts) == 1 else " and ".join(f"({part})" for part in parts)
 
 
-def in_buckets(buckets: Iterable[int]) -> str:
+def match_buckets(buckets: Iterable[int]) -> str:
     """Create the expression of labels in some buckets."""
     return f"{BUCKET} in {sorted(buckets)}" if buckets else _NOTHING
 
 
-def among(rows_R: Int64) -> str:
+def match_rows(rows_R: Int64) -> str:
     """Create the expression of some rows."""
     return f"{ROW} in {rows_R.tolist()}" if rows_R.size else _NOTHING
 
 
-def none_of(rows_R: Int64) -> str:
+def match_other_rows(rows_R: Int64) -> str:
     """Create the expression of all rows but some."""
     return f"{ROW} not in {rows_R.tolist()}" if rows_R.size else ""
 
 
-def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionColumn]) -> str | None:
+def match_conditions(conditions: Sequence[Condition], columns: Mapping[str, CollectionColumn]) -> str | None:
     """Create the expression of conditions; None if the collection lacks one of their columns."""
     if any(condition.column not in columns for condition in conditions):
         return None
@@ -82,27 +82,29 @@ def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionCol
 def _condition(condition: Condition, column: CollectionColumn) -> str:
     match condition.operator:
         case "exists":
-            return f"{column.known} == {str(condition.values[0]).lower()}"
+            return f"{column.presence_field} == {str(condition.values[0]).lower()}"
         case "eq" | "in":
             return _equal_to_any(column, condition.values)
         case "ne" | "not_in":
             return f"not ({_equal_to_any(column, condition.values)})"
     compare = _compared_integer if column.type == "int64" else _compared_float
-    return f"{column.known} == true and {compare(column, condition.operator, condition.values[0])}"
+    return f"{column.presence_field} == true and {compare(column, condition.operator, condition.values[0])}"
 
 
 def _equal_to_any(column: CollectionColumn, values: Sequence[Any]) -> str:
     """Create the expression of labels that have one of some values; a list matches if it contains one."""
     match column.type:
         case "bool":
-            return f"{column.known} == true and ({' or '.join(f'{column.field} == {value}' for value in values)})"
+            return (
+                f"{column.presence_field} == true and ({' or '.join(f'{column.field} == {value}' for value in values)})"
+            )
         case "varchar" | "array":
             texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_utf8(value)]
             if not texts:
                 return _NOTHING
             if column.type == "array":
                 return f"array_contains_any({column.field}, [{', '.join(texts)}])"
-            return f"{column.known} == true and {column.field} in [{', '.join(texts)}]"
+            return f"{column.presence_field} == true and {column.field} in [{', '.join(texts)}]"
     if column.type == "int64":
         integers = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
         equal = [f"{column.field} in {integers}"] if integers else []
@@ -112,7 +114,7 @@ def _equal_to_any(column: CollectionColumn, values: Sequence[Any]) -> str:
         equal = [_compared_float(column, "eq", value) for value in dict.fromkeys(values)]
     if not equal:
         return _NOTHING
-    return f"{column.known} == true and ({' or '.join(equal)})"
+    return f"{column.presence_field} == true and ({' or '.join(equal)})"
 
 
 def _compared_integer(column: CollectionColumn, operator: str, value: float) -> str:
@@ -388,7 +390,7 @@ class MilvusSearcher(Searcher):
             rows_R = first.allowed(self._buckets_L)
             if self._is_short(first):
                 return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
-            admitted, expression = Eligible.from_mask(first.mask(self._buckets_L)), among(rows_R)
+            admitted, expression = Eligible.from_mask(first.mask(self._buckets_L)), match_rows(rows_R)
             eligible = admitted.within(self._visible)
         else:
             buckets = ALL_BUCKETS if first.buckets is None else first.buckets
@@ -425,7 +427,7 @@ class MilvusSearcher(Searcher):
         """Search all lists for a query left short, finally score every label."""
         enough = min(k, eligible.count)
         if len(dropped_R) <= _MOST_IN_EXPRESSION:
-            requests = [(min(k, MOST_RESULTS), conjunction(expression, none_of(dropped_R)))]
+            requests = [(min(k, MOST_RESULTS), conjunction(expression, match_other_rows(dropped_R)))]
         else:
             depths = (k * _MORE**power for power in range(1, 9))
             requests = [(depth, expression) for depth in depths if depth <= MOST_RESULTS]
@@ -441,15 +443,15 @@ class MilvusSearcher(Searcher):
         Rows are listed if the selection has no conditions, or the collection lacks one of their columns; the list names
         the selected rows or the others, whichever are fewer.
         """
-        parts = [] if filter_.buckets is None else [in_buckets(filter_.buckets)]
+        parts = [] if filter_.buckets is None else [match_buckets(filter_.buckets)]
         if (selection := filter_.selection) is not None:
             condition = None
             if selection.conditions is not None:
-                condition = meeting(selection.conditions, self.collection.columns)
+                condition = match_conditions(selection.conditions, self.collection.columns)
             if condition is None:
                 mask_L = selection.mask
                 is_rare = np.count_nonzero(mask_L) <= len(mask_L) // 2
-                condition = among(np.flatnonzero(mask_L)) if is_rare else none_of(np.flatnonzero(~mask_L))
+                condition = match_rows(np.flatnonzero(mask_L)) if is_rare else match_other_rows(np.flatnonzero(~mask_L))
             parts.append(condition)
         return conjunction(*parts)
 

@@ -182,7 +182,7 @@ class Searcher:
         filter_ = filter_ or NO_FILTER
         eligible = self._eligible(filter_.buckets, filter_.selection)
         scores_R = self._exact.scores(query_E, rows_R)
-        if not eligible.whole:
+        if not eligible.is_complete:
             scores_R[~eligible.contains(rows_R)] = -np.inf
         if filter_.allow is not None:
             scores_R[~is_in(rows_R, np.sort(filter_.allow))] = -np.inf
@@ -203,7 +203,7 @@ class Searcher:
         scores_BL: Float32 = queries_BE @ self.index.columns[: self._exact.dim]
         for scores_L, filter_ in zip(scores_BL, filters or [None] * len(scores_BL), strict=True):
             eligible = self._visible if filter_ is None else self._eligible(filter_.buckets, filter_.selection)
-            if not eligible.whole:
+            if not eligible.is_complete:
                 scores_L[eligible.excluded_rows] = -np.inf
             if filter_ is None:
                 continue
@@ -235,7 +235,7 @@ class Searcher:
             if self._is_short(first):
                 rows_R = first.allowed(self._buckets_L)
                 return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
-            eligible = self._visible.where(first.mask(self._buckets_L))
+            eligible = self._visible.intersect_mask(first.mask(self._buckets_L))
         else:
             eligible = self._eligible(first.buckets, first.selection)
             if filters_b and first.exclude is not None:

@@ -125,9 +125,9 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
     many = batch._replace(k=min(_CANDIDATES, manifest.labels))
     rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
-    whole = available is None or available.share >= NEARLY_WHOLE
+    is_complete = available is None or available.share >= NEARLY_WHOLE
     candidates = _candidates(ranker, batch, rows_B, low, high)
-    return Promises(default, candidates, labels.buckets, labels.counts, is_complete=whole)
+    return Promises(default, candidates, labels.buckets, labels.counts, is_complete=is_complete)
 
 
 def _at(batch: Batch, bias_removal: float) -> Batch:

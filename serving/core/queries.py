@@ -63,7 +63,7 @@ def _to_integer(value: float) -> int:
     return int(value)
 
 
-_WHOLE = (
+_INTEGER_SCHEMAS = (
     core_schema.int_schema(strict=True),
     core_schema.no_info_after_validator_function(
         _to_integer, core_schema.float_schema(strict=True, allow_inf_nan=False)
@@ -72,7 +72,10 @@ _WHOLE = (
 LabelId = Annotated[
     str | int,
     _OneError(
-        "id_type", "Input should be an id (a string or a whole number)", core_schema.str_schema(strict=True), *_WHOLE
+        "id_type",
+        "Input should be an id (a string or a whole number)",
+        core_schema.str_schema(strict=True),
+        *_INTEGER_SCHEMAS,
     ),
 ]
 """A label's id; `1`, `1.0` and `"1"` are the same label."""
@@ -82,7 +85,7 @@ ChosenId = Annotated[
         "id_type",
         "Input should be an id (a string that is not empty, or a whole number)",
         core_schema.str_schema(strict=True, min_length=1),
-        *_WHOLE,
+        *_INTEGER_SCHEMAS,
     ),
 ]
 """The id of a label that was chosen: training refuses an empty one."""

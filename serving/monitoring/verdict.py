@@ -412,9 +412,11 @@ def _measure_gap(finding: SignalFinding) -> float:
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 
 
-def _differ(left: tuple[float, float, float], right: tuple[float, float, float]) -> bool:
+def _differ(share: tuple[float, float, float], other_share: tuple[float, float, float]) -> bool:
     """Return whether proportions (value, low, high) differ [Newcombe 1998, method 10]."""
-    (upper, upper_low, _), (lower, _, lower_high) = (left, right) if left[0] > right[0] else (right, left)
+    (upper, upper_low, _), (lower, _, lower_high) = (
+        (share, other_share) if share[0] > other_share[0] else (other_share, share)
+    )
     return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
 
 

@@ -220,13 +220,13 @@ def test_a_rollback_holds_until_somebody_publishes(
     log = write_log(tmp_path, ["u1"], ["item-1"], BEGIN + 1000)
     assert run("refresh", releases.root, log, "--name", "second", "--publish") == 0
     assert run("rollback", releases.root) == 0
-    assert releases.pointers().held
+    assert releases.pointers().is_held
     assert run("refresh", releases.root, log, "--name", "third", "--publish") == 2
     assert "found one after a rollback, which holds until `longtail-index publish`" in capsys.readouterr().err
     assert releases.names() == ["first", "second"]
 
     assert run("publish", releases.root, "second") == 0
-    assert not releases.pointers().held
+    assert not releases.pointers().is_held
 
 
 def test_a_refresh_needs_a_forecast_or_cooccurrence(tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def test_a_promise_is_kept_or_broken_by_values(promise: str, compared: Audit, tm
     (tmp_path / "promise.toml").write_text(promise)
     verdicts = judge(read_promise(tmp_path / "promise.toml"), compared)
     assert [str(each).split(":")[0].split(",")[0] for each in verdicts] == PROMISES[promise]
-    assert [verdict.kept for verdict in verdicts] == [words == "kept" for words in PROMISES[promise]]
+    assert [verdict.is_kept for verdict in verdicts] == [words == "kept" for words in PROMISES[promise]]
 
 
 @pytest.mark.parametrize("promise", REFUSED)
@@ -404,12 +404,12 @@ def test_floor_of_an_empty_bucket_is_refused_and_chance_is_reported(compared: Au
     }.items():
         with pytest.raises(BundleError, match=f"{name} is not allowed because no test pair is there to find"):
             judge(promise, found)
-    assert judge(QualityPromise(over={"popularity": {"recall@3/head": -1}}), found)[0].kept
+    assert judge(QualityPromise(over={"popularity": {"recall@3/head": -1}}), found)[0].is_kept
     value = compared.metrics["recall@5"]
     floors = {"recall@5": value.low + 0.9 * (value.value - value.low), "ndcg@5": 2}
     (near, far) = judge(QualityPromise(floors=floors), compared)
-    assert (near.kept, near.by_chance, str(near)[:20]) == (True, True, "kept, within chance:")
-    assert (far.kept, far.by_chance, str(far)[:7]) == (False, False, "broken:")
+    assert (near.is_kept, near.by_chance, str(near)[:20]) == (True, True, "kept, within chance:")
+    assert (far.is_kept, far.by_chance, str(far)[:7]) == (False, False, "broken:")
 
 
 def test_arguments_are_refused_before_any_table_is_read(tmp_path: Path) -> None:

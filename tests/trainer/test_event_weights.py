@@ -109,7 +109,9 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     build(root / "bundle", there.root, spec="flat", name="first")
     there.publish("first")
     for name in ("log", "whole"):
-        refresh_release(there.root, recipe.data.train, RefreshOptions(whole=name == "whole"), name=name, source="first")
+        refresh_release(
+            there.root, recipe.data.train, RefreshOptions(whole_log=name == "whole"), name=name, source="first"
+        )
     lines = [
         event_json(
             kind="organic", time=row["at"], labels=[row["item_id"]], event=row["kind"], weight=row["w"],

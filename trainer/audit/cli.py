@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,49 @@ from rich.console import Console
 from longtail.commands.app import App, VersionOption
 
 app = App()
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Columns of the tables, and what is measured."""
+
+    valid: Annotated[
+        list[str] | None,
+        typer.Option("--valid", help="Interactions between the two: queries are known by them, labels not counted."),
+    ] = None
+    query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id"
+    label_id: Annotated[
+        str, typer.Option("--label-id", help="Column of label ids, in every table; or of lists, as is `labels`.")
+    ] = "item_id"
+    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None
+    rank: Annotated[
+        str | None, typer.Option("--rank", help="Column that orders a list, the lowest first (default: rank).")
+    ] = None
+    score: Annotated[
+        str | None, typer.Option("--score", help="Column that orders a list, the highest first (default: score).")
+    ] = None
+    k: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="List length; the first is shown (default: 20).")
+    ] = None
+    queries: Annotated[list[str] | None, typer.Option("--queries", help="Table of queries, for --group.")] = None
+    labels: Annotated[list[str] | None, typer.Option("--labels", help="Table of all labels of the catalogue.")] = None
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Column of --queries to group by, such as country.")
+    ] = None
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--baseline",
+            help="popularity, recent popularity, item-kNN, RP3beta, EASE, Turbo-CF, iALS, or none "
+            "(default: popularity, item-kNN).",
+        ),
+    ] = None
+    buckets: Annotated[
+        str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
+    ] = "quantile"
+    include_seen: Annotated[
+        bool, typer.Option("--include-seen", help="Labels that a query is known by may be listed and found.")
+    ] = False
 
 
 @app.command(epilog="Example: longtail-audit lists.csv --train old.csv --test new.csv --out audit")
@@ -30,43 +74,7 @@ def run(
     ],
     test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of report.html and metrics.json; must not exist.")],
-    valid: Annotated[
-        list[str] | None,
-        typer.Option("--valid", help="Interactions between the two: queries are known by them, labels not counted."),
-    ] = None,
-    query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id",
-    label_id: Annotated[
-        str, typer.Option("--label-id", help="Column of label ids, in every table; or of lists, as is `labels`.")
-    ] = "item_id",
-    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None,
-    rank: Annotated[
-        str | None, typer.Option("--rank", help="Column that orders a list, the lowest first (default: rank).")
-    ] = None,
-    score: Annotated[
-        str | None, typer.Option("--score", help="Column that orders a list, the highest first (default: score).")
-    ] = None,
-    k: Annotated[
-        list[int] | None, typer.Option("--k", min=1, help="List length; the first is shown (default: 20).")
-    ] = None,
-    queries: Annotated[list[str] | None, typer.Option("--queries", help="Table of queries, for --group.")] = None,
-    labels: Annotated[list[str] | None, typer.Option("--labels", help="Table of all labels of the catalogue.")] = None,
-    group: Annotated[
-        list[str] | None, typer.Option("--group", help="Column of --queries to group by, such as country.")
-    ] = None,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--baseline",
-            help="popularity, recent popularity, item-kNN, RP3beta, EASE, Turbo-CF, iALS, or none "
-            "(default: popularity, item-kNN).",
-        ),
-    ] = None,
-    buckets: Annotated[
-        str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
-    ] = "quantile",
-    include_seen: Annotated[
-        bool, typer.Option("--include-seen", help="Labels that a query is known by may be listed and found.")
-    ] = False,
+    options: AuditOptions,
     promise: Annotated[
         Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
     ] = None,
@@ -84,19 +92,20 @@ def run(
 
     refuse_existing(out)
     promised = None if promise is None else read_promise(promise)
-    baselines = ["popularity", "item-kNN"] if baseline is None else [name for name in baseline if name != "none"]
+    names = ["popularity", "item-kNN"] if options.baseline is None else options.baseline
     figures = audit(
         AuditInputs(
-            lists if is_query(lists) else as_source(lists), train, test, query_id=query_id, label_id=label_id,
-            timestamp=timestamp, rank=rank, score=score, ks=tuple(k or [20]), queries=queries, labels=labels,
-            groups=tuple(group or ()), valid=valid, baselines=tuple(baselines), buckets=buckets,
-            include_seen=include_seen,
+            lists if is_query(lists) else as_source(lists), train, test,
+            query_id=options.query_id, label_id=options.label_id, timestamp=options.timestamp, rank=options.rank,
+            score=options.score, ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
+            groups=tuple(options.group or ()), valid=options.valid, buckets=options.buckets,
+            baselines=tuple(name for name in names if name != "none"), include_seen=options.include_seen,
         )
     )  # fmt: skip
     verdicts = [] if promised is None else judge(promised, figures)
     show(figures, verdicts, Console())
     write(figures, verdicts, out)
-    raise typer.Exit(0 if all(verdict.kept for verdict in verdicts) else 1)
+    raise typer.Exit(0 if all(verdict.is_kept for verdict in verdicts) else 1)
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def show(audit: Audit, verdicts: Sequence[PromiseVerdict], console: Console) -> 
     for line in [*lines, *([f"none: {absent}"] if absent else [])]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for verdict in verdicts:
-        style = "bold green" if verdict.kept else "bold red"
+        style = "bold green" if verdict.is_kept else "bold red"
         console.print(f"[{style}]{escape(str(verdict))}[/]", highlight=False, soft_wrap=True)
 
 
@@ -98,7 +98,7 @@ def _html(audit: Audit, verdicts: Sequence[PromiseVerdict]) -> bytes:
         **{name: _bounds(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
     }  # fmt: skip
     if verdicts:
-        cards["Promise"] = f"{sum(verdict.kept for verdict in verdicts)} of {len(verdicts)} kept"
+        cards["Promise"] = f"{sum(verdict.is_kept for verdict in verdicts)} of {len(verdicts)} kept"
     plots = [
         plot(lambda axes: _bars(axes, models, "recall", k), f"Recall@{k} by bucket of labels"),
         plot(lambda axes: _bars(axes, models, "exposure", k), f"Share of the top {k} given to each bucket of labels"),

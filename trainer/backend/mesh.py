@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 AXIS = "devices"
-_PARTS, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
+_PARTS, _REPLICATED = PartitionSpec(AXIS), PartitionSpec()
 _STRIPES = 1024
 """Neighbours of a table lie this many to a row's distance apart, so that no device has all frequent ones."""
 _DEVIATIONS = 5
@@ -110,7 +110,7 @@ def _gather_whole(mesh: Mesh, rows: int) -> Callable[..., jax.Array]:
         local = part_RD.at[_part_rows(ids, rows, len(part_RD))].get(mode="fill", fill_value=0)
         return jax.lax.psum(local, AXIS)
 
-    return jax.jit(jax.shard_map(read, mesh=mesh, in_specs=(_PARTS, _WHOLE), out_specs=_WHOLE))
+    return jax.jit(jax.shard_map(read, mesh=mesh, in_specs=(_PARTS, _REPLICATED), out_specs=_REPLICATED))
 
 
 def gather(table: keras.Variable, ids: jax.Array | Requested | Owned) -> jax.Array:
@@ -282,7 +282,7 @@ def sum_of_blocks(
     """
     count, shards = jax.tree.leaves(rows)[0].shape[0], devices()
     blocks = -(-blocks // shards)
-    specs = {name: _PARTS if array.ndim else _WHOLE for name, array in shared.items()}
+    specs = {name: _PARTS if array.ndim else _REPLICATED for name, array in shared.items()}
 
     def run_part(parts: Mapping[str, Any], rows: Any, fixed: Any, fixed_shared: Any, real_B: jax.Array) -> Any:
         gathered = {
@@ -298,7 +298,7 @@ def sum_of_blocks(
         }
         return (jax.lax.psum(value, AXIS), reduced), columns
 
-    mapped = _on_parts(run_part, (specs, _PARTS, _PARTS, _WHOLE, _PARTS), ((_WHOLE, specs), _PARTS))
+    mapped = _on_parts(run_part, (specs, _PARTS, _PARTS, _REPLICATED, _PARTS), ((_REPLICATED, specs), _PARTS))
 
     def run(shared: dict[str, Any], rows: Any, fixed: Any, fixed_shared: Any) -> Any:
         padded = {name: lengthened(array, shards) if array.ndim else array for name, array in shared.items()}
@@ -313,13 +313,13 @@ def sum_of_blocks(
 
 def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
     """Compile a step that assigns to variables, which keep their devices."""
-    shardings = NamedSharding(_mesh(), _WHOLE), [variable.value.sharding for variable in variables]
+    shardings = NamedSharding(_mesh(), _REPLICATED), [variable.value.sharding for variable in variables]
     return one_device.compile_step(step, variables, out_shardings=shardings, put=_split_batch)
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array]:
     """Compile a tower's outputs, whole on every device."""
-    return one_device.compile_tower(tower, out_shardings=NamedSharding(_mesh(), _WHOLE), put=_split_batch)
+    return one_device.compile_tower(tower, out_shardings=NamedSharding(_mesh(), _REPLICATED), put=_split_batch)
 
 
 def _split_batch(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def _split_batch(columns: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(column, jax.Array) and not column.is_fully_addressable:
             return column
         values = np.asarray(column)
-        parts = _PARTS if values.ndim and len(values) % mesh.size == 0 else _WHOLE
+        parts = _PARTS if values.ndim and len(values) % mesh.size == 0 else _REPLICATED
         return jax.make_array_from_callback(values.shape, NamedSharding(mesh, parts), values.__getitem__)
 
     return {name: put(column) for name, column in columns.items()}

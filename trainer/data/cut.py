@@ -20,7 +20,7 @@ from longtail.trainer.errors import DataError
 _BUCKETS = 1 << 20
 """Number of time ranges that are counted to find the time of the first held-out pair."""
 _HELD_OUT = ("test", "valid")
-_SAID = 0.05
+_LEAST_REPORTED = 0.05
 """Share by which the size of a split may differ without a remark."""
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
@@ -115,7 +115,7 @@ def _latest(database: Database, pairs: str, shares: list[float]) -> tuple[str, l
         split_time = _boundary(database, rows, size, splits_before=len(sizes) - i)
         (held_out,) = database.row(f"SELECT count(*) {rows} AND time >= {double(split_time)}")
         cases.append(f"WHEN time >= {double(split_time)} THEN {number}")
-        if abs(held_out - size) > _SAID * size:
+        if abs(held_out - size) > _LEAST_REPORTED * size:
             remarks.append(
                 f"data.split: {name} has {held_out:,} pairs ({held_out / total:.1%}) instead of {size:,}: "
                 "pairs of one time stay together"

@@ -36,7 +36,7 @@ from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import RowCheck, RowReport, find_problems
 
 WEIGHT, IMPRESSIONS, TIME, EVENT = "debiased_weight", "impressions", "time", "event"
-OWN = (
+ROLE_COLUMNS = (
     "answer", "idempotency_key", EVENT, "weight", "propensity", WEIGHT, "position", "bias_removal", "popularity",
     "release", "source", TIME, "arm", "run", "unit", IMPRESSIONS,
 )  # fmt: skip
@@ -137,7 +137,9 @@ def map_columns(data: DataConfig, features: Sequence[str], names: Collection[str
         data.events.column if data.events else None: EVENT,
     }
     renamed_columns = {name: column for name, column in roles.items() if name is not None and name not in names}
-    return renamed_columns | {name: f"feature_{name}" for name in features if name in OWN and name not in roles}
+    return renamed_columns | {
+        name: f"feature_{name}" for name in features if name in ROLE_COLUMNS and name not in roles
+    }
 
 
 def _columns(

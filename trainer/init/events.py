@@ -37,7 +37,7 @@ _REJECTING = _forms(
     "reversed", "abuse", "negative", "denied", "nope",
 }  # fmt: skip
 # Words that turn a word of `_WISHED` behind them, or stand last: `not_interested`, `unlike`, `dislike`; not `unlock` or
-# `display`, as only words of `_KNOWN` are taken apart. `unblock` turns a rejection, and is none.
+# `display`, as only words of `_EVENT_WORDS` are taken apart. `unblock` turns a rejection, and is none.
 _TURNING = {"un", "dis", "not", "no", "never", "undo", "dont"}
 _WISHED = (
     {*_EVENT_WEIGHTS}
@@ -58,7 +58,7 @@ _HARMLESS = re.compile(
     r"\bskip(ped)? (intro|ads?|recap|credits|tutorial|forward|to)\b"
     r"|\breturn(ed|s)? (to )?(user|visitor|customer|shopper|buyer|home|page|site|app)s?\b"
 )
-_KNOWN = (_REJECTING | _TURNING | _NOUNS | _WISHED) - {"no"} | {
+_EVENT_WORDS = (_REJECTING | _TURNING | _NOUNS | _WISHED) - {"no"} | {
     "item", "product", "from", "to", "list", "thumb", "thumbs", "up", "down", "charge", "back", "opt", "out", "swipe",
     "left", "clear", "cleared", "empty", "emptied", "dropdown",
 }  # fmt: skip
@@ -93,10 +93,10 @@ def _words(name: str) -> list[str]:
 
 def _parted(word: str) -> list[str]:
     """Split a word such as `removefromcart` if it consists of known words."""
-    if word in _KNOWN:
+    if word in _EVENT_WORDS:
         return [word]
     for i in range(len(word) - 1, 1, -1):
-        if word[:i] in _KNOWN and (tail := _parted(word[i:])):
+        if word[:i] in _EVENT_WORDS and (tail := _parted(word[i:])):
             return [word[:i], *tail]
     return []
 

@@ -28,7 +28,7 @@ from longtail.trainer.config.rows import name_sources
 from longtail.trainer.cooccurrence import found_alone
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import find_placeholders
-from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
+from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.init.columns import (
@@ -52,7 +52,7 @@ _WIDTH = 64
 _SECONDS_A_DAY = 86_400
 _LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
 """Least number of pairs to measure a prior; least gain of a prior over counts, and of a forecast over decay, nats."""
-_PLACES = 20
+_TOP = 20
 """Length of the lists by which the term of co-occurrence is compared with popularity."""
 _SHRINKAGE, _MOST_SHRUNK = 30, 0.001
 """`l2` times the number of training pairs, and the most that `l2` may be."""
@@ -96,7 +96,7 @@ def draft_recipe(
     if not logs:
         columns = log.column_names
         label_id = label_id or ("label_id" if "label_id" in columns else columns[columns.index("answer") - 1])
-        log = log.drop_columns([*{*OWN} & {*columns} - {TIME, query_id, timestamp, event}])
+        log = log.drop_columns([*{*ROLE_COLUMNS} & {*columns} - {TIME, query_id, timestamp, event}])
     chosen = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
     feature_tables = {"queries": queries, "labels": labels}
     tables = {key: _table(find_files(path), str(path)) for key, path in feature_tables.items() if path is not None}
@@ -412,11 +412,11 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
 def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
     """Draft the term of co-occurrence, with what it finds alone in the pairs before test; empty if it finds nothing."""
     try:
-        by_term, by_popularity = found_alone(recipe, dataset, _PLACES)
+        by_term, by_popularity = found_alone(recipe, dataset, _TOP)
     except DataError:  # no query has a new label to find
         return []
     words = [
-        f"# In {_PLACES} places, what was chosen with a query's last labels finds {by_term:.1%} of the pairs before",
+        f"# In {_TOP} places, what was chosen with a query's last labels finds {by_term:.1%} of the pairs before",
         f"# test, popularity {by_popularity:.1%}.",
     ]
     if not by_term:

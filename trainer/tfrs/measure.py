@@ -38,13 +38,13 @@ class Validation:
     Attributes:
         queries: ids or columns by name, as in `export_tfrs`, one row per pair.
         labels: the label of every pair, [N]; pairs of labels outside of the catalogue are ignored.
-        seen: labels to exclude from each pair's ranking, N lists of ids: the query's labels in training. None excludes
-            no labels.
+        seen_labels: labels to exclude from each pair's ranking, N lists of ids: the query's labels in training. None
+            excludes no labels.
     """
 
     queries: Ids | Mapping[str, Any]
     labels: Ids
-    seen: Sequence[Sequence[Any]] | None = None
+    seen_labels: Sequence[Sequence[Any]] | None = None
 
 
 def measured(
@@ -67,8 +67,10 @@ def measured(
     labels_N = _rows(validation.labels, ids)
     if len(columns) != len(labels_N):
         raise ExportError(f"validation: expected a label for each of {len(columns)} queries, received {len(labels_N)}")
-    if validation.seen is not None and len(validation.seen) != len(columns):
-        raise ExportError(f"validation.seen: expected {len(columns)} lists, received {len(validation.seen)}")
+    if validation.seen_labels is not None and len(validation.seen_labels) != len(columns):
+        raise ExportError(
+            f"validation.seen_labels: expected {len(columns)} lists, received {len(validation.seen_labels)}"
+        )
     if not (labels_N >= 0).any():
         raise ExportError(f"validation.labels: expected ids of candidates, such as {ids[0].as_py()!r}, received none")
     rows: dict[Any, int] = {}
@@ -76,13 +78,13 @@ def measured(
     first_Q = np.unique(queries_N, return_index=True)[1]
     embeddings_QD = query.embed(columns.take(first_Q))
     unknown_Q = says_nothing(query.tower.features, query.tower.read(columns.take(first_Q), "validation.queries"))
-    seen_labels = validation.seen or []
+    seen_labels = validation.seen_labels or []
     held_out = _pairs(queries_N, labels_N)
     earlier_pairs = _pairs(
         np.repeat(queries_N, [*map(len, seen_labels)] or 0), _rows([id_ for some in seen_labels for id_ in some], ids)
     )
     past = Past.fixed(earlier_pairs, queries=len(first_Q))
-    config = config.model_copy(update={"exclude_seen": validation.seen is not None})
+    config = config.model_copy(update={"exclude_seen": validation.seen_labels is not None})
 
     model = RankedModel(embeddings_QD.__getitem__, label_side, unknown=unknown_Q.__getitem__)
 

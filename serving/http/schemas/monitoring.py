@@ -121,19 +121,19 @@ class Load(BaseModel):
     errors: int
 
 
-class Asked(BaseModel):
+class DialBin(BaseModel):
     """Queries with one setting of a dial, rounded to 0.05; settings beyond −1 or 2 count in the bin at that end."""
 
     at: float
     queries: int
 
 
-class DialsAsked(BaseModel):
+class RequestedDials(BaseModel):
     """Settings of λ, μ and ω in queries, ascending; unused settings are left out."""
 
-    bias_removal: list[Asked]
-    popularity_weight: list[Asked]
-    cooccurrence: list[Asked]
+    bias_removal: list[DialBin]
+    popularity_weight: list[DialBin]
+    cooccurrence: list[DialBin]
 
 
 class Finding(BaseModel):
@@ -171,7 +171,7 @@ class Window(BaseModel):
     bias_removal: float | None = Field(description="Mean λ.")
     popularity_weight: float | None = Field(description="Mean μ, which requests call `popularity`.")
     cooccurrence: float | None = Field(description="Mean ω.")
-    dials: DialsAsked
+    dials: RequestedDials
     restricted: dict[Restriction | Literal["queries"], int] = Field(
         description="Queries with `buckets`, `allow` or `filter` (`queries`), and by each of these."
     )

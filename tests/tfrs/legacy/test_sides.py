@@ -166,7 +166,7 @@ def test_curve_and_default_come_from_held_out_pairs(tmp_path: Path) -> None:
 
     observed = [["Alien", "nowhere"], ["Alien"], [], []]
     without = measured(tmp_path / "seen", validation=Validation(
-        ["ann", "ann", "bob", "bob"], ["Alien", "Brazil (1985)", "Cube", "nowhere"], seen=observed))  # fmt: skip
+        ["ann", "ann", "bob", "bob"], ["Alien", "Brazil (1985)", "Cube", "nowhere"], seen_labels=observed))  # fmt: skip
     result = {point.bias_removal: point.metrics["recall@1"].value for point in without.manifest.bias_removal.curve}
     assert result == {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}
 
@@ -188,9 +188,9 @@ def test_curve_and_default_come_from_held_out_pairs(tmp_path: Path) -> None:
     [
         ({"validation": Validation(["ann"], ["Cube"] * 2)}, ExportError, "a label for each of 1 queries, received 2"),
         ({"validation": Validation(["ann"], ["nowhere"])}, ExportError, "such as 'Alien', received none"),
-        ({"validation": Validation(["ann"], ["Cube"], seen=[])}, ExportError, "seen: expected 1 lists, received 0"),
+        ({"validation": Validation(["ann"], ["Cube"], seen_labels=[])}, ExportError, "expected 1 lists, received 0"),
         ({"validation": Validation({"user": ["ann"]}, ["Cube"])}, ExportError, r"the columns \['user_id'\], received"),
-        ({"validation": Validation(["ann"], ["Cube"], seen=[["Cube"]])}, DataError, "found none of 1: 1 seen before"),
+        ({"validation": Validation(["ann"], ["Cube"], seen_labels=[["Cube"]])}, DataError, "none of 1: 1 seen before"),
         ({"evaluation": {"ks": [9], "metric": "recall@9"}}, DataError, "a k of at most 5, all labels, received"),
         ({"evaluation": {"k": 9}}, ValueError, "Extra inputs"),
         ({"evaluation": {"history": "growing"}}, ExportError, "expected none with export_tfrs, .* received 'growing'"),
