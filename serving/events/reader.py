@@ -22,7 +22,9 @@ CREATE TEMP VIEW recent AS
 SELECT * FROM events WHERE time >= to_timestamp({begin}) AND time < to_timestamp({until})
 QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY client, idempotency_key ORDER BY time) = 1;
 
-CREATE TEMP VIEW answers AS SELECT DISTINCT ON (answer) * FROM recent WHERE kind = 'answer';
+CREATE TEMP VIEW answers AS
+SELECT * FROM recent WHERE kind = 'answer'
+QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer ORDER BY time) = 1;
 
 CREATE TEMP VIEW choices AS
 WITH labels AS (

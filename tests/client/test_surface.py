@@ -46,7 +46,7 @@ def test_both_clients_have_the_same_methods() -> None:
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_repr_hides_the_key(kind: type[Client | AsyncClient]) -> None:
     built = kind("http://h", KEY)
-    assert repr(built) == f"{kind.__name__}(Settings(url='http://h', timeout=10.0, retries=3))"
+    assert repr(built) == f"{kind.__name__}(ConnectionSettings(url='http://h', timeout=10.0, retries=3))"
     assert KEY not in repr(vars(built))
 
 

@@ -108,7 +108,7 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
     held_out = json.loads((tmp_path / "out" / "metrics.json").read_text())["held_out"]
     for split, found in held_out.items():
         assert found["pairs"] == 40
-        assert found["seen"] > 0
+        assert found["repeated"] > 0
         words = f"{split.capitalize()}: 40 pairs → {found['measured']} to find of {found['queries']} queries"
         assert words in out
         assert words.partition(": ")[2] in (tmp_path / "out" / "report.html").read_text()
