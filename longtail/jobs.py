@@ -42,8 +42,7 @@ def fit(
 
     from longtail.bundle.store import refuse_existing
     from longtail.model import Model
-    from longtail.trainer import Recipe, Reporter, load_recipe
-    from longtail.trainer import fit as train
+    from longtail.trainer import Recipe, Reporter, fit as train, load_recipe
     from longtail.trainer.init.recipe import draft_recipe
 
     out = _out(out)
@@ -150,8 +149,7 @@ def audit(
     Raises:
         DataError, RecipeError: a table cannot be read, or arguments do not go together.
     """
-    from longtail.trainer.audit.measure import AuditInputs
-    from longtail.trainer.audit.measure import audit as measure
+    from longtail.trainer.audit.measure import AuditInputs, audit as measure
 
     with as_sources(lists=lists, train=train, test=test, valid=valid, queries=queries, labels=labels) as paths:
         options |= {name: [str(path)] for name, path in paths.items()} | {"lists": paths["lists"]}

@@ -31,8 +31,7 @@ from longtail.serving.errors import ServingError
 from longtail.serving.events.objects import download_events, upload_events
 from longtail.serving.export import export, minutes_under_way, read_window
 from longtail.serving.http.openapi import openapi_document
-from longtail.serving.off_policy import off_policy as estimate_off_policy
-from longtail.serving.off_policy import report_lines as lines_of_off_policy
+from longtail.serving.off_policy import off_policy as estimate_off_policy, report_lines as lines_of_off_policy
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings

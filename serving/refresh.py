@@ -24,8 +24,7 @@ from longtail.bundle import BundleError
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.store import replace_file
 from longtail.index import LongtailIndexError
-from longtail.index.building.refresh import RefreshOptions
-from longtail.index.building.refresh import refresh as refresh_release
+from longtail.index.building.refresh import RefreshOptions, refresh as refresh_release
 from longtail.index.errors import NothingNewError
 from longtail.index.release.releases import Releases
 from longtail.serving import logs

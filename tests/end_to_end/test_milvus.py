@@ -18,8 +18,7 @@ from longtail.index import Releases, build
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import KilledService, serving
-from tests.milvus import RunningMilvus
-from tests.milvus import milvus as milvus
+from tests.milvus import RunningMilvus, milvus as milvus
 from tests.serving.process import free_port, until
 
 pytestmark = pytest.mark.nightly

@@ -25,8 +25,7 @@ from longtail.bundle import Bundle
 from longtail.index import LongtailIndexError, RefreshOptions, Releases, build
 from longtail.index.building.refresh import refresh as refresh_release
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
-from longtail.serving import Settings
-from longtail.serving import refresh as module
+from longtail.serving import Settings, refresh as module
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml

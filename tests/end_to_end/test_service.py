@@ -9,8 +9,7 @@ import httpx2 as httpx
 import numpy as np
 import onnxruntime as ort
 import pytest
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import given, seed, settings, strategies as st
 from pyarrow import feather
 
 from longtail.bundle import Proposal

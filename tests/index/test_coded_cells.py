@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Filter, IndexSpec, Releases, build
-from longtail.index import spec as specs
+from longtail.index import Filter, IndexSpec, Releases, build, spec as specs
 from longtail.index.building.training import train_index
 from longtail.index.recall import Calibration, all_dial_points
 from longtail.index.search.gpu import GpuIndex

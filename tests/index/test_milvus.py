@@ -29,8 +29,7 @@ from longtail.index import (
 )
 from tests.bundles import make_bundle
 from tests.index import test_filters, test_hidden, test_search
-from tests.milvus import COLLECTIONS, RunningMilvus
-from tests.milvus import milvus as milvus
+from tests.milvus import COLLECTIONS, RunningMilvus, milvus as milvus
 from tests.serving.core import test_milvus as test_served
 from tests.serving.core.shop import shop_bundle
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BundleCorruptError, BundleExistsError
-from longtail.bundle import objects as objects_module
+from longtail.bundle import BundleCorruptError, BundleExistsError, objects as objects_module
 from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import local_bundle, upload_bundle

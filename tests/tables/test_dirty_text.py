@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from longtail.tables.database import Database, open_database
 from tests.tables.dirty import PACKERS, QUOTED, STRAY, WORDS, WRITERS, Rows, Writer, as_read, read, tables

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from longtail.tables.database import Database, open_database
 from longtail.tables.values import TEXT, text_types, to_micros, to_number, typed

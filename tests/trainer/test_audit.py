@@ -24,8 +24,7 @@ from longtail.bundle.promise import QualityPromise
 from longtail.trainer.audit.cli import main
 from longtail.trainer.audit.measure import Audit, AuditInputs, audit
 from longtail.trainer.audit.promise import judge, read_promise
-from longtail.trainer.audit.report import show
-from longtail.trainer.audit.report import write as write_report
+from longtail.trainer.audit.report import show, write as write_report
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from tests.trainer.conftest import Finished
 

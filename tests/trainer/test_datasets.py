@@ -16,8 +16,7 @@ import pytest
 
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.dataset import load_dataset
-from longtail.trainer.data.sources import DATASETS, KnownDataset, lists, movielens, prepare
-from longtail.trainer.data.sources import downloads as sources
+from longtail.trainer.data.sources import DATASETS, KnownDataset, downloads as sources, lists, movielens, prepare
 from longtail.trainer.data.sources.downloads import Download, Source, Wheel, fetch
 from longtail.trainer.errors import DataError
 

@@ -3,8 +3,7 @@ import math
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from keras import ops
 
 from longtail.bundle import log_frequencies

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.trainer import DataError, RecipeError, fit, load_recipe
-from longtail.trainer import temperature as search
+from longtail.trainer import DataError, RecipeError, fit, load_recipe, temperature as search
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import DivergedError, TrainerError
 from longtail.trainer.evaluation.target import HitsByLabel

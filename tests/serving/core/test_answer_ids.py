@@ -7,8 +7,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord, read_answer_id, sign_answer
 from longtail.serving.core.feedback import LONGEST_ANSWER_ID

@@ -21,8 +21,7 @@ from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from tests.bundles import make_bundle
-from tests.milvus import COLLECTIONS, RunningMilvus
-from tests.milvus import milvus as milvus
+from tests.milvus import COLLECTIONS, RunningMilvus, milvus as milvus
 from tests.serving.core.shop import DATED, dated, shop_bundle, some_filter
 from tests.serving.plane import results_of
 
