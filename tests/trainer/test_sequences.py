@@ -1,5 +1,6 @@
 """Check sequence encoders: packed and padded histories, attention masks, training and export."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from keras import ops
 from pydantic import ValidationError
 
+from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.export.onnx import dump_towers
 from longtail.trainer.job import fit
 from longtail.trainer.model.sequences import AttentionMask, PackedHistories, Smoothing
 from tests.trainer import tiny
@@ -208,6 +211,13 @@ def walks(folder: Path) -> tuple[Path, np.ndarray]:
     columns = zip(("user_id", "item_id", "time"), zip(*rows, strict=True), strict=True)
     pq.write_table(pa.table(dict(columns)), folder / "walks.parquet")
     return folder / "walks.parquet", following
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_export_in_a_child_process_reads_the_recipe(name: str) -> None:
+    recipe = job(history(name))
+    read = Recipe.model_validate(json.loads(json.dumps(dump_towers(recipe))))
+    assert (read.query, read.label, read.model) == (recipe.query, recipe.label, recipe.model)
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def onnx_models(
     """
     sides = list(exported(recipe, towers))
     job = {
-        "recipe": recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS),
+        "recipe": dump_towers(recipe),
         "vocabulary_rows": vocabulary_rows,
         "numbers": numbers,
         "sides": sides,
@@ -119,6 +119,14 @@ def onnx_models(
         else:
             _export_in_child(job, values, work)
         return {side: (work / f"{side}.onnx").read_bytes() for side in sides}
+
+
+def dump_towers(recipe: Recipe) -> dict[str, Any]:
+    """Dump the sections of a recipe that define its towers, as a recipe for a child process."""
+    # Sampler `full` is allowed with all towers; the default, `in_batch`, is not allowed with sequences.
+    return recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS) | {
+        "loss": {"sampler": "full", "weight": "unit"}
+    }
 
 
 def _weights(towers: Towers) -> list[keras.Variable]:
