@@ -84,7 +84,7 @@ class FolderEvents:
         self._bytes, self._counting = 0, threading.Lock()
         self._segment: Segment | None = None
         self._trouble: str | None = None
-        self._closing, self._ended = threading.Event(), threading.Event()
+        self._closing, self._ended, self._all_written = threading.Event(), threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._write_all, "events"), (self._tidy_all, "events-tidy"))
@@ -127,6 +127,7 @@ class FolderEvents:
             if self._segment is not None and self._segment.full(self._clock()):
                 self._end_segment()
         self._end_segment()
+        self._all_written.set()
         self._ended.set()
 
     def _next(self) -> list[_Waiting]:
@@ -170,9 +171,10 @@ class FolderEvents:
 
     def _tidy_all(self) -> None:
         while True:
-            closing = self._closing.is_set()
+            # Not `_closing`: the writer may still hold the last segment then.
+            is_last = self._all_written.is_set()
             self._tidy()
-            if closing:
+            if is_last:
                 return
             self._ended.wait(_SEGMENT_SECONDS)
             self._ended.clear()

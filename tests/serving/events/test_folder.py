@@ -217,6 +217,16 @@ def test_clock_ahead_deletes_nothing(tmp_path: Path) -> None:
     assert kept_since(tmp_path) == 0
 
 
+def test_close_converts_the_last_segment_after_the_writer_has_ended_it(tmp_path: Path) -> None:
+    events = opened(tmp_path)
+    events.append([line("a")]).result(10)
+    events._closing.set()
+    events._ended.set()  # the other thread tidies up while the writer still has the segment
+    time.sleep(0.1)
+    events.close()
+    assert names(tmp_path) == [".parquet"]
+
+
 def test_files_are_private(tmp_path: Path) -> None:
     events = opened(tmp_path)
     events.append([line("a")]).result(10)
