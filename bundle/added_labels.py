@@ -73,7 +73,7 @@ class LabelAdder:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._rows = bundle.labels.row_of
+        self._rows = bundle.labels.rows_by_id
         self._display = DisplayColumns(bundle.labels.display)
         self._columns = frozenset(bundle.labels.display.column_names)
         self._rarest = int(bundle.labels.log_pi.argmin())

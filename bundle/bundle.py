@@ -369,7 +369,7 @@ def _check_seen(seen_N2: Int32, queries: int, labels: int) -> None:
 def _check_labels(bundle: Bundle) -> None:
     manifest, labels, count = bundle.manifest, bundle.labels, bundle.manifest.labels
     require("labels.arrow has a row per label", len(labels.ids) == count, f"{count} rows", f"{len(labels.ids)} rows")
-    labels.row_of.check("labels.arrow")
+    labels.rows_by_id.check("labels.arrow")
     require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
     _require_distribution("log_pn", labels.log_pn)
     has_column, expected = labels.log_popularity is not None, manifest.kappa_popularity is not None

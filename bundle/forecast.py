@@ -284,16 +284,16 @@ class Forecast:
             offset=offset,
         )  # fmt: skip
 
-    def exists_at(self, time: float) -> Bools:
+    def find_existing(self, time: float) -> Bools:
         """Compute which labels exist at a time, in seconds since 1970, bool [L]."""
         return ~(self._since > time)  # NaN, a missing date, counts as existing
 
     @cached_property
     def log_base(self) -> Float64:
         """Compute the log of the smoothed base sum times the calendar, float64 [L]."""
-        return self.log_base_by(self.settings.base, self.settings.smoothing)
+        return self.compute_log_base(self.settings.base, self.settings.smoothing)
 
-    def log_base_by(self, base: int, smoothing: float) -> Float64:
+    def compute_log_base(self, base: int, smoothing: float) -> Float64:
         """Compute `log_base` by another half-life and smoothing, float64 [L]."""
         return np.log(self._even_sums[:, base] + self._added(base, smoothing)) + self._log_ahead
 
@@ -317,7 +317,7 @@ class Forecast:
         Args:
             include_future: include labels whose date lies within the horizon; a service leaves them out.
         """
-        exists_L = self.exists_at(self.settings.end if include_future else self.settings.until)
+        exists_L = self.find_existing(self.settings.end if include_future else self.settings.until)
         highest = float(self._log_rates[exists_L].max(initial=-np.inf)) if exists_L.any() else 0.0
         shares_L = np.where(exists_L, np.exp(self._log_rates - highest), 0.0)
         return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
@@ -397,8 +397,13 @@ class Forecast:
     def groups(self) -> Int64:
         """Find every label's row of the calendar, int64 [L]."""
         assert self.settings.calendar is not None
-        coded, row_of = self._coded(self.settings.calendar.feature), self._calendar_rows
-        row_C = np.array([*(row_of.get(value, len(row_of)) for value in coded.dictionary.to_pylist()), len(row_of)])
+        coded, calendar_rows = self._coded(self.settings.calendar.feature), self._calendar_rows
+        row_C = np.array(
+            [
+                *(calendar_rows.get(value, len(calendar_rows)) for value in coded.dictionary.to_pylist()),
+                len(calendar_rows),
+            ]
+        )
         return np.asarray(row_C.astype(np.int64)[np.asarray(coded.indices.fill_null(len(coded.dictionary)))])
 
     @cached_property
@@ -430,8 +435,8 @@ class Forecast:
         """Compute `_log_ahead` of new labels, float64 [M]."""
         if self._log_ahead_by_group is None or self.settings.calendar is None:
             return np.zeros(len(values_M))
-        feature, row_of = self.settings.calendar.feature, self._calendar_rows
-        rows_M = [row_of.get(id_text(values.get(feature)) or "", len(row_of)) for values in values_M]
+        feature, calendar_rows = self.settings.calendar.feature, self._calendar_rows
+        rows_M = [calendar_rows.get(id_text(values.get(feature)) or "", len(calendar_rows)) for values in values_M]
         return np.asarray(self._log_ahead_by_group[np.array(rows_M, np.int64)])
 
     @cached_property
@@ -443,7 +448,7 @@ class Forecast:
 
     @cached_property
     def _log_total(self) -> float:
-        exists_L = self.exists_at(self.settings.until)
+        exists_L = self.find_existing(self.settings.until)
         return float(np.logaddexp.reduce(self._log_rates[exists_L if exists_L.any() else slice(None)]))
 
     @cached_property

@@ -50,7 +50,7 @@ class Labels:
     __repr__ = one_line
 
     @cached_property
-    def row_of(self) -> IdRows:
+    def rows_by_id(self) -> IdRows:
         """Get the row of every label by id, with the order of the ids."""
         stored = self.stored_rows
         return stored if stored is not None and stored.ids is self.ids else IdRows(self.ids)
@@ -75,7 +75,7 @@ class Labels:
             "count": self.counts,
             "log_pn": self.log_pn,
             "bucket": self.buckets,
-            ORDER: self.row_of.order,
+            ORDER: self.rows_by_id.order,
         }
         if self.bias is not None:
             columns["bias"] = self.bias

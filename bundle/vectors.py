@@ -168,11 +168,11 @@ def bundle_from_vectors(
         named = facts.pairs.query_ids is None or (queries is not None and len(facts.pairs.query_ids) == len(queries_CD))
         require("every query has an id", named, f"{len(queries_CD)} ids, and queries", "others")
 
-        def scores_of(row: int) -> Float32:
+        def score_labels(row: int) -> Float32:
             scores_L: Float32 = vectors_LD @ queries_CD[row] / np.float32(temperature)
             return scores_L if bias_L is None else scores_L + bias_L
 
-        term, remembered = _chosen_together(facts.pairs, ids, scores_of)
+        term, remembered = _chosen_together(facts.pairs, ids, score_labels)
     log_pi_L, buckets = log_frequencies(counts_L).astype(np.float32), Buckets.by_quantile(counts_L)
     noise = "π" if facts.noise is None else "a given column"
     labels = Labels(
@@ -192,7 +192,7 @@ def bundle_from_vectors(
 
 
 def _chosen_together(
-    pairs: ChosenTogether, ids: pa.Array, scores_of: Callable[[int], Float32]
+    pairs: ChosenTogether, ids: pa.Array, score_labels: Callable[[int], Float32]
 ) -> tuple[Cooccurrence, Remembered | None]:
     """Make W of pairs, by a walk, and what is remembered of their queries.
 
@@ -200,7 +200,7 @@ def _chosen_together(
     calibration queries choose.
 
     Args:
-        scores_of: scores of the labels for a calibration query without the term, float32 [L].
+        score_labels: scores of the labels for a calibration query without the term, float32 [L].
     """
     rows = pc.index_in(pairs.table["label_id"].cast(ids.type).combine_chunks(), ids)
     is_known = pc.and_(rows.is_valid(), pairs.table["query_id"].combine_chunks().is_valid())
@@ -228,7 +228,9 @@ def _chosen_together(
     term = term.scaled(_DEVIATION / deviation if deviation > 0 else 1.0)
     if pairs.query_ids is not None:
         numbers = pc.index_in(pairs.query_ids.cast(pa.string()), names_Q).fill_null(-1)
-        weight = _weight_of_last_pairs(log, histories_Q, np.asarray(numbers).astype(np.int64), term.settings, scores_of)
+        weight = _weight_of_last_pairs(
+            log, histories_Q, np.asarray(numbers).astype(np.int64), term.settings, score_labels
+        )
         term = term.scaled(1.0, default=weight)
     if not pairs.remembered:
         return term, None
@@ -240,7 +242,7 @@ def _weight_of_last_pairs(
     histories_Q: Sequence[Int64],
     numbers_C: Int64,
     settings: CooccurrenceSettings,
-    scores_of: Callable[[int], Float32],
+    score_labels: Callable[[int], Float32],
 ) -> float:
     """Choose ω by recall@20 of the last pairs of calibration queries, which W does not know; the least of equals.
 
@@ -250,13 +252,13 @@ def _weight_of_last_pairs(
     rows = [row for row, query in enumerate(numbers_C) if query >= 0 and len(histories_Q[query]) > 1][:_QUERIES]
     last_P = np.append(log.queries[1:] != log.queries[:-1], True) & np.isin(log.queries, numbers_C[rows])
     others = LogPairs(log.queries[~last_P], log.labels[~last_P])
-    labels = len(scores_of(0))
+    labels = len(score_labels(0))
     term = cooccurrences(others, labels, [settings])[0].scaled(settings.scale)
     hits_W = np.zeros(len(_WEIGHTS), np.int64)
     for row in rows:
         history_H = histories_Q[numbers_C[row]]
         earlier_H, target = history_H[:-1], history_H[-1]
-        scores_L = scores_of(row)
+        scores_L = score_labels(row)
         scores_L[earlier_H[earlier_H != target]] = -np.inf
         rows_C, values_C = term.term(earlier_H)
         for w, weight in enumerate(_WEIGHTS):

@@ -61,7 +61,7 @@ class WeighedPairs(NamedTuple):
         """Select a range of the pairs."""
         return WeighedPairs(*(column[rows] for column in self))  # type: ignore[arg-type]  # of several types
 
-    def between(self, after: float, until: float) -> WeighedPairs:
+    def select_between(self, after: float, until: float) -> WeighedPairs:
         """Select the pairs later than `after`, up to `until`."""
         return self.select(slice(*np.searchsorted(self.times_N, (after, until), side="right")))
 

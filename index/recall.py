@@ -101,7 +101,7 @@ class Calibration:
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         return rows_QK, hits_QK
 
-    def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
+    def measure_labels(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
         """Compute recall of some labels, bool [L], at every dial point; 1 where exact answers hold too few."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         hits_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
@@ -142,7 +142,7 @@ def usual_dial_points(bundle: Bundle) -> list[DialPoint]:
     """List pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     table = range(len(priors.from_table))
-    corners = {_at(defaults, table, ends) for ends in _corners(priors.from_table)}
+    corners = {_replace_weights(defaults, table, ends) for ends in _corners(priors.from_table)}
     dial, popularity, lambdas = bundle.manifest.bias_removal, 0.0, [0.0]
     if bundle.proposal is not None:
         popularity = bundle.manifest.popularity.default
@@ -168,16 +168,20 @@ def derived_dial_points(bundle: Bundle) -> list[DialPoint]:
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]
     limits = [(priors.settings[at].minimum, priors.settings[at].maximum) for at in bonuses]
-    weights = {_at(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
-    weights |= {_at(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
+    weights = {_replace_weights(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
+    weights |= {_replace_weights(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
     for at, prior in enumerate(priors.settings):
         parts = {"number": _PARTS[:2], "answers": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
-        weights |= {_at(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts}
+        weights |= {
+            _replace_weights(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts
+        }
     noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
     return [(noise, bundle.manifest.popularity.default, weights_P) for weights_P in sorted(weights - {defaults})]
 
 
-def _at(defaults: tuple[float, ...], numbers: Sequence[int], weights: Sequence[float]) -> tuple[float, ...]:
+def _replace_weights(
+    defaults: tuple[float, ...], numbers: Sequence[int], weights: Sequence[float]
+) -> tuple[float, ...]:
     """Replace the weights of some priors."""
     weight_of = dict(zip(numbers, weights, strict=True))
     return tuple(weight_of.get(number, default) for number, default in enumerate(defaults))

@@ -86,10 +86,10 @@ class IndexSpec:
         If the width is larger than `dim`, rows and queries are padded with zeros, which changes no score. The number of
         lists is `list_count`, or follows from the number of labels.
         """
-        count = list_count or lists_for(labels)
+        count = list_count or choose_list_count(labels)
 
         def lists(width: int) -> str:
-            quantizer = quantizer_for(count, width, self.device)
+            quantizer = choose_quantizer(count, width, self.device)
             return f"IVF{count}" + ("" if quantizer == "Flat" else f"({quantizer})")
 
         match self.kind(labels):
@@ -113,12 +113,12 @@ class IndexSpec:
         raise SpecError(f"index spec {self.text!r}: expected one that FAISS builds, received one of Milvus")
 
 
-def quantizer_for(lists: int, width: int, device: Device) -> str:
+def choose_quantizer(lists: int, width: int, device: Device) -> str:
     """Get the FAISS factory string of the index of centroids, which finds the nearest lists."""
     return f"PQ{width}x4fs,RFlat" if lists >= _CODED_LISTS and device == "cpu" else "Flat"
 
 
-def lists_for(labels: int) -> int:
+def choose_list_count(labels: int) -> int:
     """Choose the number of lists: 4 √N, and beyond a million labels N / 250, at most 8 √N, with labels for k-means."""
     # More than the usual 4 √N lists pay for large catalogues, because centroids are then found by codes.
     root = math.sqrt(labels)

@@ -36,17 +36,17 @@ def read_pairs(
     def columns(opened: OpenedFile, number: int) -> dict[str, tuple[str, str]]:
         expressions: dict[str, tuple[str, str]] = {"file": (f"{number}::INTEGER", "INTEGER")}
         for role in ("query_id", "label_id", "event"):
-            name = name_in(opened, role)
+            name = find_name(opened, role)
             if role == "event" and (settings.event is None or name not in opened.names):
                 expressions[role] = "NULL", "VARCHAR"
             else:
                 expressions[role] = id_expression(opened, name, *opened.column(name))
-        name, weight = name_in(opened, "weight"), None
+        name, weight = find_name(opened, "weight"), None
         if settings.weight is not None and name in opened.names:
             weight = to_number(*opened.column(name))
         expressions["weight"] = weight or "NULL", "DOUBLE"
         if timed:
-            name = name_in(opened, "timestamp")
+            name = find_name(opened, "timestamp")
             value, kind = opened.column(name)
             seconds, micros = to_number(value, kind), to_micros(value, kind)
             if seconds is None and micros is None:
@@ -54,7 +54,7 @@ def read_pairs(
             expressions |= {"number": (seconds or "NULL", "DOUBLE"), "micros": (micros or "NULL", "BIGINT")}
         return expressions
 
-    def name_in(opened: OpenedFile, role: str) -> str:
+    def find_name(opened: OpenedFile, role: str) -> str:
         name: str = getattr(settings, role) or ""
         return _OF_EXPORT.get(role, name) if name not in opened.names else name
 

@@ -27,11 +27,11 @@ Tree = dict[str, Any]
 
 def rename_files(query: str, change: Callable[[Path], Path | str]) -> str:
     """Replace the paths of files in a query; URLs stay."""
-    tree, tables = _parsed(query)
+    tree, tables = _parse(query)
     for table in tables:
         if isinstance(source := _source(table), Path):
             _rename(table, str(change(source)))
-    return _text(tree)
+    return _print(tree)
 
 
 def find_all_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
@@ -41,7 +41,7 @@ def find_all_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
         if not is_query(source):
             files += find_files(source)
             continue
-        for inner_source in dict.fromkeys(map(_source, _parsed(str(source))[1])):
+        for inner_source in dict.fromkeys(map(_source, _parse(str(source))[1])):
             files += find_files(inner_source)
     return files
 
@@ -54,7 +54,7 @@ def open_query(database: Database, query: str, view: Callable[[list[DataFile], P
     Args:
         view: creates a view of the files of a source, and returns its name.
     """
-    tree, tables = _parsed(query)
+    tree, tables = _parse(query)
     views: dict[Path | str, str] = {}
     for table in tables:
         source = _source(table)
@@ -63,16 +63,16 @@ def open_query(database: Database, query: str, view: Callable[[list[DataFile], P
         _rename(table, views[source])
     modifiers = tree["statements"][0]["node"]["modifiers"]
     ordered = [modifier for modifier in modifiers if modifier["type"] == "ORDER_MODIFIER"]
-    keeps = _keeps_order(database, _text(tree))
+    keeps = _keeps_order(database, _print(tree))
     if ordered or not keeps:
-        columns = range(1, 1 + len(database.rows(f"DESCRIBE {_text(tree)}")))
-        by_all = _serialized(f"SELECT 1 ORDER BY {', '.join(map(str, columns))}")["statements"][0]["node"]["modifiers"]
+        columns = range(1, 1 + len(database.rows(f"DESCRIBE {_print(tree)}")))
+        by_all = _serialize(f"SELECT 1 ORDER BY {', '.join(map(str, columns))}")["statements"][0]["node"]["modifiers"]
         if ordered:
             ordered[0]["orders"] += by_all[0]["orders"]
         else:
             distinct = sum(modifier["type"] == "DISTINCT_MODIFIER" for modifier in modifiers)
             modifiers[distinct:distinct] = by_all
-    return f"({_text(tree)})", keeps
+    return f"({_print(tree)})", keeps
 
 
 @functools.cache
@@ -81,22 +81,22 @@ def _parser() -> duckdb.DuckDBPyConnection:
     return duckdb.connect(config={"threads": 1})
 
 
-def _serialized(query: str) -> Tree:
+def _serialize(query: str) -> Tree:
     with _parser().cursor() as connection:
         (row,) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     tree: Tree = json.loads(row[0])
     return tree
 
 
-def _text(tree: Tree) -> str:
+def _print(tree: Tree) -> str:
     with _parser().cursor() as connection:
         (row,) = connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(tree)]).fetchall()
     return str(row[0])
 
 
-def _parsed(query: str) -> tuple[Tree, list[Tree]]:
+def _parse(query: str) -> tuple[Tree, list[Tree]]:
     """Parse a query; returns its tree and the nodes that name files. Raises DataError if it reads anything else."""
-    line, tree = shorten_query(query), _serialized(query)
+    line, tree = shorten_query(query), _serialize(query)
     if tree["error"]:
         is_other_statement = tree["error_type"] == "not implemented"
         raise DataError(

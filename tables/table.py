@@ -104,9 +104,9 @@ class Table:
         """Detect the types of the columns of text files by all of their values."""
         texts = [name for name, kind in self.kinds.items() if kind == TEXT and (names is None or name in names)]
         for start in range(0, len(texts), _AT_ONCE):
-            self._find_types_of(texts[start : start + _AT_ONCE])
+            self._find_column_types(texts[start : start + _AT_ONCE])
 
-    def _find_types_of(self, texts: list[str]) -> None:
+    def _find_column_types(self, texts: list[str]) -> None:
         fits = {name: [*text_types("")] for name in texts}
         few = f"(SELECT * FROM {self.name} LIMIT {_FEW})"
         for source in (few, self.name):  # a few rows rule most types out
@@ -154,13 +154,13 @@ class Table:
 
 
 def read_table(
-    database: Database, files: Sequence[DataFile], columns_of: Columns, title: str, errors: list[str] | None = None, *,
-    views: Collection[str] = (),
+    database: Database, files: Sequence[DataFile], read_columns: Columns, title: str,
+    errors: list[str] | None = None, *, views: Collection[str] = (),
 ) -> Table:  # fmt: skip
     """Read columns of some files into one table.
 
     Args:
-        columns_of: returns expression and type of each column, by name, for a file and its number. A name may have a
+        read_columns: returns expression and type of each column, by name, for a file and its number. A name may have a
             role, `role:name`, which messages leave out.
         title: name of the files in messages.
         errors: gets the errors of files, which are then left out; None raises them.
@@ -171,7 +171,7 @@ def read_table(
     for number, file in enumerate(files):
         try:
             opened_file = open_file(database, file)
-            opened.append((number, opened_file, columns_of(opened_file, number)))
+            opened.append((number, opened_file, read_columns(opened_file, number)))
         except EmptyFileError as error:
             empty.append(error)
             database.empty_files.append(file.name)
@@ -278,8 +278,8 @@ def create_view(database: Database, files: Sequence[DataFile], title: str) -> tu
 def _kinds(columns: Sequence[dict[str, tuple[str, str]]], title: str) -> dict[str, str]:
     """Find one type for each column of some files; raises DataError if there is none."""
     kinds: dict[str, str] = {}
-    for name in dict.fromkeys(name for of_file in columns for name in of_file):
-        types = {of_file[name][1] for of_file in columns if name in of_file}
+    for name in dict.fromkeys(name for file_columns in columns for name in file_columns):
+        types = {file_columns[name][1] for file_columns in columns if name in file_columns}
         kind = one_type(types)
         if kind is None:
             raise DataError(

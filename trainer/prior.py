@@ -88,7 +88,7 @@ class _Origin(NamedTuple):
     @property
     def available(self) -> Bools:
         """Mask labels that are available within the horizon, bool [L]."""
-        return self.forecast.exists_at(self.forecast.settings.end)
+        return self.forecast.find_existing(self.forecast.settings.end)
 
 
 def forecast_after(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast | None:
@@ -147,7 +147,7 @@ def _fitted(empty: Forecast, log: WeighedPairs, origin_times: list[float], withi
     """
     horizon, begin = empty.settings.horizon, float(log.times_N[0])
     last = float(log.times_N[-1]) - horizon
-    once = float((1 - np.exp2(-log.between(-np.inf, last).gaps_N / horizon)).sum())
+    once = float((1 - np.exp2(-log.select_between(-np.inf, last).gaps_N / horizon)).sum())
     settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
     origins = _origins(replace(empty, settings=settings), log, [*origin_times[:-within][-_CHOOSING:], origin_times[-1]])
     settings, nats = _with_base(settings, origins)
@@ -249,11 +249,11 @@ def _origins(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> I
     """Yield the origins of a log, by time."""
     forecast, previous, horizon = empty, -np.inf, empty.settings.horizon
     for origin in origin_times:
-        added = log.between(previous, origin)
+        added = log.select_between(previous, origin)
         forecast, labels = forecast.counted(added, origin), len(forecast.first)
-        if not forecast.exists_at(origin).any():
+        if not forecast.find_existing(origin).any():
             raise _none_there(origin, empty.settings.since)
-        coming = log.between(origin, origin + horizon)
+        coming = log.select_between(origin, origin + horizon)
         yield _Origin(forecast, coming.pairs_after(origin, labels), coming.votes_after(origin, labels))
         previous = origin
 
@@ -287,7 +287,7 @@ def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Foreca
 def _gain(forecast: Forecast, log: WeighedPairs, seconds: float) -> float:
     """Compute the gain by a forecast's calendar, nats a pair."""
     start = forecast.settings.until
-    later = log.between(start, start + seconds)
+    later = log.select_between(start, start + seconds)
     assert forecast.calendar is not None
     gains_N = forecast.calendar.gains(forecast.groups[later.labels_N], later.times_N)
     return _mean(gains_N, later.once_after(start))
@@ -301,7 +301,7 @@ def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt
     """Measure decayed counts and the calendar in the last period, by weekday and six hours, UTC."""
     start = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [start])
-    forecast, later = origin.forecast.kinds()["decayed"], log.between(start, np.inf)
+    forecast, later = origin.forecast.kinds()["decayed"], log.select_between(start, np.inf)
     plain = replace(forecast, settings=forecast.settings.model_copy(update={"calendar": None}), seasons=None)
     nats_N, weights_N = plain.log_shares(include_future=True)[later.labels_N], later.once_after(start)
     gains_N = np.zeros(len(nats_N))
@@ -322,7 +322,9 @@ def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt
 def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
     """Choose half-life and smoothing; the last origin measures the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
-    *choosing_OG, last_G = [[origin.nats(origin.forecast.log_base_by(*pair)) for pair in grid] for origin in origins]
+    *choosing_OG, last_G = [
+        [origin.nats(origin.forecast.compute_log_base(*pair)) for pair in grid] for origin in origins
+    ]
     mean_G = np.mean(choosing_OG, axis=0)
     best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
     base, smoothing = grid[best]
@@ -334,7 +336,7 @@ def _nats_of_votes(empty: Forecast, log: WeighedPairs, origin_times: list[float]
     """Compute the mean log-probability of a vote at some origins."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
-        [origin.nats_of_votes(origin.forecast.log_base_by(*pair)) for pair in grid]
+        [origin.nats_of_votes(origin.forecast.compute_log_base(*pair)) for pair in grid]
         for origin in _origins(empty, log, origin_times)
     ]
     return float(np.mean(nats_OG, axis=0).max())

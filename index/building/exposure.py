@@ -48,18 +48,18 @@ class DialExposure:
         self._taste_CL: Float32 = queries_CE @ bundle.rows().T / np.float32(bundle.manifest.temperature)
         self._log_noise_L: Float32 = bundle.labels.log_pn
         self._buckets_L = bundle.labels.buckets
-        self._at: dict[float, AnswerShares] = {}
+        self._measured: dict[float, AnswerShares] = {}
 
-    def at(self, bias_removal: float) -> AnswerShares:
+    def measure(self, bias_removal: float) -> AnswerShares:
         """Measure the answers at one λ."""
-        if bias_removal not in self._at:
+        if bias_removal not in self._measured:
             shown_L = np.zeros(len(self._log_noise_L), np.int64)
             dial_L = np.float32(bias_removal) * self._log_noise_L
             for taste_L in self._taste_CL:
                 shown_L[np.argpartition(taste_L + dial_L, -self.k)[-self.k :]] += 1
             shares = np.bincount(self._buckets_L, shown_L, minlength=len(BUCKET_NAMES)) / shown_L.sum()
-            self._at[bias_removal] = AnswerShares(bias_removal, shares, float((shown_L > 0).mean()))
-        return self._at[bias_removal]
+            self._measured[bias_removal] = AnswerShares(bias_removal, shares, float((shown_L > 0).mean()))
+        return self._measured[bias_removal]
 
     def useful_range(self) -> tuple[float, float] | None:
         """Find the λ between which the head goes from a 20th to 19 of 20 places; None if no λ does that."""
@@ -74,14 +74,14 @@ class DialExposure:
         """Find the λ at which the head's share passes another one, by bisection; the share grows with λ."""
         low, high = -step, step
         for _ in range(_DOUBLINGS):
-            if self.at(low).shares[0] < share <= self.at(high).shares[0]:
+            if self.measure(low).shares[0] < share <= self.measure(high).shares[0]:
                 break
             low, high = 2 * low, 2 * high
         else:
             return None
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if self.at(middle).shares[0] >= share else (middle, high)
+            low, high = (low, middle) if self.measure(middle).shares[0] >= share else (middle, high)
         return (low + high) / 2
 
 
@@ -97,7 +97,7 @@ def describe_exposure(bundle: Bundle, temperature: float) -> Iterator[str]:
         yield "λ: no λ was found between which the head's share of the answers goes from 5 % to 95 %"
     points = sorted({0.0, *(_rounded(value) for value in np.linspace(*(ends or (-1.0, 2.0)), _POINTS))})
     yield f"λ: exact answers of {exposure.queries:,} example queries, {exposure.k} places each"
-    for point in map(exposure.at, points):
+    for point in map(exposure.measure, points):
         shares = ", ".join(
             f"{name} {share:.0%}" for name, share in zip(BUCKET_NAMES, point.shares, strict=True) if share
         )

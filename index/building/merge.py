@@ -77,7 +77,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
             f"{source.path}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again "
             "with the new labels among the data; hidden labels stay hidden by the service's state"
         )
-    rows, adder = source.labels.row_of, LabelAdder(source)
+    rows, adder = source.labels.rows_by_id, LabelAdder(source)
     changed = (adder.find_change(changes, id_) for id_ in dict.fromkeys(record.id for record in changes.records()))
     upserts = [upsert for upsert in changed if upsert is not None]
     added, skipped = adder.add(upserts)

@@ -283,7 +283,7 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
     columns = [
         CollectionColumn(name=name, field=f"value_{i}", presence_field=f"known_{i}", type=type_)
         for i, name in enumerate(names)
-        if (type_ := _type_of(display.schema.field(name).type)) is not None
+        if (type_ := _field_type(display.schema.field(name).type)) is not None
     ]
     if OWN_FIELDS + 2 * len(columns) > MOST_FIELDS:
         raise SpecError(
@@ -294,7 +294,7 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
     return CollectionRecord(name=name, head=head, lists=lists, columns=columns, server=server.version())
 
 
-def _type_of(type_: pa.DataType) -> Any:
+def _field_type(type_: pa.DataType) -> Any:
     """Return the type of a column's field; None for a column that filters do not support."""
     plain = type_.value_type if pa.types.is_dictionary(type_) else type_
     match filter_kind(type_):

@@ -110,7 +110,7 @@ class PriorTable:
         except DataError as error:
             raise PriorsError(str(error)) from error
         # `_values` appends a NaN row, which labels that the table lacks point at.
-        rows_L = _rows_of(self.path, ids, bundle, progress)
+        rows_L = _find_table_rows(self.path, ids, bundle, progress)
         values_LP = np.stack([values[name][rows_L] for name in names], axis=1)
         missing_P = self._fill(values_LP, names, bundle)
         filled_LP: Float32 = np.where(np.isnan(values_LP), missing_P, values_LP).astype(np.float32)
@@ -192,7 +192,7 @@ class PriorTable:
     def _setting(self, name: str, values_L: Float32, missing: float, bundle: Bundle, before: Prior | None) -> Prior:
         limits = self.limits.get(name)
         if limits is None and before is None:
-            limits = _limits_of(values_L)
+            limits = _choose_limits(values_L)
         elif limits is None and before is not None:
             limits = Limits(before.minimum, before.maximum, before.default)
         assert limits is not None
@@ -236,7 +236,7 @@ class PriorSpec:
         declared = [_derived(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
         for name, limits in self.slopes.items():
             numbers = _numbers(f"slope.{name}", "number", bundle)
-            limits = _limits_of(numbers) if limits is None else limits
+            limits = _choose_limits(numbers) if limits is None else limits
             declared.append(_derived(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
         for name, half_life in self.decay.items():
             days, limits = _numbers(f"decay.{name}", "date", bundle), Limits(0.0, _per_day(name, half_life))
@@ -260,7 +260,7 @@ class PriorSpec:
         for prior in (*buckets, *declared):
             # Values of answers follow later, with about the spread of log π.
             answered = prior.source == "answers"
-            columns.append(np.zeros(len(bundle.embeddings), np.float32) if answered else _values_of(prior, bundle))
+            columns.append(np.zeros(len(bundle.embeddings), np.float32) if answered else _compute_values(prior, bundle))
             spread = _SPREAD_OF_DATES if prior.source == "date" else 1.0
             kappa = fitted_scale(bundle.embeddings, bundle.labels.log_pi if answered else columns[-1])
             settings.append(prior.model_copy(update={"kappa": spread * kappa}))
@@ -282,7 +282,7 @@ def _per_day(name: str, half_life: str) -> float:
         raise PriorsError(f"decay.{name}: {error}") from error
 
 
-def _values_of(prior: Prior, bundle: Bundle) -> Float32:
+def _compute_values(prior: Prior, bundle: Bundle) -> Float32:
     """Compute the values of a bundle's labels, float32 [L]; raises PriorsError."""
     display = bundle.labels.display
     if unknown := [name for name in prior.filter if name not in display.column_names]:
@@ -306,7 +306,7 @@ def _numbers(name: str, kind: FilterKind, bundle: Bundle) -> Float64:
     return numbers_L[np.isfinite(numbers_L)]
 
 
-def _limits_of(values_L: Float32 | Float64) -> Limits:
+def _choose_limits(values_L: Float32 | Float64) -> Limits:
     """Choose limits at which one standard deviation adds 3 nats."""
     deviation = float(np.std(values_L, dtype=np.float64))
     reach = float(f"{_LIMIT_IN_NATS / deviation:.1g}") if deviation > 0 else 1.0
@@ -318,7 +318,7 @@ def _columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
     return expressions | {LABEL_COLUMN: id_expression(opened, LABEL_COLUMN, *expressions[LABEL_COLUMN])}
 
 
-def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
+def _find_table_rows(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
     """Find the table's row of every label, int64 [L]; labels that the table lacks get its length.
 
     An id that is not a label's is read as the boolean or whole number that it spells.

@@ -192,7 +192,7 @@ def _current(releases: Releases) -> str:
 
 def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bundle:
     """Take label changes into a bundle, if they add labels."""
-    if bundle.proposal is not None or all(id_ in bundle.labels.row_of for id_ in changes.upserts):
+    if bundle.proposal is not None or all(id_ in bundle.labels.rows_by_id for id_ in changes.upserts):
         return bundle
     changed, report = with_changes(bundle, changes, hide=False)
     if report.skipped:

@@ -17,7 +17,7 @@ from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
 from longtail.index.recall import ROWS_AT_ONCE, Calibration, derived_dial_points
 from longtail.index.search.faiss_index import FaissIndex, pad
-from longtail.index.spec import IndexSpec, lists_for, quantizer_for
+from longtail.index.spec import IndexSpec, choose_list_count, choose_quantizer
 
 _TRAINING_ROWS_PER_LIST = 64
 """k-means rows per list: enough for stable lists, and a million labels train in seconds."""
@@ -90,7 +90,7 @@ def make_index(
         scales_E[dim - added :] = SPREAD
         head_lists = 0
         head, scaled_LE = min(_HEAD, int(_HEAD_SHARE * labels)), rows_LE[order_L] / scales_E
-        centroids = [cluster(scaled_LE[head:], lists_for(labels - head), device)]
+        centroids = [cluster(scaled_LE[head:], choose_list_count(labels - head), device)]
         if head:
             head_lists = max(1, head // ROWS_PER_HEAD_LIST)
             centroids.append(cluster(scaled_LE[:head], head_lists, device))
@@ -157,7 +157,7 @@ def train_index(
 
 def _quantizer(lists: int, width: int, device: Device) -> Any:
     """Create an empty index of centroids that finds the nearest by distance, on the GPU if the build runs there."""
-    quantizer = faiss.index_factory(width, quantizer_for(lists, width, device), faiss.METRIC_L2)
+    quantizer = faiss.index_factory(width, choose_quantizer(lists, width, device), faiss.METRIC_L2)
     if isinstance(quantizer, faiss.IndexRefine):
         quantizer.k_factor = _COMPARED_EXACTLY
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, quantizer) if device == "gpu" else quantizer

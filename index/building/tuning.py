@@ -206,7 +206,9 @@ def tune_dial_params(
         least: dict[int, SearchParamsAt] = {}
         for params in (*cheaper, most):
             rows_QK, hits_QK = calibration.search(searcher.with_params(params), k)
-            frequent = calibration.recall_of(frequent_L, rows_QK, hits_QK) if params != most else [1.0] * len(enough)
+            frequent = (
+                calibration.measure_labels(frequent_L, rows_QK, hits_QK) if params != most else [1.0] * len(enough)
+            )
             for i, point in enumerate(calibration.recall(hits_QK)):
                 if i not in least and min(point.recall, frequent[i]) >= min(target, enough[i].recall):
                     least[i] = SearchParamsAt(**dict(point), k=k, params=params)

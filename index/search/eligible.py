@@ -62,7 +62,7 @@ class Eligible:
         """Intersect the set with a mask, bool [L]."""
         return Eligible(self._bits & np.packbits(mask_L, bitorder="little"), self.labels)
 
-    def within(self, visible: Eligible) -> Eligible:
+    def intersect(self, visible: Eligible) -> Eligible:
         """Intersect the set with another set."""
         return self if visible.is_complete else Eligible(self._bits & visible._bits, self.labels)
 

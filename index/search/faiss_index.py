@@ -124,7 +124,7 @@ class FaissIndex:
             fetch = max(k, MEASURED_DEPTH) * (math.ceil(params.k_factor * boost) if filtered else params.k_factor)
         fetch = min(fetch, self.labels)
         # The few best of a selection need as many lists as its hundred best.
-        nprobe = nprobe_for(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
+        nprobe = scale_nprobe(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)
         if self.gpu is not None and not params.head and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
@@ -160,7 +160,7 @@ class FaissIndex:
         labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
         # Labels that an unfiltered search of `nprobe` lists sees.
         seen_B = labels_BC[:, min(nprobe, self.list_count) - 1]
-        share_B = _at(eligible_BC, eligible_BC, seen_B) / _at(labels_BC, eligible_BC, seen_B)
+        share_B = _pick_values(eligible_BC, eligible_BC, seen_B) / _pick_values(labels_BC, eligible_BC, seen_B)
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         required_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
         # A list is visited if the lists before it hold fewer eligible labels than wanted.
@@ -273,7 +273,7 @@ class FaissIndex:
         return min(math.ceil(fetch / eligible.share) + min(ruled_out, _MARGIN), self.labels)
 
 
-def nprobe_for(params: SearchParams, k: int, share: float) -> int:
+def scale_nprobe(params: SearchParams, k: int, share: float) -> int:
     """Compute the number of lists to visit for k results where a share of labels is eligible."""
     depth = k / (MEASURED_DEPTH * share)
     return params.nprobe if depth <= 1 else math.ceil(params.nprobe * depth**_PROBES_PER_DEPTH)
@@ -294,7 +294,7 @@ def pad(rows_LE: Float32, width: int) -> Float32:
     return padded
 
 
-def _at(values_BC: Int64, eligible_BC: Int64, seen_B: Int64) -> Int64:
+def _pick_values(values_BC: Int64, eligible_BC: Int64, seen_B: Int64) -> Int64:
     """Return each query's value at the list that completes `seen_B` eligible labels, or all.
 
     Values are at least 1, so that they can be divided by.

@@ -28,7 +28,7 @@ from longtail.index.errors import EngineUnavailableError, LongtailIndexError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, SearchParams
 from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import Eligible
-from longtail.index.search.faiss_index import nprobe_for
+from longtail.index.search.faiss_index import scale_nprobe
 from longtail.index.search.filters import NO_FILTER, Filter
 from longtail.index.search.milvus_server import Answer, MilvusServer
 from longtail.index.search.searcher import (
@@ -366,7 +366,7 @@ class MilvusSearcher(Searcher):
         scores_BK, rows_BK = no_results(len(queries_BE), k)
         groups = group_queries(filters or [None] * len(queries_BE))
         seconds = self.collection.seconds * max(1, math.ceil(len(queries_BE) / MOST_QUERIES))
-        with self.collection.server.within(seconds):
+        with self.collection.server.time_limit(seconds):
             if len(groups) == 1:
                 return self._search_group(queries_BE, k, groups[0][1])
             # A copied context per search: the threads share the time limit.
@@ -391,7 +391,7 @@ class MilvusSearcher(Searcher):
             if self._is_short(first):
                 return self._exact.top(queries_bE, rows_R[self._visible.contains(rows_R)], k)
             admitted, expression = Eligible.from_mask(first.mask(self._buckets_L)), match_rows(rows_R)
-            eligible = admitted.within(self._visible)
+            eligible = admitted.intersect(self._visible)
         else:
             buckets = ALL_BUCKETS if first.buckets is None else first.buckets
             admitted = self._with_hidden(buckets, first.selection or NO_MASK)
@@ -418,7 +418,7 @@ class MilvusSearcher(Searcher):
         fetch = math.ceil(k / visible) + min(len(dropped_R), _MARGIN)
         if fetch > MOST_RESULTS:
             return self._exact.top(queries_bE, eligible.rows, k)
-        hits = self.collection.search(queries_bE, fetch, nprobe_for(self.params, k, share), expression)
+        hits = self.collection.search(queries_bE, fetch, scale_nprobe(self.params, k, share), expression)
         return _drop(hits, dropped_R, k)
 
     def _fill_from_server(

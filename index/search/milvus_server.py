@@ -154,10 +154,10 @@ class MilvusServer:
         return MilvusServer(f"{self._uri}/{self._database}", self._token, self.seconds, self.loading_seconds)
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def time_limit(self, seconds: float) -> Iterator[None]:
         """Enter a context whose requests share one limit of seconds, instead of `self.seconds` each.
 
-        Threads that run in a copy of this context share the limit too. Inside another `within` the outer limit holds.
+        Threads that run in a copy of this context share the limit. Inside another such context the outer limit holds.
         """
         if _until.get() is not None:
             yield

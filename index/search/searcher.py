@@ -100,10 +100,10 @@ class Searcher:
         self._exact, self._scores_all = ExactRows(bundle), False
         self._buckets_L = bundle.labels.buckets
         self._visible = Eligible.from_mask(np.ones(self.labels, np.bool_))
-        self._all_of: _Sets = WeakKeyDictionary()
+        self._all_sets: _Sets = WeakKeyDictionary()
         """Sets by mask and buckets, hidden labels included, which the searchers of one index share."""
-        self._visible_of: _Sets = WeakKeyDictionary()
-        self._latest_of: _Sets = WeakKeyDictionary()
+        self._visible_sets: _Sets = WeakKeyDictionary()
+        self._latest_sets: _Sets = WeakKeyDictionary()
         """The same sets without hidden labels, each by the last searcher of one index that made it."""
 
     def with_params(self, params: SearchParams) -> Self:
@@ -121,16 +121,16 @@ class Searcher:
         searcher = copy.copy(self)
         searcher._visible = self._visible.without(rows_R)
         # The copy needs its own cache: its sets exclude the hidden labels.
-        searcher._visible_of = WeakKeyDictionary()
+        searcher._visible_sets = WeakKeyDictionary()
         return searcher
 
-    def within(self, eligible: Eligible) -> Self:
+    def restrict(self, eligible: Eligible) -> Self:
         """Create a searcher over the same index that finds labels of a set alone; costs a bit for every label."""
         searcher = copy.copy(self)
-        latest = self._latest_of.setdefault(NO_MASK, {})
-        visible = self._visible.within(eligible).succeeding(latest.get(ALL_BUCKETS))
+        latest = self._latest_sets.setdefault(NO_MASK, {})
+        visible = self._visible.intersect(eligible).succeeding(latest.get(ALL_BUCKETS))
         searcher._visible = latest[ALL_BUCKETS] = visible
-        searcher._visible_of = WeakKeyDictionary()
+        searcher._visible_sets = WeakKeyDictionary()
         return searcher
 
     def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Hits:
@@ -310,17 +310,17 @@ class Searcher:
             return self._visible
         buckets, mask = ALL_BUCKETS if buckets is None else buckets, mask or NO_MASK
         # Two threads may build the same set at once; both are equal, and the last one stays cached.
-        sets = self._visible_of.setdefault(mask, {})
+        sets = self._visible_sets.setdefault(mask, {})
         eligible = sets.get(buckets)
         if eligible is None:
-            latest = self._latest_of.setdefault(mask, {})
-            eligible = self._with_hidden(buckets, mask).within(self._visible).succeeding(latest.get(buckets))
+            latest = self._latest_sets.setdefault(mask, {})
+            eligible = self._with_hidden(buckets, mask).intersect(self._visible).succeeding(latest.get(buckets))
             sets[buckets] = latest[buckets] = eligible
         return eligible
 
     def _with_hidden(self, buckets: frozenset[int], mask: FilterMask) -> Eligible:
         """Get the labels of some buckets and a mask, hidden ones included."""
-        sets = self._all_of.setdefault(mask, {})
+        sets = self._all_sets.setdefault(mask, {})
         eligible = sets.get(buckets)
         if eligible is None:
             filter_ = Filter(

@@ -80,7 +80,7 @@ class Catalogue:
         self._overlay: Overlay | None = None
         self._ids = labels.ids
         self.labels = len(labels.ids)
-        self.row_of = labels.row_of
+        self.row_of = labels.rows_by_id
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
         """Create a catalogue with an overlay that shares this one's memory."""

@@ -114,7 +114,7 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
             term = bundle.cooccurrence.term(history_R[history_R >= 0])
             boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
     batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts if any(boosts) else None)
-    searcher = release.searcher if available is None else release.searcher.within(available)
+    searcher = release.searcher if available is None else release.searcher.restrict(available)
     ranker, labels = Ranker(searcher, bundle.augmentation), bundle.labels
     scores_BK, rows_BK = ranker.rank(batch)
     default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)

@@ -234,7 +234,7 @@ class Overlay:
 
     def searcher_within(self, labels: Eligible, in_use_M: Bools) -> LabelSearcher:
         """Create a searcher of some labels and overlay rows, bool [M]."""
-        visible = self._visible.within(labels)
+        visible = self._visible.restrict(labels)
         if not self.rows.count:
             return visible
         rows = replace(self.rows, in_use_M=in_use_M, count=int(np.count_nonzero(in_use_M)))

@@ -107,7 +107,7 @@ class HidingSearcher(LabelSearcher, Protocol):
     def without(self, rows_R: Int64) -> HidingSearcher:
         """Create a searcher that never finds some further rows, int64 [R]."""
 
-    def within(self, eligible: Eligible) -> HidingSearcher:
+    def restrict(self, eligible: Eligible) -> HidingSearcher:
         """Create a searcher that finds labels of a set alone."""
 
 

@@ -33,7 +33,7 @@ def test_the_mapped_table_is_the_table(tmp_path: Path, kind: pa.DataType) -> Non
     written.write(tmp_path / "labels.arrow")
     allocated = pa.total_allocated_bytes()
     mapped = Labels.read(tmp_path / "labels.arrow")
-    assert not mapped.row_of.order.flags.owndata
+    assert not mapped.rows_by_id.order.flags.owndata
     assert pa.total_allocated_bytes() == allocated
     assert mapped.ids.equals(written.ids)
     for name in ("counts", "log_pn", "buckets", "bias"):
@@ -43,13 +43,13 @@ def test_the_mapped_table_is_the_table(tmp_path: Path, kind: pa.DataType) -> Non
     assert mapped.log_popularity is None is written.log_popularity
     assert mapped.display.schema == written.display.schema
     assert repr(mapped.display.to_pydict()) == repr(written.display.to_pydict())  # NaN is no NaN's equal
-    assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
+    assert (mapped.rows_by_id["item-7"], mapped.rows_by_id.get("x")) == (7, None)
 
 
 def test_derived_labels_have_their_own_id_rows(tmp_path: Path) -> None:
     mappable(tmp_path / "labels.arrow")
     renamed = replace(Labels.read(tmp_path / "labels.arrow"), ids=pa.array([f"other-{row}" for row in range(60)]))
-    assert (renamed.row_of.get("item-7"), renamed.row_of["other-7"]) == (None, 7)
+    assert (renamed.rows_by_id.get("item-7"), renamed.rows_by_id["other-7"]) == (None, 7)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])

@@ -57,7 +57,7 @@ def test_a_label_added_while_serving_is_chosen_with_others(tmp_path: Path) -> No
         assert answer.status_code == 200, answer.text
 
     bundle = releases.open(str(releases.current())).bundle
-    term, remembered, rows = bundle.cooccurrence, bundle.remembered, bundle.labels.row_of
+    term, remembered, rows = bundle.cooccurrence, bundle.remembered, bundle.labels.rows_by_id
     assert term is not None
     assert remembered is not None
     weights = term.matrix()

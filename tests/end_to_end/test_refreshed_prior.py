@@ -67,7 +67,7 @@ def share_of(folder: Path, name: str) -> float:
     """π* of the rare label in a release."""
     labels = Releases(folder / "releases").open(name).bundle.labels
     assert labels.log_popularity is not None
-    return float(np.exp(labels.log_popularity[labels.row_of[RARE]]))
+    return float(np.exp(labels.log_popularity[labels.rows_by_id[RARE]]))
 
 
 def test_refresh_command_updates_prior_and_lists(folder: Path) -> None:
@@ -87,7 +87,7 @@ def listed(bundle: Bundle) -> float:
     """The share of lists of five at λ = 0, μ = 1 that hold the rare label."""
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.0, 1.0)
     best = np.argsort(-queries @ bundle.rows().T, axis=1)[:, :5]
-    return float((best == bundle.labels.row_of[RARE]).any(axis=1).mean())
+    return float((best == bundle.labels.rows_by_id[RARE]).any(axis=1).mean())
 
 
 def test_repeated_events_of_one_client_count_once(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "of-an-end.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
     settings = Settings(releases=releases.root, state=tmp_path, record_features=True)
-    rows, counts = releases.open(first(folder)).bundle.labels.row_of, list[float]()
+    rows, counts = releases.open(first(folder)).bundle.labels.rows_by_id, list[float]()
     before = releases.open(first(folder)).bundle.forecast
     for now in (end + 5 + 123e-6, end + 8.0):
         clock = SimpleNamespace(
@@ -201,7 +201,7 @@ def test_client_is_recognised_by_id_or_history(folder: Path, tmp_path: Path) -> 
     assert after is not None
     assert after.settings.ahead == 3600
     decay = 0.5 ** ((after.settings.until - before.settings.until) / np.array(before.settings.half_lives[:5]))
-    rows = [releases.open(first(folder)).bundle.labels.row_of[label] for label in (RARE, "i8", "i9", "i10")]
+    rows = [releases.open(first(folder)).bundle.labels.rows_by_id[label] for label in (RARE, "i8", "i9", "i10")]
     added = (after.sums[:, :5] - before.sums[:, :5] * decay)[rows]
     assert (added[:2] <= 1).all()
     np.testing.assert_allclose(added, [[1] * 5, [1] * 5, [30] * 5, [20] * 5], rtol=0.02)

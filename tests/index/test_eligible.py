@@ -31,7 +31,7 @@ def test_incremental_sets_equal_new_sets() -> None:
 def test_rows_of_one_set_that_another_lacks() -> None:
     visible_L, filtered_L = np.arange(20) % 4 != 0, np.arange(20) < 10
     filtered = Eligible.from_mask(filtered_L)
-    eligible = filtered.within(Eligible.from_mask(visible_L)).without(np.array([2, 9]))
+    eligible = filtered.intersect(Eligible.from_mask(visible_L)).without(np.array([2, 9]))
     assert eligible.rows.tolist() == [1, 3, 5, 6, 7]
     assert filtered.minus(eligible).tolist() == [0, 2, 4, 8, 9]
     assert filtered.minus(filtered).size == 0

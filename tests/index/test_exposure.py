@@ -39,7 +39,7 @@ def test_shares_equal_numpy(similarity: str, bias_removal: float) -> None:
         scores_CL = -np.square(queries_CD[:, None] - vectors_LD).sum(axis=2) / 0.5
     scores_CL += bias_removal * np.log((COUNTS_L + 0.5) / (COUNTS_L + 0.5).sum())
     shown_L = np.bincount(np.argsort(-scores_CL)[:, :20].ravel(), minlength=LABELS)
-    found = DialExposure(bundle).at(bias_removal)
+    found = DialExposure(bundle).measure(bias_removal)
     np.testing.assert_allclose(
         found.shares, [shown_L[bundle.labels.buckets == bucket].sum() / 1000 for bucket in range(4)], atol=0.002
     )
@@ -51,7 +51,7 @@ def test_the_range_is_where_the_head_grows_from_a_20th_to_19(scale: float) -> No
     exposure = DialExposure(bundle_of(scale))
     ends = exposure.useful_range()
     assert ends is not None
-    assert [exposure.at(end).shares[0] for end in ends] == pytest.approx([0.05, 0.95], abs=0.01)
+    assert [exposure.measure(end).shares[0] for end in ends] == pytest.approx([0.05, 0.95], abs=0.01)
     reach = max(map(abs, ends))
     wide = DialExposure(bundle_of(scale, temperature=reach)).useful_range()
     assert wide == pytest.approx([end / reach for end in ends], rel=0.02, abs=0.02)

@@ -46,7 +46,7 @@ def tuned(request: pytest.FixtureRequest, clustered: Bundle) -> TunedIndex:
     return tune_index(clustered, IndexSpec(request.param), lambda _: None)
 
 
-def recall_of(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_removal: float, k: int) -> float:
+def measure_labels(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_removal: float, k: int) -> float:
     """The lowest over all and each bucket, by scores of the whole catalogue."""
     queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal)
     scores_BL = np.where(mask_L, queries @ bundle.rows().T, -np.inf)
@@ -72,7 +72,7 @@ def test_recall_holds_at_every_selectivity(tuned: TunedIndex, clustered: Bundle)
         ):  # fmt: skip
             mask = np.isin(np.arange(LABELS), rows)
             for bias_removal, k in ((0.0, 100), (1.0, 10)):
-                assert recall_of(searcher, clustered, mask, bias_removal, k) >= 0.95, (share, rows[:3])
+                assert measure_labels(searcher, clustered, mask, bias_removal, k) >= 0.95, (share, rows[:3])
 
 
 def test_the_manifest_has_the_measured_recall(clustered: Bundle, tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_a_build_below_the_floor_looks_harder() -> None:
     assert built.filtered is not None
     assert hard.filtered is not None
     mask = np.arange(4_000) % 8 == 0
-    assert recall_of(lazy, bundle, mask, 0.5, 50) < 0.98
+    assert measure_labels(lazy, bundle, mask, 0.5, 50) < 0.98
     exact = Searcher(
         bundle, built.index, SearchParams(nprobe=1), [FilteredParams(selectivity=0.1, boost=1, exact=True)]
     )
-    assert recall_of(exact, bundle, mask, 0.5, 50) == 1
+    assert measure_labels(exact, bundle, mask, 0.5, 50) == 1
     boosted = Searcher(bundle, built.index, SearchParams(nprobe=1), [FilteredParams(selectivity=0.5, boost=32)])
-    assert recall_of(boosted, bundle, mask, 0.5, 50) > 0.99
+    assert measure_labels(boosted, bundle, mask, 0.5, 50) > 0.99
     assert min(at.lowest for at in hard.filtered.recall) >= 0.95
 
 

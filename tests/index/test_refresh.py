@@ -67,7 +67,7 @@ def releases(tmp_path: Path) -> Releases:
 
 def weight(bundle: Bundle, label: str, neighbour: str) -> float:
     assert bundle.cooccurrence is not None
-    rows = bundle.labels.row_of
+    rows = bundle.labels.rows_by_id
     return float(bundle.cooccurrence.matrix()[rows[label], rows[neighbour]])
 
 
@@ -89,7 +89,7 @@ def test_a_command_adds_later_pairs_and_links_the_index(
     assert remembered is not None
     assert first.bundle.remembered is not None
     assert term.settings == SETTINGS.model_copy(update={"until": BEGIN + 1002})
-    rows = second.bundle.labels.row_of
+    rows = second.bundle.labels.rows_by_id
     assert remembered.history("fresh").tolist() == [rows["item-2"], rows["item-3"]]
     assert remembered.history("u1").tolist() == [*first.bundle.remembered.history("u1").tolist(), rows["item-1"]]
     assert remembered.history("u2").tolist() == first.bundle.remembered.history("u2").tolist()
@@ -144,7 +144,7 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
     assert len(bundle.labels.ids) == LABELS + 1
     assert weight(bundle, "item-7", NEW) > 0
     assert weight(bundle, NEW, "item-7") > 0
-    rows = bundle.labels.row_of
+    rows = bundle.labels.rows_by_id
     assert bundle.labels.display["title"][rows["item-4"]].as_py() == "Renamed"
     assert "item-5" in rows  # the service hides it, and may restore it
     assert releases.open("with").searcher.labels == LABELS + 1
@@ -176,7 +176,7 @@ def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path
     refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second", progress=said.append)
     assert 'pairs: 3 of 5 left out, of weight 0, or of types without a weight: "search", null' in said
 
-    term, rows = releases.open("second").bundle.cooccurrence, bundle.labels.row_of
+    term, rows = releases.open("second").bundle.cooccurrence, bundle.labels.rows_by_id
     assert term is not None
     added = term.degrees_L - bundle.cooccurrence.degrees_L
     assert [added[rows[f"item-{row}"]] for row in range(1, 6)] == [4, 0.5, 0, 0, 0]

@@ -87,7 +87,7 @@ class ExactSearcher:
     def without(self, rows_R: np.ndarray) -> ExactSearcher:
         return ExactSearcher(self._bundle, [*self._hidden, *rows_R.tolist()])
 
-    def within(self, eligible: Eligible) -> ExactSearcher:
+    def restrict(self, eligible: Eligible) -> ExactSearcher:
         return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
 
     def search(

@@ -80,7 +80,7 @@ def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], options: dict[str,
     bundle = make_bundle(labels=90, **of_bundle)
     actual, labels = answer(bundle, k=8, explain=True, **options), bundle.labels
     for label in actual["labels"]:
-        part, row = label["explanation"], labels.row_of[label["id"]]
+        part, row = label["explanation"], labels.rows_by_id[label["id"]]
         assert sum(part[name] for name in ("taste", "bias", "noise", "popularity")) == pytest.approx(
             label["score"], abs=1e-4
         )
@@ -100,7 +100,9 @@ def test_parts_of_an_answer_by_popularity() -> None:
     for label in actual["labels"]:
         part = label["explanation"]
         assert (part["taste"], part["bias"], part["noise"], part["bias_removal"]) == (0, 0, 0, [0, 0])
-        assert part["popularity"] == pytest.approx(bundle.labels.log_pi[bundle.labels.row_of[label["id"]]], abs=1e-5)
+        assert part["popularity"] == pytest.approx(
+            bundle.labels.log_pi[bundle.labels.rows_by_id[label["id"]]], abs=1e-5
+        )
         assert part["popularity"] + part["cooccurrence"] == pytest.approx(label["score"], abs=1e-4)
     assert any(label["explanation"]["because"] for label in actual["labels"])
 

@@ -103,7 +103,7 @@ def test_answers_become_the_prior_of_the_next_release(
     assert third.priors.exposed is not None
     mean = third.priors.exposed[1].mean
     assert mean == pytest.approx((2.5 * aged + 1) / (L + 1), rel=1e-3)
-    assert third.priors.values_LP[third.labels.row_of["new"], -1] == pytest.approx(-np.log(mean + 1), abs=1e-6)
+    assert third.priors.values_LP[third.labels.rows_by_id["new"], -1] == pytest.approx(-np.log(mean + 1), abs=1e-6)
 
 
 def test_requests_weigh_exposure_as_numpy_does(

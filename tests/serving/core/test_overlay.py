@@ -40,7 +40,7 @@ class Exact:
         assert rows.dtype == np.int64
         return Exact(self.bundle, np.union1d(self.hidden, rows))
 
-    def within(self, eligible: Eligible) -> Exact:
+    def restrict(self, eligible: Eligible) -> Exact:
         return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
 
     def search(self, queries: np.ndarray, k: int, filters: Any = None) -> tuple[np.ndarray, np.ndarray]:
