@@ -86,7 +86,7 @@ def tables(rows: int, batch: int) -> None:
 def index(labels: int, device: Any) -> None:
     """Search releases of three kinds on the device and on the CPU."""
     from benchmarks.index_recall import synthetic_bundle
-    from longtail.index import Filter, IndexSpec, Releases, build
+    from longtail.index import Filter, IndexSpec, build, open_releases
 
     print(f"\n{labels:,} labels × 64, {K} results\n")
     print("| index | build s | searched on | λ | batch | queries/s | a tenth excluded | same answers | scores apart |")
@@ -99,7 +99,7 @@ def index(labels: int, device: Any) -> None:
             began = time.perf_counter()
             build(bundle, Path(folder) / "releases", spec=IndexSpec(spec, device=device), name=spec)
             built = time.perf_counter() - began
-            releases = Releases(Path(folder) / "releases")
+            releases = open_releases(Path(folder) / "releases")
             searchers = {name: releases.open(spec, device=name).searcher for name in ("cpu", device)}
             for value in LAMBDAS:
                 queries_QE = bundle.augmentation.queries(queries_QD, value)

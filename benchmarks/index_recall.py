@@ -28,7 +28,7 @@ import pyarrow as pa
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.manifest import dial_words
-from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
+from longtail.index import ExactRows, Filter, IndexSpec, Searcher, build, open_releases
 from longtail.index.building.training import bytes_per_label
 from longtail.index.building.tuning import tune_index
 from longtail.index.manifests import Kind, SearchParams
@@ -184,7 +184,7 @@ def print_release_times(bundle: Bundle) -> None:
         manifest = build(root / "bundle", root / "releases", spec=IndexSpec("auto"), progress=print)
         built = time.perf_counter() - started
         started = time.perf_counter()
-        release = Releases(root / "releases").open(manifest.name)
+        release = open_releases(root / "releases").open(manifest.name)
         opened = time.perf_counter() - started
         print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")

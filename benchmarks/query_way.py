@@ -26,7 +26,7 @@ import typer
 import uvicorn
 
 import longtail.serving
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving import Settings, create_app
 from tests.bundles import make_bundle
 from tests.serving.process import free_port
@@ -82,7 +82,7 @@ def calls_of_a_query(releases: Path | None = None) -> Counter[tuple[str, str]]:
             if releases is None:
                 releases = Path(scratch, "releases")
                 make_bundle(labels=2_000).write(Path(scratch, "bundle"))
-                Releases(releases).publish(build(Path(scratch, "bundle"), releases).name)
+                open_releases(releases).publish(build(Path(scratch, "bundle"), releases).name)
             with served(releases, Path(scratch, "state")) as url:
                 features = json.load(urlopen(f"{url}/v1/release"))["example"]
                 body = json.dumps({"queries": [{"features": features, "k": 10}]}).encode()

@@ -30,7 +30,7 @@ import typer
 from benchmarks import echo
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Tower
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.serving.process import server
 
 _SCRIPT = """
@@ -114,10 +114,10 @@ def main(
 def clustered_release(directory: Path, labels: int) -> Path:
     """Releases whose CURRENT is an `auto` index over clustered labels; built below `directory` unless it is there."""
     root = directory / f"clustered-{labels}"
-    if Releases(root / "releases").current() is None:
+    if open_releases(root / "releases").current() is None:
         synthetic_bundle(labels).write(root / "bundle")
         build(root / "bundle", root / "releases", spec=IndexSpec("auto"), name="clustered")
-        Releases(root / "releases").publish("clustered")
+        open_releases(root / "releases").publish("clustered")
     return root / "releases"
 
 
@@ -148,8 +148,8 @@ def _write_bodies(directory: Path, name: str, labels: int, k: int) -> Path:
 
 def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     """Seconds a query of the tower and the FAISS index: the work that no service can save."""
-    name = Releases(releases).current() or ""
-    release = Releases(releases).open(name)
+    name = open_releases(releases).current() or ""
+    release = open_releases(releases).open(name)
     bundle, searcher = release.bundle, release.searcher
     encoder = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
     faiss.omp_set_num_threads(1)

@@ -24,7 +24,7 @@ import typer
 
 from benchmarks.index_recall import synthetic_bundle
 from benchmarks.paired_rate import cpu_seconds
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.serving.process import ServerProcess, server
 
 _KEPT = Path(tempfile.gettempdir()) / "longtail"
@@ -58,7 +58,7 @@ def main(
             _show(f"{requests:,} requests", process)
             for swap in range(1, swaps + 1):
                 name = "AB"[swap % 2]
-                Releases(releases).publish(name)
+                open_releases(releases).publish(name)
                 _wait_until_served(client, name)
                 client.post("/v1/retrieve", json=_request(rng, labels)).raise_for_status()
                 if swap in (1, swaps):
@@ -74,7 +74,7 @@ def main(
 def twin_releases(directory: Path, *, labels: int, dim: int, columns: int, spec: str) -> Path:
     """Return the folder of releases A and B with the same labels, A the current one; build them if missing."""
     root = directory / f"twins-{spec.replace(',', '-')}-{labels}x{dim}x{columns}"
-    releases = Releases(root / "releases")
+    releases = open_releases(root / "releases")
     if releases.current() is not None:
         releases.publish("A")
         return root / "releases"

@@ -2,7 +2,7 @@
 
 build(bundle, releases, spec="auto")                       a new release, measured
 publish(releases, name)                                    CURRENT points at it, if it keeps its promise
-Releases(releases).open(name).searcher.search(queries, k)  answers
+open_releases(releases).open(name).searcher.search(queries, k)  answers
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.release import Release
-from longtail.index.release.releases import PublishReport, Releases, publish
+from longtail.index.release.releases import PublishReport, Releases, open_releases, publish
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Filter, FilterMask
 from longtail.index.search.milvus_server import MilvusServer
@@ -77,6 +77,7 @@ __all__ = [
     "SpecError",
     "build",
     "merge_labels",
+    "open_releases",
     "publish",
     "refresh",
     "refresh_priors",

@@ -29,7 +29,7 @@ from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.recall import Progress
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import open_releases
 from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
 from longtail.tables import as_source
@@ -308,7 +308,7 @@ def refresh_(
     Its forecast of popularity and its co-occurrence take them in, without training. A log without later pairs writes
     nothing, and is no error.
     """
-    if new.publish and Releases(releases).pointers().is_held:
+    if new.publish and open_releases(releases).pointers().is_held:
         raise LongtailIndexError(
             f"{releases}: expected a release that was published, found one after a rollback, which holds until "
             "`longtail-index publish`; refresh without --publish"
@@ -345,27 +345,27 @@ def publish(
 @app.command(epilog="Example: longtail-index stage releases books-2")
 def stage(releases: ReleasesArgument, name: NameArgument) -> None:
     """Send a release a share of live queries as shadow traffic. The release is verified, and not published."""
-    Releases(releases).stage(name)
+    open_releases(releases).stage(name)
     print(f"staged: {name}")
 
 
 @app.command(epilog="Example: longtail-index unstage releases")
 def unstage(releases: ReleasesArgument) -> None:
     """End shadow traffic."""
-    print(f"no longer staged: {Releases(releases).unstage() or 'nothing was'}")
+    print(f"no longer staged: {open_releases(releases).unstage() or 'nothing was'}")
 
 
 @app.command(epilog="Example: longtail-index rollback releases")
 def rollback(releases: ReleasesArgument) -> None:
     """Point CURRENT back at the release published before."""
-    print(f"published: {Releases(releases).rollback()}")
+    print(f"published: {open_releases(releases).rollback()}")
     _say_who_follows(releases)
 
 
 @app.command("list", epilog="Example: longtail-index list releases")
 def list_(releases: ReleasesArgument) -> None:
     """Show every release; * is published, s is staged."""
-    stored = Releases(releases)
+    stored = open_releases(releases)
     current, staged = stored.current(), stored.staged()
     rows: list[list[str]] = []
     for name in stored.names():
@@ -411,7 +411,7 @@ def upload(
     releases: ReleasesArgument,
 ) -> None:
     """Copy a release to the URL of releases, whole or not at all. Run again to go on; publishes nothing."""
-    target = Releases(releases)
+    target = open_releases(releases)
     target.upload(release)
     print(f"uploaded: {target}/{release.resolve().name}")
     say_next("longtail-index", "publish", releases, release.resolve().name)
@@ -420,7 +420,7 @@ def upload(
 @app.command(epilog="Example: longtail-index verify releases books-2")
 def verify(releases: ReleasesArgument, name: NameArgument) -> None:
     """Read a release and compare every byte with the manifest."""
-    release = Releases(releases).verify(name)
+    release = open_releases(releases).verify(name)
     files = len(release.manifest.files) + len(release.bundle.manifest.files) + 2
     print(f"intact: {name}, {files} files, {release.searcher.labels:,} labels")
 
@@ -431,7 +431,7 @@ def prune(
     keep: Annotated[int, typer.Option(help="Newest releases that stay, besides the published and the one before it.")],
 ) -> None:
     """Delete old releases and leftovers of killed builds. A release that experiments.toml names stays."""
-    for name in Releases(releases).prune(keep, print):
+    for name in open_releases(releases).prune(keep, print):
         print(f"deleted: {name}")
 
 
@@ -445,7 +445,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _publish(releases: str, name: str, promise: QualityPromise | None = None, *, force: bool = False) -> None:
-    report = Releases(releases).publish(name, promise=promise, force=force)
+    report = open_releases(releases).publish(name, promise=promise, force=force)
     for line in report.lines:
         print(line)
     if report.unmet:
@@ -490,7 +490,7 @@ class _BuildReport:
 def _reporting(releases: str, new: NewRelease, first: str) -> Iterator[_BuildReport]:
     """Show the progress of a build; then describe the new release, and publish it where that was requested."""
     # Read before the build, so that a wrong promise.toml costs no build.
-    promise = Releases(releases).promise() if new.publish else None
+    promise = open_releases(releases).promise() if new.publish else None
     notes: list[str] = []
     with Console(stderr=True).status(first) as status:
 
@@ -508,7 +508,7 @@ def _reporting(releases: str, new: NewRelease, first: str) -> Iterator[_BuildRep
         print(f"from {registered.source}, run {registered.run}")
     for line in (*notes, *_summary(manifest)):
         print(line)
-    print(f"written: {Releases(releases)}/{manifest.name}")
+    print(f"written: {open_releases(releases)}/{manifest.name}")
     if promise is None:
         say_next("longtail-index", "publish", releases, manifest.name)
     else:

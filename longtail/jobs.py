@@ -89,7 +89,7 @@ def load(source: Path | str, release: str | None = None) -> Model:
         LongtailIndexError, BundleError: there is no such release, or it is damaged.
     """
     from longtail.bundle import Bundle
-    from longtail.index import ReleaseNotFoundError, Releases
+    from longtail.index import ReleaseNotFoundError, open_releases
     from longtail.model import Model
     from longtail.serving.core.loader import load_release
 
@@ -98,7 +98,7 @@ def load(source: Path | str, release: str | None = None) -> Model:
         return Model(Bundle.load(path))
     if (path / "release.json").exists():
         source, release = path.resolve().parent, path.resolve().name
-    releases = Releases(source)
+    releases = open_releases(source)
     name = release or releases.current()
     if name is None:
         raise ReleaseNotFoundError(f"{source}: expected a bundle, a release or a directory with a published release")

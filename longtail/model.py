@@ -19,7 +19,7 @@ from longtail.bundle import MAX_PRIORS, Bundle
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.manifest import dial_words
 from longtail.frames import Source, as_sources, like
-from longtail.index import PriorSpec, Releases, build
+from longtail.index import PriorSpec, build, open_releases
 from longtail.plain import plain
 from longtail.serving.batch import TableOptions, answers_to
 from longtail.serving.core.answers import Retrieval
@@ -67,7 +67,7 @@ class Model:
         dates = [name for name in columns.column_names if filter_kind(columns.schema.field(name).type) == "date"]
         decay = {name: "1h" for name in dates[:MAX_PRIORS] if columns[name].null_count < len(columns)}
         return load_release(
-            Releases(folder), build(self.bundle, folder, spec="flat", priors=PriorSpec(decay=decay)).name
+            open_releases(folder), build(self.bundle, folder, spec="flat", priors=PriorSpec(decay=decay)).name
         )
 
     def recommend(

@@ -28,7 +28,7 @@ from longtail.bundle.errors import describe
 from longtail.bundle.histories import REMEMBERED
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.label_changes import read_record, record_json
-from longtail.index import Releases
+from longtail.index import Releases, open_releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answers import Retrieval
@@ -130,7 +130,7 @@ def answer(
         StoreError: the state cannot be read.
         OSError: the disk is full or not writable.
     """
-    all_releases = Releases(releases)
+    all_releases = open_releases(releases)
     name = name_of(all_releases, release)
     options = _checked(table_options)
     try:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow.csv import write_csv
 
 from longtail.bundle.manifest import LogColumns
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.serving.batch import DEFAULT_K, MEMORY, BatchError, checked, name_of
 from longtail.serving.core.known_queries import queries_for
 from longtail.serving.core.loader import load_release
@@ -62,7 +62,7 @@ def invert(
     """
     if out.suffix not in _WRITERS or out.exists():
         raise BatchError(f"{out}: expected the name of a new file that ends in {', '.join(_WRITERS)}")
-    source = Releases(releases)
+    source = open_releases(releases)
     retriever = load_release(source, name_of(source, release))
     with suppress(FileNotFoundError):
         retriever = retriever.with_changes(read_label_changes(state or source.root / ".state").records())

@@ -12,7 +12,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.bundle import PROPOSAL
 from longtail.bundle.manifest import dial_words
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.index.release.release import RELEASE_MANIFEST
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
@@ -28,10 +28,10 @@ def check_release(path: Path) -> Iterator[str]:
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first check that fails.
     """
-    if not (path / RELEASE_MANIFEST).is_file() and (names := Releases(path).names()):
+    if not (path / RELEASE_MANIFEST).is_file() and (names := open_releases(path).names()):
         raise UnservableReleaseError(f"{path}: expected one release, found a directory of some: use {path / names[-1]}")
     started = perf_counter()
-    retriever = load_release(Releases(path.resolve().parent), path.resolve().name)
+    retriever = load_release(open_releases(path.resolve().parent), path.resolve().name)
     manifest = retriever.manifest
     yield f"intact: every file of {retriever.name} is what was written, {perf_counter() - started:.1f} s"
     yield f"model: {manifest.name}, {manifest.labels:,} labels, d = {manifest.dim}, {manifest.similarity}"

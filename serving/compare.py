@@ -37,7 +37,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64
 from longtail.bundle.report_table import ReportTable
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.events.folder import kept_since
@@ -154,7 +154,7 @@ def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> floa
 
 def read_experiment(releases: str | Path) -> Experiment | None:
     """Read the running experiment; raises ExperimentsError if the file is missing or wrong."""
-    path = Releases(releases).local_copy(EXPERIMENTS_FILE)
+    path = open_releases(releases).local_copy(EXPERIMENTS_FILE)
     try:
         return parse_experiments(path.read_bytes())
     except OSError as error:

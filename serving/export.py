@@ -27,7 +27,7 @@ from longtail.bundle import Feature
 from longtail.bundle.errors import describe
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.objects import is_url
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.errors import ServingError
 from longtail.serving.events.folder import kept_since
@@ -235,7 +235,7 @@ def _columns(
 
 def query_features(releases: str | Path) -> dict[str, Feature]:
     """Read the published release's query features."""
-    directory = Releases(releases)
+    directory = open_releases(releases)
     if (current := directory.current()) is None:
         raise FeedbackExportError(f"{releases}: expected a published release, whose features are columns, found none")
     with directory.manifests(current) as path:

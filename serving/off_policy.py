@@ -49,7 +49,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.label_changes import LabelRecord, Patch
 from longtail.bundle.report_table import ReportTable
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.serving.compare import ALPHA, Rate, boundary, format_bounds, format_seconds
 from longtail.serving.core.feedback import CANDIDATES
 from longtail.serving.core.loader import load_release
@@ -358,7 +358,7 @@ def off_policy(
         StoreError: the label changes cannot be read.
         LongtailIndexError, BundleError, UnservableReleaseError: the release cannot be used.
     """
-    directory = Releases(releases)
+    directory = open_releases(releases)
     name = directory.current() if release is None else release
     if name is None:
         raise OffPolicyError(f"{releases}: expected a published release, found none: name one with --release")

@@ -26,7 +26,7 @@ from longtail.bundle.store import replace_file
 from longtail.index import LongtailIndexError
 from longtail.index.building.refresh import RefreshOptions, refresh as refresh_release
 from longtail.index.errors import NothingNewError
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import open_releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import open_events
@@ -103,7 +103,7 @@ def refresh(settings: Settings) -> str:
             written.
     """
     # Times of events are microseconds, so the next refresh begins with the one after `until`.
-    releases, until = Releases(settings.releases), round(time.time() - _UNDER_WAY_SECONDS, 6)
+    releases, until = open_releases(settings.releases), round(time.time() - _UNDER_WAY_SECONDS, 6)
     current = releases.current()
     if current is None:
         raise LongtailIndexError(f"{releases}: expected a published release, found none")
@@ -200,7 +200,7 @@ def _write_problem(settings: Settings, problem: str | None) -> None:
 
 def _is_held(settings: Settings) -> bool:
     try:
-        return Releases(settings.releases).pointers().is_held
+        return open_releases(settings.releases).pointers().is_held
     except (LongtailIndexError, OSError):  # the refresh reports it
         return False
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail import commands
-from longtail.index import Releases
+from longtail.index import open_releases
 from tests.bundles import make_bundle
 from tests.trainer import tiny
 
@@ -274,4 +274,4 @@ def test_commands_write_to_a_terminal_that_is_not_utf_8(encoding: str, tmp_path:
         assert (result.returncode, "Traceback" in output) == (code, False), output
         # Click takes ASCII for a terminal that is set up wrongly, and writes its own errors as UTF-8.
         assert "?" in output or "λ" in result.stderr.decode("utf-8", "replace")
-    assert Releases(tmp_path / "releases").current() is not None
+    assert open_releases(tmp_path / "releases").current() is not None

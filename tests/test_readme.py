@@ -21,7 +21,7 @@ import demo
 from longtail import client
 from longtail.bundle import Bundle
 from longtail.bundle.promise import QualityPromise
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.index.cli import app as index_app
 from longtail.serving.cli import app as serve_app
 from longtail.serving.http.schemas.retrieval import RetrieveRequest
@@ -174,7 +174,7 @@ def test_a_handwritten_recipe_and_python_run(
     default = Dial.of_manifest(Bundle.load(Path("runs/second")).manifest)
     (at_default,) = [point for point in default.curve if Setting.of(point) == default.default]
     assert best <= at_default.metrics["recall@20"].value <= 1
-    assert Releases("releases/shop").current() is not None
+    assert open_releases("releases/shop").current() is not None
 
 
 @pytest.mark.nightly

@@ -23,7 +23,7 @@ from longtail.index.errors import LongtailIndexError, SpecError
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.recall import Progress
 from longtail.index.release.release import BUNDLE, Release
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import open_releases
 from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.spec import IndexSpec
 from longtail.tables import as_source
@@ -76,7 +76,7 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    (path, registered), target = bundle_path(bundle), Releases(releases)
+    (path, registered), target = bundle_path(bundle), open_releases(releases)
     spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     priors = priors if isinstance(priors, PriorSpec) else PriorSpec(priors)
     loaded = Bundle.load(path)
@@ -109,7 +109,7 @@ def build_from_vectors(
         LongtailIndexError: a file, the spec, the name or the measured recall is wrong; no files are left.
         BundleError: the contents of the files cannot form a bundle.
     """
-    target = Releases(releases)
+    target = open_releases(releases)
     name = free_name(target, name, "vectors")
     with working_directory(target.root / f"{name}.bundle") as working:
         bundle = labels.read(name, progress).write(working / BUNDLE)

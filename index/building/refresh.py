@@ -33,7 +33,7 @@ from longtail.index.errors import NothingNewError, PriorsError, ReleaseNotFoundE
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.recall import Progress
 from longtail.index.release.release import BUNDLE, Release
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import Releases, open_releases
 from longtail.tables import as_source
 
 _MOST_NATS, _NOTABLE_SHARE = 4.0, 0.1
@@ -84,7 +84,7 @@ def refresh_priors(
     Args:
         source: name of the existing release; None: CURRENT.
     """
-    target = Releases(releases)
+    target = open_releases(releases)
     before = target.verify(source or _current(target))
     if not before.bundle.priors.from_table:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
@@ -116,7 +116,7 @@ def refresh(
         PriorsError: the release has neither forecast, co-occurrence nor, with `answers`, the prior `exposed`; or a
             label has become popular all at once.
     """
-    options, target = options or RefreshOptions(), Releases(releases)
+    options, target = options or RefreshOptions(), open_releases(releases)
     remove_stale(target.root)  # of refreshes that were killed, whose names differ
     before = target.open(source or _current(target))
     bundle, forecast = before.bundle, before.bundle.forecast

@@ -30,7 +30,7 @@ from longtail.index.manifests import ReleaseManifest
 from longtail.index.recall import Progress
 from longtail.index.release.index_files import write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, QUERIES, RELEASE_MANIFEST, Release, check_name
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import Releases, open_releases
 from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.spec import IndexSpec
 
@@ -147,7 +147,7 @@ class ReleaseWriter:
         )
         with working_directory(working / f"{QUERIES}.bundle") as folder:
             written = replace(queries.write(folder / BUNDLE), priors=queries.priors)
-            ReleaseWriter(Releases(working), QUERIES, spec, lambda _: None)._write(written, tuned, None, None)
+            ReleaseWriter(open_releases(working), QUERIES, spec, lambda _: None)._write(written, tuned, None, None)
         files = [path for path in sorted((working / QUERIES).rglob("*")) if path.is_file()]
         return {
             path.relative_to(working).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)

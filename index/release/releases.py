@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 import tomllib
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -76,13 +76,7 @@ class PublishReport:
 class Releases(ABC):
     """The releases of a directory or of an object store.
 
-    `Releases(source)` creates `LocalReleases`, or `RemoteReleases` for a URL.
-
-    Args:
-        source: a directory, empty if it does not exist yet; or a URL of an object store, such as
-            `s3://bucket/releases`, from which releases are downloaded and verified when they are needed.
-        cache: root of downloads; None: the user's cache directory.
-        milvus: server of releases whose rows Milvus holds; None: the server that the environment names.
+    `open_releases` creates `LocalReleases` or `RemoteReleases`.
 
     Attributes:
         root: the directory, or the directory of downloaded copies.
@@ -90,18 +84,7 @@ class Releases(ABC):
 
     root: Path
 
-    def __new__(cls, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> Releases:  # noqa: ARG004
-        """Create local or remote releases, by the source."""
-        if cls is Releases:
-            return super().__new__(RemoteReleases if is_url(source) else LocalReleases)
-        return super().__new__(cls)
-
-    def __init__(
-        self,
-        source: str | Path,  # noqa: ARG002
-        cache: Path | None = None,  # noqa: ARG002
-        milvus: MilvusServer | None = None,
-    ) -> None:
+    def __init__(self, milvus: MilvusServer | None = None) -> None:
         self._milvus = milvus
 
     def milvus(self) -> MilvusServer:
@@ -114,56 +97,56 @@ class Releases(ABC):
         """Get the Milvus collections of these releases."""
         return MilvusCollections(str(self) if is_url(str(self)) else str(self.root.resolve()), self.milvus())
 
+    @abstractmethod
     def names(self) -> list[str]:
         """Get every release's name, sorted; raises ObjectStoreError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pointers(self) -> Pointers:
         """Read `CURRENT`; raises ReleaseCorruptError, OSError or ObjectStoreError where that is not possible."""
-        raise NotImplementedError
 
+    @abstractmethod
     def change_pointers(self) -> AbstractContextManager[tuple[Pointers, WritePointers]]:
         """Read `CURRENT` to change it, alone in a directory; raises ReleaseNotFoundError without a directory.
 
         At an object store, writing raises PublishedMeanwhileError if another writer has changed `CURRENT` since, and
         LongtailIndexError if the store does not support conditional writes.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self, name: str) -> Path:
         """Get the directory of a release or its verified copy; raises ReleaseNameError or ReleaseNotFoundError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def manifests(self, name: str) -> AbstractContextManager[Path]:
         """Yield the directory of a release, or a temporary one with its manifests."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse_existing(self, name: str) -> None:
         """Raise BundleExistsError if a release or an upload has that name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def local_copy(self, file: str) -> Path:
         """Get the path of a small file of the releases, such as experiments.toml, or of a fresh copy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def complete(self, name: str) -> None:
         """Upload a release that was written to `root`; after a ObjectStoreError the release stays there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def upload(self, path: Path) -> None:
         """Verify a release and copy it to the object store, completely or not at all.
 
         After a ObjectStoreError another call resumes the upload.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def delete(self, name: str) -> None:
         """Delete a release if it exists; after a ObjectStoreError the same call resumes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def find_abandoned(self) -> list[str]:
         """Get the names of abandoned uploads; delete local leftovers of killed builds."""
-        raise NotImplementedError
 
     def current(self) -> str | None:
         """Get the published release's name; None when nothing is published."""
@@ -405,8 +388,8 @@ class Releases(ABC):
 class LocalReleases(Releases):
     """The releases in a directory; a directory that does not exist yet holds none."""
 
-    def __init__(self, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
-        super().__init__(source, cache, milvus)
+    def __init__(self, source: str | Path, milvus: MilvusServer | None = None) -> None:
+        super().__init__(milvus)
         self.root = local_path(source)
 
     def __str__(self) -> str:
@@ -481,7 +464,7 @@ class RemoteReleases(Releases):
     """The releases below a URL such as `s3://bucket/releases`, and their verified copies in `root`."""
 
     def __init__(self, source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
-        super().__init__(source, cache, milvus)
+        super().__init__(milvus)
         self.store = ObjectStore(str(source))
         self.root = copies_path(self.store.url, cache)
 
@@ -636,6 +619,18 @@ class RemoteReleases(Releases):
         return [name for name in begun if datetime.now(UTC) - newest[name] > _ABANDONED]
 
 
+def open_releases(source: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> Releases:
+    """Open the releases of a directory or of an object store; reads nothing.
+
+    Args:
+        source: a directory, empty if it does not exist yet; or a URL of an object store, for example
+            `s3://bucket/releases`, from which releases are downloaded and verified when they are needed.
+        cache: root of downloads; None: the user's cache directory.
+        milvus: server of releases whose rows Milvus holds; None: the server that the environment names.
+    """
+    return RemoteReleases(source, cache, milvus) if is_url(source) else LocalReleases(source, milvus)
+
+
 def _complete_releases(paths: Collection[str]) -> list[str]:
     suffix = f"/{RELEASE_MANIFEST}"
     return [path.removesuffix(suffix) for path in paths if path.count("/") == 1 and path.endswith(suffix)]
@@ -651,14 +646,14 @@ def publish(
     """Verify a release in a directory or at a URL, and publish it; see `Releases.publish`.
 
     Example:
-        >>> from longtail.index import QualityPromise, Releases, build, publish
+        >>> from longtail.index import QualityPromise, build, open_releases, publish
         >>> manifest = build("runs/model", "releases", name="first")
         >>> publish("releases", "first").unmet
         []
-        >>> Releases("releases").current()
+        >>> open_releases("releases").current()
         'first'
         >>> publish("releases", "first", promise=QualityPromise(floors={"tail": 0.02}))
         Traceback (most recent call last):
         longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: ...
     """
-    return Releases(releases).publish(name, promise=promise, force=force)
+    return open_releases(releases).publish(name, promise=promise, force=force)

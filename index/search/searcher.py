@@ -64,9 +64,9 @@ class Searcher:
     Example:
         An opened release has a searcher; every query may have its own λ and filter.
 
-        >>> from longtail.index import Filter, Releases, build
+        >>> from longtail.index import Filter, build, open_releases
         >>> manifest = build("runs/model", "releases", name="first")
-        >>> release = Releases("releases").open("first")
+        >>> release = open_releases("releases").open("first")
         >>> bundle, searcher = release.bundle, release.searcher
         >>> queries = bundle.augmentation.queries(bundle.calibration_queries[:2], bias_removal=0.5)
         >>> tail = Filter(buckets=frozenset({2}))

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from longtail.bundle import BundleCorruptError
-from longtail.index import LongtailIndexError, ReleaseCorruptError, ReleaseMismatchError, Releases
+from longtail.index import LongtailIndexError, ReleaseCorruptError, ReleaseMismatchError, Releases, open_releases
 from longtail.index.release.pointers import Pointers
 from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.allocator import give_back_memory
@@ -63,7 +63,7 @@ class ReleaseFollower:
         load: Callable[[Releases, str], Retriever] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._releases = Releases(root, milvus=service.settings.milvus_server)
+        self._releases = open_releases(root, milvus=service.settings.milvus_server)
         self._service = service
         self._load = load or partial(
             load_release,

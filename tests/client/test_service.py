@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.client import Answer, AsyncClient, Client, LongtailError, NotFoundError, Query
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.bundles import make_bundle
 from tests.client.conftest import Make
 from tests.end_to_end.killing import server
@@ -28,7 +28,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("client")
     make_bundle(labels=LABELS, users=20).write(root / "bundle")
     build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
-    Releases(root / "releases").publish("first")
+    open_releases(root / "releases").publish("first")
     with server(root / "releases", root / "server.log", drain_seconds=0) as process:
         process.wait_until_ready()
         yield process.url

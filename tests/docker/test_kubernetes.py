@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.objects import upload_events
 from longtail.serving.events.schema import event_json
@@ -212,7 +212,7 @@ def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) ->
     assert exported() is None, "no release yet"
     built(tmp_path)
     assert exported() is None, "none published yet"
-    Releases(tmp_path / "releases").publish("first")
+    open_releases(tmp_path / "releases").publish("first")
     assert exported() == ["a", "b", "sent twice"], "another pod may still have events that are less than 30 minutes old"
 
 
@@ -221,7 +221,7 @@ def test_accepted_events_do_not_stop_training(
     s3: S3Server, tmp_path: Path, event_count: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     built(tmp_path)
-    Releases(tmp_path / "releases").publish("first")
+    open_releases(tmp_path / "releases").publish("first")
     unknown = [organic(line, line) for line in ('{"history":["3"]}', '{"user_id":""}', '{"user_id":null}')]
     unknown.append(organic("empty label", label=""))
     events = FolderEvents(tmp_path / "events", days=7, most_bytes=1 << 20)

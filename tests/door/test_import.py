@@ -16,7 +16,7 @@ import longtail.bundle
 import longtail.index
 import longtail.trainer
 from longtail.bundle.one_line import LONGEST, one_line
-from longtail.index import ExactRows, Releases
+from longtail.index import ExactRows, open_releases
 from longtail.trainer import load_recipe
 from longtail.trainer.data.dataset import load_dataset
 from tests.trainer import tiny
@@ -52,7 +52,7 @@ def test_every_exported_name_exists() -> None:
 
 def test_repr_of_public_objects_is_one_short_line(releases: Path, model: longtail.Model, tmp_path: Path) -> None:
     recipe = load_recipe(tiny.write_job(tmp_path))
-    release, bundle = Releases(releases).open("first"), model.bundle
+    release, bundle = open_releases(releases).open("first"), model.bundle
     objects = [
         model, bundle, bundle.manifest, release, release.manifest, release.spec, release.searcher, ExactRows(bundle),
         bundle.labels, bundle.augmentation, bundle.cooccurrence, bundle.remembered, bundle.vocabularies["users"],

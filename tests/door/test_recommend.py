@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import longtail
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.serving import ServingError
 
 USERS = pa.table({
@@ -199,6 +199,6 @@ def test_bundle_release_and_releases_load_the_same_model(releases: Path, model: 
 
 
 def test_loading_without_a_published_release_fails_clearly(tmp_path: Path) -> None:
-    Releases(tmp_path)
+    open_releases(tmp_path)
     with pytest.raises(longtail.index.ReleaseNotFoundError, match="expected a bundle, a release or a directory"):  # type: ignore[attr-defined]
         longtail.load(tmp_path)

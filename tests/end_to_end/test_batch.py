@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
@@ -424,7 +424,7 @@ def test_errors_name_line_of_broken_text_file(shop: Path, tmp_path: Path, what: 
 def test_histories_come_from_a_column_or_the_release(tmp_path: Path) -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
     bundle.write(tmp_path / "bundle")
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     releases.publish(build(tmp_path / "bundle", tmp_path / "releases", name="a").name)
     retriever = load_release(releases, "a")
     chosen = [["item-3", "item-9"], [], None, ["item-8", "of no release"]]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from longtail.bundle.integrity import read_manifest
 from longtail.client import Answer, Client, Feedback, NewLabel, NotFoundError
-from longtail.index import IndexSpec, Releases, build, cli
+from longtail.index import IndexSpec, build, cli, open_releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
 from tests.bundles import label_features, make_bundle
@@ -84,7 +84,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(root: Path, state: Path, name: str = "first", **settings: object) -> Iterator[tuple[ServerProcess, Client]]:
-    Releases(root / "releases").publish(name)
+    open_releases(root / "releases").publish(name)
     settings = {"state": state, "poll_seconds": 0.05, "drain_seconds": 0, **settings}
     with server(root / "releases", state.parent / "server.log", **settings) as process, Client(process.url) as longtail:
         process.wait_until_ready()
@@ -191,12 +191,12 @@ def test_label_changes_survive_restart_and_new_release(root: Path, tmp_path: Pat
     with serving(root, tmp_path / "state") as (_, longtail):
         assert everything(longtail) == before
         assert longtail.monitoring()["labels"] == {"added": 1, "hidden": 1, "available": 60}
-        Releases(root / "releases").publish("second")
+        open_releases(root / "releases").publish("second")
         until(lambda: longtail.release()["name"] == "second", "the next release")
         reference = ColdReference(root / "second")
         of_new = everything(longtail, allow=[NEW.id, "brief", "item-7"], bias_removal=1)
         assert of_new == {NEW.id: pytest.approx(reference.score(reference.new(), 1), rel=1e-4, abs=1e-4)}
-        Releases(root / "releases").rollback()
+        open_releases(root / "releases").rollback()
         until(lambda: longtail.release()["name"] == "first", "the release before")
         assert everything(longtail) == before
 
@@ -233,7 +233,7 @@ def test_updated_labels_keep_their_bucket(root: Path, tmp_path: Path) -> None:
         longtail.feedback(Feedback(None, heads, FEATURES))
         window = longtail.monitoring()["windows"]["5m"]
         # A label that only another release can serve is deleted all the same.
-        releases = Releases(root / "releases")
+        releases = open_releases(root / "releases")
         longtail.add_labels([NEW])
         releases.publish("bare", force=True)
         longtail.reload()
@@ -252,4 +252,4 @@ def test_release_with_broken_label_tower_is_refused(tmp_path: Path) -> None:
     replace(make_bundle(label_tower=True), label_tower=b"not ONNX").write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="broken")
     with pytest.raises(UnservableReleaseError, match=r"label_tower\.onnx"):
-        load_release(Releases(tmp_path / "releases"), "broken")
+        load_release(open_releases(tmp_path / "releases"), "broken")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Releases, build, cli
+from longtail.index import Releases, build, cli, open_releases
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import KILLS, kill, moments, seconds_of, start
 
@@ -29,12 +29,12 @@ def releases(bundle: Path) -> Releases:
     root = bundle.parent / "releases"
     for name in ("a", "b"):
         build(bundle, root, name=name)
-    Releases(root).publish("a")
-    return Releases(root)
+    open_releases(root).publish("a")
+    return open_releases(root)
 
 
 def test_killed_build_leaves_no_partial_release(bundle: Path, tmp_path: Path) -> None:
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     arguments = ["build", str(bundle), "--releases", str(releases.root), "--name"]
     span = sorted(seconds_of(cli.main, [*arguments, f"whole-{turn}"]) for turn in range(3))[1]
     outcomes: Counter[str] = Counter()

@@ -21,7 +21,7 @@ import pytest
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.manifest import LogColumns
-from longtail.index import Releases
+from longtail.index import Releases, open_releases
 from longtail.index.building.pairs import read_pairs
 from longtail.index.building.priors import Limits, PriorTable
 from longtail.index.building.vectors import VectorFiles
@@ -300,7 +300,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
     bundle = make_bundle(labels=len(items), users=len(users))
     bundle = replace(bundle, labels=replace(bundle.labels, ids=pa.array(items)))
     bundle = replace(bundle, vocabularies={"users": Vocabulary(pa.array(users)), "items": Vocabulary(pa.array(items))})
-    return Releases(publish_bundle(bundle, folder, "all"))
+    return open_releases(publish_bundle(bundle, folder, "all"))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from longtail.index import IndexSpec, KnownQueries, Releases, build
+from longtail.index import IndexSpec, KnownQueries, build, open_releases
 from longtail.serving.http.auth import OPEN_PATHS
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
@@ -60,7 +60,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pa.table({"user_id": [f"u{row}" for row in range(20)], "age": range(20)}), root / "users.parquet")
     queries, priors = KnownQueries(root / "users.parquet", "user_id"), root / "priors.parquet"
     build(bundle, root / "releases", spec=IndexSpec("flat"), name="only", priors=priors, queries=queries)
-    Releases(root / "releases").publish("only")
+    open_releases(root / "releases").publish("only")
     (root / "releases" / "experiments.toml").write_text(EXPERIMENTS)
     return root / "releases"
 

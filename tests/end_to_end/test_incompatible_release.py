@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from longtail.bundle import Bundle
 from longtail.client import Client, LongtailError, NewLabel, NotFoundError
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.index.cli import main
 from longtail.index.release.compatibility import ClientInputs, breaking_changes
 from tests.bundles import make_bundle
@@ -61,7 +61,7 @@ def releases(tmp_path: Path) -> Path:
     ):
         bundle.write(tmp_path / name)
         build(tmp_path / name, root, spec="flat", name=name)
-    Releases(root).publish("first")
+    open_releases(root).publish("first")
     return root
 
 
@@ -88,7 +88,7 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert code == 2
     assert "narrow is not published, CURRENT stays as it was" in stderr
     assert "query feature 'history'" in stderr
-    assert Releases(releases).current() == "first"
+    assert open_releases(releases).current() == "first"
     # Somebody points CURRENT at it all the same: the service says no, and goes on.
     (releases / "CURRENT").write_text('{"current": "narrow"}')
     with pytest.raises(LongtailError) as caught:
@@ -105,7 +105,7 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
         client.retrieve(features=FEATURES)
     assert caught.value.field == "queries.0.features.history"
     # Going back needs no force, and a release that takes as much as the one before none either.
-    Releases(releases).rollback()
+    open_releases(releases).rollback()
     until(lambda: client.release()["name"] == "first", "the release before to be served")
     assert publish(releases, "second")[0] == 0
     until(lambda: client.release()["name"] == "second", "the next release to be served")

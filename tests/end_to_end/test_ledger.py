@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from longtail.serving.compare import compare, read_experiment
 from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
@@ -138,7 +138,7 @@ def shop(tmp_path: Path) -> KilledShop:
     pq.write_table(pa.table({"label_id": bundle.labels.ids, "recent": recent}), tmp_path / "recent.parquet")
     releases = tmp_path / "releases"
     build(tmp_path / "bundle", releases, spec=IndexSpec("flat"), name="a", priors=tmp_path / "recent.parquet")
-    Releases(releases).publish("a")
+    open_releases(releases).publish("a")
     (releases / "experiments.toml").write_text(EXPERIMENT)
     catalogue = BuiltLabels(bundle, recent)
     ids = list(catalogue.built)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from longtail.index import Releases, build
+from longtail.index import Releases, build, open_releases
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import KilledService, serving
@@ -35,7 +35,7 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
     make_bundle(labels=LABELS, label_tower=True).write(root / "bundle")
     for name, spec in (("exact", "milvus_flat"), ("banded", "milvus_ivf_flat"), ("faiss", "flat")):
         build(root / "bundle", root / "releases", spec=spec, name=name)
-    return Releases(root / "releases")
+    return open_releases(root / "releases")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import copies_path
-from longtail.index import Releases, build
+from longtail.index import Releases, build, open_releases
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import KilledService, serving
@@ -68,7 +68,7 @@ def shop(s3: S3Server, tmp_path: Path) -> Iterator[StoredShop]:
     url = s3.url()
     for name in ("a", "b"):
         build(tmp_path / "bundle", url, name=name, spec="flat")
-    releases = Releases(url)
+    releases = open_releases(url)
     releases.publish("a")
     shop = StoredShop(url, tmp_path, s3.environment, releases)
     with shop.stack:
@@ -171,7 +171,7 @@ def test_failed_downloads_are_retried_with_backoff(shop: StoredShop, s3: S3Serve
     (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
     store.upload(shop.folder / "zeros", wrong)
     s3.requests.clear()
-    with Releases(shop.url).change_pointers() as (now, move):
+    with open_releases(shop.url).change_pointers() as (now, move):
         move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
     until(lambda: "c, cannot be fetched" in read_verdict(service), "it to be told", 60)
     time.sleep(3)

@@ -14,7 +14,7 @@ from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 from longtail.bundle.neighbours import cooccurrences
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import server
 from tests.serving.process import until
@@ -38,7 +38,7 @@ def with_cooccurrence(bundle: Bundle) -> Bundle:
 def test_a_label_added_while_serving_is_chosen_with_others(tmp_path: Path) -> None:
     with_cooccurrence(make_bundle(label_tower=True)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     releases.publish("first")
     with (
         server(releases.root, tmp_path / "server.log", refresh="1s") as running,

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import LongtailIndexError, RefreshOptions, Releases, build
+from longtail.index import LongtailIndexError, RefreshOptions, build, open_releases
 from longtail.index.building.refresh import refresh as refresh_release
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.serving import Settings, refresh as module
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def first(folder: Path) -> str:
     """The release that was built after training."""
-    return min(Releases(folder / "releases").names())
+    return min(open_releases(folder / "releases").names())
 
 
 def later(folder: Path, users: list[str]) -> Path:
@@ -65,7 +65,7 @@ def later(folder: Path, users: list[str]) -> Path:
 
 def share_of(folder: Path, name: str) -> float:
     """π* of the rare label in a release."""
-    labels = Releases(folder / "releases").open(name).bundle.labels
+    labels = open_releases(folder / "releases").open(name).bundle.labels
     assert labels.log_popularity is not None
     return float(np.exp(labels.log_popularity[labels.rows_by_id[RARE]]))
 
@@ -76,11 +76,11 @@ def test_refresh_command_updates_prior_and_lists(folder: Path) -> None:
 
     assert "second" in output
     assert share_of(folder, "second") > 10 * share_of(folder, first(folder))
-    second = Releases(folder / "releases").open("second").bundle
+    second = open_releases(folder / "releases").open("second").bundle
     assert second.forecast is not None
     assert {*second.forecast.settings.nats} >= {"count", "decayed"}  # of the 300 pairs
     assert second.forecast.settings.ahead == 5400
-    assert listed(second) > listed(Releases(folder / "releases").open(first(folder)).bundle) + 0.1
+    assert listed(second) > listed(open_releases(folder / "releases").open(first(folder)).bundle) + 0.1
 
 
 def listed(bundle: Bundle) -> float:
@@ -100,10 +100,10 @@ def test_repeated_events_of_one_client_count_once(folder: Path) -> None:
 
 
 def test_unattended_refresh_refuses_sudden_popularity(folder: Path) -> None:
-    log, names = later(folder, [f"u{user}" for user in range(2000)]), Releases(folder / "releases").names()
+    log, names = later(folder, [f"u{user}" for user in range(2000)]), open_releases(folder / "releases").names()
     with pytest.raises(PriorsError, match=r"share .* 55 times .* that of .i7. go from [\d.e-]+ to 0\.\d+"):
         refresh_release(folder / "releases", log, RefreshOptions(unattended=True), source=first(folder), name="flood")
-    assert Releases(folder / "releases").names() == names
+    assert open_releases(folder / "releases").names() == names
     refresh_release(folder / "releases", log, source=first(folder), name="flood")
     assert share_of(folder, "flood") > 55 * share_of(folder, first(folder))
 
@@ -131,7 +131,7 @@ def test_refresh_without_forecast_is_refused(folder: Path, tmp_path: Path) -> No
     with pytest.raises(PriorsError, match="times between 1990 and tomorrow, in most rows, found 2 of 2 rows without"):
         refresh_release(folder / "releases", folder / "ahead.parquet", source=first(folder))
     with pytest.raises(PublishedMeanwhileError, match="expected another to be published still"):
-        Releases(folder / "releases").publish(first(folder), instead_of="another")
+        open_releases(folder / "releases").publish(first(folder), instead_of="another")
     make_bundle().write(tmp_path / "plain")
     build(tmp_path / "plain", tmp_path / "releases", name="plain")
     with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast or co-occurrence"):
@@ -141,10 +141,10 @@ def test_refresh_without_forecast_is_refused(folder: Path, tmp_path: Path) -> No
 def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path) -> None:
     settings = Settings(releases=folder / "releases", state=tmp_path, record_features=True)
     (tmp_path / "events").mkdir()
-    names = Releases(folder / "releases").names()
+    names = open_releases(folder / "releases").names()
     with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
         refresh(settings)
-    assert Releases(folder / "releases").names() == names
+    assert open_releases(folder / "releases").names() == names
     assert not [path for path in (folder / "releases").iterdir() if path.name.endswith(".bundle")]
 
 
@@ -152,7 +152,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    releases, end = Releases(tmp_path / "releases"), int(time.time()) - 60
+    releases, end = open_releases(tmp_path / "releases"), int(time.time()) - 60
     releases.publish(first(folder))
     lines = [
         event_json(
@@ -182,7 +182,7 @@ def test_an_event_at_the_end_of_a_refresh_counts_once(
 
 def test_client_is_recognised_by_id_or_history(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    releases, now = Releases(tmp_path / "releases"), time.time() - 60
+    releases, now = open_releases(tmp_path / "releases"), time.time() - 60
     releases.publish(first(folder))
     clicks = [({"seen": ["i3"] + [RARE] * click}, RARE) for click in range(300)]  # the history grows with each click
     clicks += [({"user": "u1", "seen": [f"i{click % 40}"]}, "i8") for click in range(300)]
@@ -212,7 +212,7 @@ def test_failed_refreshes_are_retried_with_backoff(folder: Path, tmp_path: Path)
     shutil.copytree(folder / "releases", tmp_path / "releases")
     settings = Settings(releases=tmp_path / "releases", state=tmp_path, record_features=True, refresh=0.2)
     (tmp_path / "events").mkdir()
-    Releases(settings.releases).publish(first(folder))
+    open_releases(settings.releases).publish(first(folder))
 
     def find_child(other_than: int) -> int:
         until(lambda: any(it.pid != other_than for it in multiprocessing.active_children()), seconds=30)
@@ -279,7 +279,7 @@ def _says(file: Path, expected: str) -> bool:
 @pytest.mark.process
 def test_verdict_reports_a_killed_refresh(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    Releases(tmp_path / "releases").publish(first(folder))
+    open_releases(tmp_path / "releases").publish(first(folder))
     with (
         server(tmp_path / "releases", tmp_path / "server.log", refresh="2s", workers=2) as running,
         httpx.Client(base_url=running.url, timeout=30) as http,
@@ -313,7 +313,7 @@ def test_service_does_not_refresh_after_a_rollback(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(folder / "releases", tmp_path / "releases")
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     refresh_release(releases.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))
     releases.publish("again")
     assert releases.rollback() == first(folder)
@@ -388,4 +388,4 @@ def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
         assert 0 < float(metrics.split("\nlongtail_prior_age_seconds ")[1].split()[0]) < 60
         assert 'longtail_prior_nats{kind="decayed"}' in metrics
         assert log_popularity("brand-new") > least + 1
-    assert 1 <= sum(".refreshed-" in name for name in Releases(folder / "releases").names()) <= 3
+    assert 1 <= sum(".refreshed-" in name for name in open_releases(folder / "releases").names()) <= 3

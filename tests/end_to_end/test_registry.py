@@ -17,7 +17,7 @@ import pytest
 from longtail.bundle import Bundle, BundleCorruptError
 from longtail.bundle.errors import ObjectStoreError
 from longtail.bundle.registry import RegisteredVersion, download_version, upload_version
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.index.building.refresh import refresh_priors
 from longtail.index.cli import main as index_main
 from longtail.trainer import fit
@@ -75,10 +75,10 @@ def test_the_version_of_a_tracked_training_is_of_its_run_and_is_built_by_alias(
 
     releases = tmp_path / "releases"
     index_main_ok(["build", "models:/tiny@champion", "--releases", str(releases), "--publish"])
-    name = Releases(releases).current()
+    name = open_releases(releases).current()
     assert name is not None
     assert f"from models:/tiny/1, run {run}" in capsys.readouterr().out
-    manifest = Releases(releases).verify(name).manifest
+    manifest = open_releases(releases).verify(name).manifest
     assert manifest.registered == RegisteredVersion(name="tiny", version=1, run=run)
 
 

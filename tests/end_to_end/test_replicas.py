@@ -28,7 +28,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.bundle import Hide
-from longtail.index import IndexSpec, Releases, build, merge_labels
+from longtail.index import IndexSpec, build, merge_labels, open_releases
 from longtail.serving.settings import Settings
 from longtail.state import LabelStore, parse_location, read_label_changes
 from tests.bundles import label_features, make_bundle
@@ -132,7 +132,7 @@ def replicas(
     releases = s3.url()
     for name in ("a", "b"):
         build(bundle, releases, spec=IndexSpec("flat"), name=name)
-    Releases(releases).publish("a")
+    open_releases(releases).publish("a")
     replicas = Replicas(releases, database.url(), tmp_path, s3.environment, request.param)
     with replicas.stack:
         for number in range(REPLICAS):
@@ -146,7 +146,7 @@ def test_replicas_agree_despite_kills(replicas: Replicas, database: PostgresServ
     titles: dict[str, str] = {}
     took: list[tuple[float, str]] = []
     done: Counter[str] = Counter()
-    shelf = Releases(replicas.releases)
+    shelf = open_releases(replicas.releases)
     for count in range(OPERATIONS):
         numbers = sorted(replicas.services)
         by = rng.choice(numbers)

@@ -14,7 +14,7 @@ from pyarrow import feather
 
 from longtail.bundle import Proposal
 from longtail.bundle.integrity import read_manifest
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.bundles import log_p_n, make_bundle
 from tests.end_to_end import killing
 from tests.serving.process import ServerProcess, server, until
@@ -87,14 +87,14 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(releases: Path) -> Iterator[ServerProcess]:
-    Releases(releases).publish("cosine")
+    open_releases(releases).publish("cosine")
     with server(releases, releases.parent / "server.log", poll_seconds=0.05, drain_seconds=0.5) as process:
         process.wait_until_ready()
         yield process
 
 
 def publish_and_wait(service: ServerProcess, releases: Path, name: str) -> None:
-    Releases(releases).publish(name)
+    open_releases(releases).publish(name)
     until(lambda: httpx.get(f"{service.url}/v1/release").json()["name"] == name, f"{name} to be served")
 
 

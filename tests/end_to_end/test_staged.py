@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving.core.mirror import StagedCounts
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 def test_a_staged_release_gets_shadow_queries_then_is_published(tmp_path: Path) -> None:
     for seed, name in enumerate(("first", "second")):
         build(make_bundle(labels=60, seed=seed).write(tmp_path / name), tmp_path / "r", name=name)
-    shelf = Releases(tmp_path / "r")
+    shelf = open_releases(tmp_path / "r")
     shelf.publish("first")
     with (
         server(shelf.root, tmp_path / "log", workers=2, mirror_share=1.0, poll_seconds=0.05) as process,

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.client import Client, NewLabel
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import server
 from tests.rounding import within_rounding
@@ -61,7 +61,7 @@ class Shelf:
     """
 
     def __init__(self, bundles: Path, root: Path) -> None:
-        self._bundles, self.root, self.releases, self.turn = bundles, root, Releases(root), 0
+        self._bundles, self.root, self.releases, self.turn = bundles, root, open_releases(root), 0
         self.newest = self.publish()
 
     def publish(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Release, Releases, build
+from longtail.index import IndexSpec, Release, build, open_releases
 from tests.bundles import make_bundle
 
 SMALL = 600
@@ -50,7 +50,7 @@ def opened(
         if spec not in releases:
             path = bundle_path if KINDS[spec] == SMALL else large_bundle_path
             manifest = build(path, root, spec=IndexSpec(spec), name=f"release-{len(releases)}")
-            releases[spec] = Releases(root).open(manifest.name)
+            releases[spec] = open_releases(root).open(manifest.name)
         return releases[spec]
 
     return open_

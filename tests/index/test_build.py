@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, SpecError, build
+from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Searcher, SpecError, build, open_releases
 from longtail.index.building import tuning
 from longtail.index.building.training import train_index
 from longtail.index.building.tuning import TunedIndex, tune_index
@@ -48,7 +48,7 @@ def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_
     other = make_bundle(labels=800, seed=1).write(tmp_path / "other")
     manifest = build(other, tmp_path / "r", name="second", spec=IndexSpec(lists_of="first"))
 
-    first, second = (Releases(tmp_path / "r").verify(name).searcher.index for name in ("first", "second"))
+    first, second = (open_releases(tmp_path / "r").verify(name).searcher.index for name in ("first", "second"))
     assert (manifest.kind, manifest.labels, manifest.spec) == (first.kind, 800, "auto")
     assert min(at.recall for at in manifest.recall) >= 0.95
     if first.has_lists:
@@ -59,7 +59,7 @@ def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_
     with pytest.raises(SpecError, match=rf"lists of first: expected the spec auto or {spec}, .* received milvus"):
         build(other, tmp_path / "r", spec=IndexSpec("milvus", lists_of="first"))
     if spec == "ivf_flat":
-        rows = Releases(tmp_path / "r").open("second").bundle.rows()
+        rows = open_releases(tmp_path / "r").open("second").bundle.rows()
         distances_LC = ((rows[:, None] - first.centroids) ** 2).sum(axis=2)
         assert second.lists.tolist() == distances_LC.argmin(axis=1).tolist()
 
@@ -97,7 +97,7 @@ def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Pat
     manifest = build(bundle, tmp_path / "releases", spec=spec, name="both")
     assert len([at for at in manifest.recall if not any(at.priors.values())]) == 15
     assert min(at.recall for at in manifest.recall) >= 0.95
-    release = Releases(tmp_path / "releases").open("both")
+    release = open_releases(tmp_path / "releases").open("both")
     searcher, bundle = release.searcher, release.bundle
     rng = np.random.default_rng(1)
     bias_removal, popularity = rng.uniform(-1, 2, (2, 20)).astype(np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import Filter, IndexSpec, Releases, build, spec as specs
+from longtail.index import Filter, IndexSpec, build, open_releases, spec as specs
 from longtail.index.building.training import train_index
 from longtail.index.recall import Calibration, all_dial_points
 from longtail.index.search.gpu import GpuIndex
@@ -66,7 +66,7 @@ def test_cells_that_are_given_stay(kind: str, bundle: Bundle) -> None:
 def test_a_release_reaches_the_recall_of_its_build(kind: str, bundle: Bundle, tmp_path: Path) -> None:
     bundle.write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))
-    release = Releases(tmp_path / "releases").open("one")
+    release = open_releases(tmp_path / "releases").open("one")
     assert "x4fs,RFlat)" in release.manifest.factory
     assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
     built = release.bundle

@@ -10,7 +10,7 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index import Filter, IndexSpec, Release, Releases, Searcher, build
+from longtail.index import Filter, IndexSpec, Release, Searcher, build, open_releases
 from longtail.index.manifests import SearchParams, SearchParamsAt
 from longtail.index.recall import Calibration
 from longtail.index.search.dial_params import DialParams
@@ -76,7 +76,7 @@ def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release
     root: Path = tmp_path_factory.mktemp("params_at")
     bundle.write(root / "bundle")
     build(root / "bundle", root / "releases", name="one", spec=IndexSpec("ivf_flat"))
-    return Releases(root / "releases").open("one")
+    return open_releases(root / "releases").open("one")
 
 
 def test_search_params_reach_the_promised_recall_with_least_effort(

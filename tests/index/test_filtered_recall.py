@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Augmentation, Bundle
-from longtail.index import Filter, FilterMask, IndexSpec, Releases, Searcher, build
+from longtail.index import Filter, FilterMask, IndexSpec, Searcher, build, open_releases
 from longtail.index.building.tuning import TunedIndex, tune_index
 from longtail.index.manifests import FilteredParams, SearchParams
 from longtail.index.search.eligible import Eligible
@@ -79,7 +79,7 @@ def test_the_manifest_has_the_measured_recall(clustered: Bundle, tmp_path: Path)
     clustered.write(tmp_path / "bundle")
     lines: list[str] = []
     build(tmp_path / "bundle", tmp_path / "releases", spec="ivf_flat", name="one", progress=lines.append)
-    release = Releases(tmp_path / "releases").open("one")
+    release = open_releases(tmp_path / "releases").open("one")
     filtered = release.manifest.filtered
     assert filtered is not None
     assert [params.selectivity for params in filtered.params] == [0.5, 0.1, 0.01, 0.001]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from longtail.bundle import Bundle, Tower
-from longtail.index import Releases, merge_labels
+from longtail.index import merge_labels, open_releases
 from longtail.serving.events.reader import open_events
 from longtail.state import AnswerKeys, read_label_changes
 from tests.index.conftest import brute_force
@@ -18,7 +18,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures" / "0.1.0"
 
 
 def test_fixture_answers_are_unchanged_at_any_weights() -> None:
-    releases = Releases(FIXTURES / "releases")
+    releases = open_releases(FIXTURES / "releases")
     assert (releases.names(), releases.current()) == (["ivf"], "ivf")
     release = releases.verify("ivf")
     assert (release.manifest.schema_version, release.manifest.kind, release.manifest.labels) == (1, "ivf_flat", 200)

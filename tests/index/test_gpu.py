@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import pytest
 
-from longtail.index import DeviceError, Filter, IndexSpec, Release, Releases, build
+from longtail.index import DeviceError, Filter, IndexSpec, Release, build, open_releases
 from longtail.index.search.gpu import _resources
 from tests.index.conftest import brute_force
 from tests.index.test_filters import check
@@ -59,7 +59,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def on_gpu(_gpu: None, opened: Callable[[str], Release]) -> Callable[[str], Release]:
     def open_(spec: str) -> Release:
         path = opened(spec).path
-        return Releases(path.parent).open(path.name, device="gpu")
+        return open_releases(path.parent).open(path.name, device="gpu")
 
     return open_
 
@@ -118,14 +118,14 @@ def test_without_a_gpu_the_error_names_the_extra(
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
     message = r"device gpu: expected a GPU build of FAISS, found faiss .* for CPUs; install the extra `gpu`"
     with pytest.raises(DeviceError, match=message):
-        Releases(tmp_path).open("a", device="gpu")
+        open_releases(tmp_path).open("a", device="gpu")
     with pytest.raises(DeviceError, match=message):
         build(bundle_path, tmp_path, name="b", spec=IndexSpec(device="gpu"))
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
     with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):
-        Releases(tmp_path).open("a", device="gpu")
-    assert Releases(tmp_path).names() == ["a"]
+        open_releases(tmp_path).open("a", device="gpu")
+    assert open_releases(tmp_path).names() == ["a"]
 
 
 @pytest.mark.usefixtures("_gpu")
@@ -140,4 +140,4 @@ def test_an_index_that_does_not_fit_is_refused(
     with pytest.raises(
         DeviceError, match=r"take an index of 600 rows of 13 coordinates, it answered: .* out of memory"
     ):
-        Releases(tmp_path).open("a", device="gpu")
+        open_releases(tmp_path).open("a", device="gpu")

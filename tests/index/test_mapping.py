@@ -14,7 +14,7 @@ import pytest
 
 from longtail.bundle import FileRecord
 from longtail.bundle.store import file_sha256
-from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
+from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, build, open_releases
 from longtail.index.release import index_files
 from tests.index.conftest import KINDS
 
@@ -25,8 +25,8 @@ SEARCHING = """
 import sys
 from pathlib import Path
 import numpy as np
-from longtail.index import Releases
-release = Releases(Path(sys.argv[1])).open(sys.argv[2])
+from longtail.index import open_releases
+release = open_releases(Path(sys.argv[1])).open(sys.argv[2])
 queries = release.bundle.augmentation.queries(np.array(release.bundle.calibration_queries), 0.5)
 release.searcher.search(queries, 300)
 print("searched", flush=True)
@@ -71,7 +71,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
     spec: str, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = opened(spec)
-    releases = Releases(release.path.parent)
+    releases = open_releases(release.path.parent)
     assert np.array_equal(search(release), search(releases.verify(release.name)))
     # As a FAISS without the flag would.
     monkeypatch.setattr(index_files, "_MAP", 0)
@@ -83,7 +83,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
 def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):
         build(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)
-    releases = Releases(tmp_path)
+    releases = open_releases(tmp_path)
     old = releases.open("old")
     expected = search(releases.verify("old"))
     assert releases.prune(keep=1) == ["old"]
@@ -130,4 +130,4 @@ def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bund
     sealed = manifest.model_copy(update={"files": {**manifest.files, file: record}}).sealed()
     (tmp_path / "good" / "release.json").write_text(sealed.model_dump_json())
     with pytest.raises(ReleaseCorruptError, match=rf"{file}: expected int(32|64) \["):
-        Releases(tmp_path).open("good")
+        open_releases(tmp_path).open("good")

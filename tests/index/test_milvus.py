@@ -22,9 +22,9 @@ from longtail.index import (
     MilvusServer,
     RecallFloorError,
     Release,
-    Releases,
     SpecError,
     build,
+    open_releases,
     refresh_priors,
 )
 from tests.bundles import make_bundle
@@ -50,7 +50,7 @@ def opened(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> C
     def open_(spec: str) -> Release:
         if spec not in releases:
             build(folder / "bundle", folder / "releases", spec=spec, name=spec)
-            releases[spec] = Releases(folder / "releases").open(spec)
+            releases[spec] = open_releases(folder / "releases").open(spec)
         return releases[spec]
 
     return open_
@@ -118,7 +118,7 @@ def test_where_many_are_hidden_as_many_are_answered(
 def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], Release], tmp_path: Path) -> None:
     kept = opened("milvus_flat")
     bundle = make_bundle(labels=1_200, seed=1).write(tmp_path / "bundle")
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     for name, filterable in (("one", ["title"]), ("two", ["title"]), ("three", [])):
         build(bundle, releases.root, spec="milvus_flat", name=name, filterable=filterable)
     named = {name: _named(releases.open(name)) for name in releases.names()}
@@ -139,7 +139,7 @@ def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], 
 @pytest.mark.nightly
 def test_a_changed_collection_is_not_published(opened: Callable[[str], Release], tmp_path: Path) -> None:
     release = opened("milvus_flat")
-    releases = Releases(tmp_path)
+    releases = open_releases(tmp_path)
     build(release.bundle, tmp_path, spec="milvus_flat", name="one", filterable=[])
     name = _named(releases.open("one"))
     client = _client(release)
@@ -167,7 +167,7 @@ def test_labels_of_long_texts_are_written_in_parts(
     manifest = bundle.manifest.model_copy(update={"display": ["text"]})
     replace(bundle, labels=long, manifest=manifest).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a")
-    release = Releases(tmp_path / "releases").open("a")
+    release = open_releases(tmp_path / "releases").open("a")
     held = _client(opened("milvus_flat")).query(
         _named(release), filter="row in [0, 1099]", output_fields=["display", "value_0"], consistency_level="Strong"
     )
@@ -178,7 +178,7 @@ def test_filters_are_the_servers_own_and_equal_masks(milvus: RunningMilvus, tmp_
     """Here, where a server runs already; other answers over Milvus are nightly."""
     shop_bundle(test_served.LABELS, cooccurrence=True).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="milvus_flat")
-    test_served.filters_are_the_servers_own_and_equal_masks(Releases(tmp_path / "releases"))
+    test_served.filters_are_the_servers_own_and_equal_masks(open_releases(tmp_path / "releases"))
 
 
 def test_a_build_that_fails_leaves_no_collection_behind(
@@ -200,7 +200,7 @@ def test_a_build_that_fails_leaves_no_collection_behind(
         with pytest.raises(SpecError, match=f"expected at least {least} labels, received 60; use --spec flat"):
             build(tmp_path / "small", tmp_path / "releases", spec=spec)
     assert _collections(opened("milvus_flat")) == before
-    assert Releases(tmp_path / "releases").names() == []
+    assert open_releases(tmp_path / "releases").names() == []
 
 
 @pytest.mark.nightly
@@ -209,7 +209,7 @@ def test_other_priors_make_another_collection(opened: Callable[[str], Release], 
     table = {"label_id": release.bundle.labels.ids, "recent": np.linspace(-1, 1, LABELS)}
     pq.write_table(pa.table(table), tmp_path / "priors.parquet")
     build(release.bundle, tmp_path / "r", spec="milvus_ivf_flat", name="one", priors=tmp_path / "priors.parquet")
-    releases = Releases(tmp_path / "r")
+    releases = open_releases(tmp_path / "r")
     pq.write_table(pa.table(table | {"recent": np.linspace(1, -1, LABELS)}), tmp_path / "priors.parquet")
     refresh_priors(tmp_path / "r", tmp_path / "priors.parquet", source="one", name="two")
     one, two = (releases.open(name) for name in ("one", "two"))

@@ -27,8 +27,8 @@ from longtail.index import (
     RecallFloorError,
     ReleaseCorruptError,
     ReleaseManifest,
-    Releases,
     build,
+    open_releases,
     refresh_priors,
 )
 from longtail.index.building.merge import with_changes
@@ -222,13 +222,13 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     assert {(at.bias_removal, at.priors["recent"], at.priors["margin"]) for at in corners} == {
         (dial, recent, 0.2) for dial in (-1, 0.5, 2) for recent in (-1, 1.5)
     }
-    Releases(tmp_path / "r").publish("first")
+    open_releases(tmp_path / "r").publish("first")
     refreshed = refresh_priors(tmp_path / "r", later, name="second")
     assert refreshed.kind == built.kind
-    first, second = (Releases(tmp_path / "r").open(name).searcher.index for name in (built.name, "second"))
+    first, second = (open_releases(tmp_path / "r").open(name).searcher.index for name in (built.name, "second"))
     if first.has_lists:
         np.testing.assert_array_equal(first.centroids, second.centroids)
-    before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
+    before, after = (open_releases(tmp_path / "r").open(name) for name in ("first", "second"))
     weights = np.float32([1.3, 0.15, 0, 0, 0])
     for release, numbers in ((before, values), (after, values_later)):
         queries = release.bundle.augmentation.queries(bundle.calibration_queries[:20], 0.3, 0.4, weights)
@@ -276,7 +276,7 @@ def test_a_refresh_that_falls_below_the_floor_leaves_nothing_behind(
     monkeypatch.setattr(Calibration, "measure", worse)
     with pytest.raises(RecallFloorError, match=r"measured 0.5000 at λ = .*Use --spec flat, or lower --recall"):
         refresh_priors(tmp_path / "r", path, source="first", name="second")
-    assert Releases(tmp_path / "r").names() == ["first"]
+    assert open_releases(tmp_path / "r").names() == ["first"]
 
 
 def test_impossible_refreshes_are_refused(bundle: Bundle, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_refresh_whose_source_a_prune_deletes_says_so_and_leaves_nothing(bundl
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
     for name in ("source", "newer"):
         build(bundle, tmp_path / "r", name=name, priors=path)
-    there = Releases(tmp_path / "r")
+    there = open_releases(tmp_path / "r")
     with pytest.raises(LongtailIndexError, match="deleted while its release was written"):
         refresh_priors(there.root, path, source="source", name="late", progress=lambda _: there.prune(keep=1) and None)
     assert there.names() == ["newer"]
@@ -307,7 +307,7 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
     build(bundle, tmp_path / "r", name="with", priors=path)
     build(bundle, tmp_path / "r", name="without")
-    shelf = Releases(tmp_path / "r")
+    shelf = open_releases(tmp_path / "r")
     shelf.publish("with")
     with pytest.raises(NotPublishableError, match="prior 'r': expected as in the published release, found none"):
         shelf.publish("without")
@@ -329,7 +329,7 @@ def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path
         "price=-2:1:.5",
     ]
     assert run("build", tmp_path / "model", "--releases", tmp_path / "r", "--name", "one", "--publish", *options) == 0
-    shelf, columns = Releases(tmp_path / "r"), bundle.labels.display
+    shelf, columns = open_releases(tmp_path / "r"), bundle.labels.display
     before = shelf.open("one").bundle
     names = ["r", "bonus.torso", "bonus.tail", "bonus.new", "bonus.bright", "slope.price", "decay.since"]
     assert before.priors.names == names
@@ -394,4 +394,4 @@ def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:
         with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected finite float32 \[60, 4\], found float"):
             read_priors(release, manifest)
     with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected sha256"):
-        Releases(tmp_path / "r").open("one")
+        open_releases(tmp_path / "r").open("one")

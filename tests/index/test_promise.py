@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import BiasRemoval, BundleError, CurvePoint, Interval, Manifest, Popularity
-from longtail.index import NotPublishableError, QualityPromise, Releases, build
+from longtail.index import NotPublishableError, QualityPromise, Releases, build, open_releases
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 
@@ -53,7 +53,7 @@ def releases(built: Path) -> Releases:
     """With nothing published and no floors."""
     for file in ("CURRENT", "promise.toml"):
         (built / file).unlink(missing_ok=True)
-    return Releases(built)
+    return open_releases(built)
 
 
 def write_promise(releases: Releases, text: str) -> None:
@@ -179,8 +179,8 @@ def test_build_writes_a_release_that_breaks_the_promise(
     captured = capsys.readouterr()
     assert captured.out.endswith(f"written: {tmp_path / 'new'}\n")
     assert "new is not published" in captured.err
-    assert Releases(tmp_path).names() == ["new"]
-    assert Releases(tmp_path).current() is None
+    assert open_releases(tmp_path).names() == ["new"]
+    assert open_releases(tmp_path).current() is None
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
 from longtail.bundle.weighed_pairs import WeighedPairs
-from longtail.index import PriorsError, RefreshOptions, Releases, build, refresh
+from longtail.index import PriorsError, RefreshOptions, Releases, build, open_releases, refresh
 from longtail.index.errors import NothingNewError
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
@@ -60,7 +60,7 @@ def releases(tmp_path: Path) -> Releases:
     """Release `first`, published, of a bundle with co-occurrence."""
     with_cooccurrence(make_bundle(labels=LABELS, users=USERS, label_tower=True)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
-    there = Releases(tmp_path / "releases")
+    there = open_releases(tmp_path / "releases")
     there.publish("first")
     return there
 
@@ -202,7 +202,7 @@ def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
         tmp_path / "bundle"
     )
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
-    there = Releases(tmp_path / "releases")
+    there = open_releases(tmp_path / "releases")
     there.publish("first")
     columns = {"query": pa.int64(), "label": pa.string(), "time": pa.float64(), "id": pa.string(), "event": pa.string()}
     nothing = pa.table({name: pa.array([], type_) for name, type_ in (columns | {"weight": pa.float64()}).items()})

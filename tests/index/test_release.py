@@ -21,9 +21,9 @@ from longtail.index import (
     ReleaseManifest,
     ReleaseMismatchError,
     ReleaseNotFoundError,
-    Releases,
     ReleaseVersionError,
     build,
+    open_releases,
 )
 from longtail.index.release import index_files
 from tests.bundles import make_bundle
@@ -43,7 +43,7 @@ def release(bundle_path: Path, tmp_path: Path) -> Path:
 
 
 def reopen(path: Path) -> None:
-    Releases(path.parent).open(path.name)
+    open_releases(path.parent).open(path.name)
 
 
 def rewrite(path: Path, **changes: object) -> None:
@@ -54,7 +54,7 @@ def rewrite(path: Path, **changes: object) -> None:
 
 
 def test_the_release_matches_its_manifest(bundle_path: Path, release: Path) -> None:
-    opened = Releases(release.parent).open("good")
+    opened = open_releases(release.parent).open("good")
     assert opened.name == "good"
     assert opened.path == release
     assert opened.searcher.labels == 600
@@ -95,7 +95,7 @@ def test_names_are_unique_in_one_second_and_can_be_chosen(bundle_path: Path, tmp
     names = [build(bundle_path, tmp_path).name for _ in range(3)]
     assert len(set(names)) == 3
     assert all(name.split("Z-")[1].startswith("synthetic") for name in names)
-    assert Releases(tmp_path).names() == sorted(names)
+    assert open_releases(tmp_path).names() == sorted(names)
     with pytest.raises(BundleExistsError, match="already exists"):
         build(bundle_path, tmp_path, name=names[0])
 
@@ -154,7 +154,7 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool
 @pytest.mark.process
 def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, name="good")
-    releases = Releases(tmp_path)
+    releases = open_releases(tmp_path)
     releases.publish("good")
     killed = (
         "import os, signal, sys, longtail.index.building.writing as writing\n"

@@ -19,6 +19,7 @@ from longtail.index import (
     ReleaseNotFoundError,
     Releases,
     build,
+    open_releases,
 )
 from longtail.index.release import releases as releases_module
 
@@ -30,11 +31,11 @@ def releases(bundle_path: Path, tmp_path: Path) -> Releases:
     """Three releases, `a` the oldest; nothing published."""
     for name in ("a", "b", "c"):
         build(bundle_path, tmp_path, name=name)
-    return Releases(tmp_path)
+    return open_releases(tmp_path)
 
 
 def test_an_empty_directory_has_no_releases(tmp_path: Path) -> None:
-    releases = Releases(tmp_path / "missing")
+    releases = open_releases(tmp_path / "missing")
     assert releases.names() == []
     assert releases.current() is None
     with pytest.raises(ReleaseNotFoundError, match="expected a directory of releases"):
@@ -192,8 +193,8 @@ def test_a_prune_goes_on_after_one_that_was_killed_between_deleting_and_saying_s
 @pytest.mark.process
 def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Releases) -> None:
     repeat = (
-        "import sys; from pathlib import Path; from longtail.index import Releases\n"
-        "for _ in range(15): Releases(Path(sys.argv[1])).publish(sys.argv[2])"
+        "import sys; from pathlib import Path; from longtail.index import open_releases\n"
+        "for _ in range(15): open_releases(Path(sys.argv[1])).publish(sys.argv[2])"
     )
     writers = [
         subprocess.Popen([sys.executable, "-c", repeat, str(releases.root), name], cwd=ROOT) for name in ("a", "b")

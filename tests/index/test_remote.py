@@ -25,6 +25,7 @@ from longtail.index import (
     ReleaseNotFoundError,
     Releases,
     build,
+    open_releases,
 )
 from longtail.index.cli import main
 from longtail.index.errors import PublishedMeanwhileError
@@ -44,7 +45,7 @@ def shelf(bundle_path: Path, s3_server: S3Server, tmp_path_factory: pytest.TempP
         for name, value in s3_server.environment.items():
             patched.setenv(name, value)
         for name in ("a", "b", "c"):
-            Releases(url, local / "cache").upload(local / name)
+            open_releases(url, local / "cache").upload(local / name)
     return url
 
 
@@ -61,7 +62,7 @@ def url(shelf: str, s3: S3Server) -> str:
 
 def local(url: str, folder: Path) -> Releases:
     """The releases as another host sees them."""
-    return Releases(url, folder)
+    return open_releases(url, folder)
 
 
 def answers(release: Release) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +83,7 @@ def published_by_another(url: str, name: str, patched: pytest.MonkeyPatch) -> It
 
     def at_last(releases: Releases, which: str) -> object:
         patched.setattr(Releases, "verify", verify)
-        Releases(url).publish(name)
+        open_releases(url).publish(name)
         return verify(releases, which)
 
     patched.setattr(Releases, "verify", at_last)
@@ -90,16 +91,16 @@ def published_by_another(url: str, name: str, patched: pytest.MonkeyPatch) -> It
 
 
 def test_a_release_at_a_url_answers_as_the_one_that_was_built(bundle_path: Path, url: str, tmp_path: Path) -> None:
-    releases = Releases(url)
+    releases = open_releases(url)
     assert (str(releases), releases.names(), releases.current()) == (url, ["a", "b", "c"], None)
     build(bundle_path, tmp_path / "local", name="a", spec="flat")
-    there, here = (answers(each.open("a")) for each in (releases, Releases(tmp_path / "local")))
+    there, here = (answers(each.open("a")) for each in (releases, open_releases(tmp_path / "local")))
     np.testing.assert_array_equal(there[1], here[1])
     np.testing.assert_array_equal(there[0], here[0])
 
 
 def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
-    releases, other = Releases(url), local(url, tmp_path / "other")
+    releases, other = open_releases(url), local(url, tmp_path / "other")
     for name in ("a", "b", "a", "c"):
         releases.publish(name)
         assert (releases.current(), other.current()) == (name, name)
@@ -112,7 +113,7 @@ def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
 
 
 def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = Releases(url)
+    releases = open_releases(url)
     releases.publish("a")
     with (
         published_by_another(url, "b", monkeypatch),
@@ -128,14 +129,14 @@ def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: 
 def test_a_write_whose_answer_was_lost_counts_once(name: str, url: str, s3: S3Server) -> None:
     """The store has written the pointer and says 503: what is there tells."""
     if name == "c":  # by the tag of one before, else the first
-        Releases(url).publish("a")
+        open_releases(url).publish("a")
 
     def lose(method: str, path: str) -> str | None:
         return "lose" if method == "PUT" and path.endswith("/CURRENT") else None
 
     with s3.failing(lose):
-        Releases(url).publish(name)
-    assert (Releases(url).current(), Releases(url).pointers().history[-1]) == (name, name)
+        open_releases(url).publish(name)
+    assert (open_releases(url).current(), open_releases(url).pointers().history[-1]) == (name, name)
 
 
 def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> None:
@@ -143,8 +144,8 @@ def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> N
         s3.failing(lambda *_: "overwrite"),
         pytest.raises(LongtailIndexError, match="must refuse to overwrite an object on condition"),
     ):
-        Releases(url).publish("a")
-    assert Releases(url).current() is None
+        open_releases(url).publish("a")
+    assert open_releases(url).current() is None
 
 
 def test_the_probe_of_a_store_has_the_version_that_gcs_demands(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_the_probe_of_a_store_has_the_version_that_gcs_demands(url: str, monkeyp
         return put(store, path, content, tag)
 
     monkeypatch.setattr(ObjectStore, "put", noted)
-    Releases(url).publish("a")
+    open_releases(url).publish("a")
     assert tags
     assert tags[0].keys() == {"e_tag", "version"}
 
@@ -193,7 +194,7 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
 
 
 def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
-    releases, other = Releases(url), local(url, tmp_path / "other")
+    releases, other = open_releases(url), local(url, tmp_path / "other")
     for name in ("a", "b", "c"):
         releases.publish(name)
         other.verify(name)
@@ -222,7 +223,7 @@ def test_unused_copies_are_deleted(
 
 
 def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases, store = Releases(url), ObjectStore(url)
+    releases, store = open_releases(url), ObjectStore(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
     folders = lambda: sorted({path.partition("/")[0] for path in store.list()})  # noqa: E731
@@ -239,7 +240,7 @@ def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, m
 def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
     bundle_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    releases = Releases(url)
+    releases = open_releases(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
     with monkeypatch.context() as patched:
@@ -247,27 +248,27 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
         with pytest.raises(ObjectStoreError, match="gone"):
             releases.prune(1)
     with pytest.raises(ReleaseNotFoundError, match="received 'a', which a prune deletes"):
-        Releases(url).publish("a")
+        open_releases(url).publish("a")
     with pytest.raises(BundleExistsError, match="/a: expected a name that is free, found one that a prune is deleting"):
         build(bundle_path, url, name="a")
-    assert Releases(url).prune(3) == ["a"]
-    assert Releases(url).names() == ["b", "c"]
+    assert open_releases(url).prune(3) == ["a"]
+    assert open_releases(url).names() == ["b", "c"]
 
 
 def test_a_prune_during_a_publication_reports_its_deletions(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = Releases(url)
+    releases = open_releases(url)
     delete = RemoteReleases.delete
 
     def published_meanwhile(releases: RemoteReleases, name: str) -> None:
         monkeypatch.setattr(RemoteReleases, "delete", delete)
-        Releases(url).publish("c")
+        open_releases(url).publish("c")
         delete(releases, name)
 
     for name in ("a", "b", "c", "b"):
         releases.publish(name)
     monkeypatch.setattr(RemoteReleases, "delete", published_meanwhile)
     assert releases.prune(1) == ["a"]
-    assert (Releases(url).current(), Releases(url).pointers().deleting) == ("c", ())
+    assert (open_releases(url).current(), open_releases(url).pointers().deleting) == ("c", ())
 
 
 @pytest.mark.usefixtures("s3")
@@ -284,15 +285,15 @@ def test_a_store_that_does_not_say_what_condition_fails(
     with s3.failing(lambda *_: "terse"):
         for name in ("a", "b"):
             build(bundle_path, url, name=name, spec="flat")
-            Releases(url).publish(name)
-        Releases(url).upload(Releases(url).root / "a")
+            open_releases(url).publish(name)
+        open_releases(url).upload(open_releases(url).root / "a")
         with published_by_another(url, "a", monkeypatch), pytest.raises(PublishedMeanwhileError):
-            Releases(url).publish("b")
+            open_releases(url).publish("b")
     assert local(url, tmp_path / "other").rollback() == "b"
 
 
 def test_a_published_release_that_is_damaged_there_is_replaced(url: str, tmp_path: Path) -> None:
-    Releases(url).publish("a")
+    open_releases(url).publish("a")
     ObjectStore(url).delete(["a/index/index.faiss"])
     other = local(url, tmp_path / "other")
     with pytest.raises(ObjectStoreError, match="expected an object, found none"):
@@ -318,8 +319,8 @@ def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told as error:
         build(bundle_path, url, name="x", spec="flat")
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
-    Releases(url).upload(Path(path))
-    assert Releases(url).names() == ["x"]
+    open_releases(url).upload(Path(path))
+    assert open_releases(url).names() == ["x"]
 
 
 def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
@@ -344,8 +345,8 @@ def test_a_release_name_is_used_once(bundle_path: Path, url: str, tmp_path: Path
     build(bundle_path, tmp_path / "new", name="d")
     ObjectStore(url).put("d/upload.json", b'{"sha256": "other"}')
     with pytest.raises(BundleExistsError, match="d/: expected a free place, found another upload"):
-        Releases(url).upload(tmp_path / "new" / "d")
-    assert Releases(url).names() == ["a", "b", "c"]
+        open_releases(url).upload(tmp_path / "new" / "d")
+    assert open_releases(url).names() == ["a", "b", "c"]
 
 
 def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
@@ -394,35 +395,35 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
     run("list", url)
     assert ["*" in line for line in capsys.readouterr().out.splitlines() if "(flat)" in line] == [True, False]
     run("prune", url, "--keep", "1")
-    assert Releases(url).names() == ["a", "b"]
+    assert open_releases(url).names() == ["a", "b"]
 
 
 def test_no_store_behind_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ObjectStoreError, match="nosuch://bucket/x: expected s3://, gs:// or az://"):
-        Releases("nosuch://bucket/x")
+        open_releases("nosuch://bucket/x")
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(ObjectStoreError, match=r"expected the extra `remote`, pip install '.*\[remote\]'"):
-        Releases("s3://bucket/x")
+        open_releases("s3://bucket/x")
 
 
 def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, name="a")
-    Releases(f"file://{tmp_path}").publish("a")
-    assert Releases(tmp_path).current() == "a"
+    open_releases(f"file://{tmp_path}").publish("a")
+    assert open_releases(tmp_path).current() == "a"
     with pytest.raises(LongtailIndexError, match="upload of a: expected the URL of an object store"):
-        Releases(tmp_path).upload(tmp_path / "a")
+        open_releases(tmp_path).upload(tmp_path / "a")
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
 def test_a_garbled_current_file_is_refused(said: bytes, url: str) -> None:
     ObjectStore(url).put("CURRENT", said)
-    for use in (Releases(url).current, lambda: Releases(url).publish("a")):
+    for use in (open_releases(url).current, lambda: open_releases(url).publish("a")):
         with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):
             use()
 
 
 def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
-    releases = Releases(url)
+    releases = open_releases(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
     assert releases.current() == "c"
@@ -433,7 +434,7 @@ def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
 
 def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects_module, "_CLIENT", objects_module._CLIENT | {"read_timeout": "300ms"})
-    releases = Releases(url)
+    releases = open_releases(url)
     with s3.failing(lambda *_: "hang"):
         began = time.monotonic()
         with pytest.raises(ObjectStoreError, match="expected a store that answers, could not read CURRENT: "):

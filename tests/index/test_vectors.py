@@ -23,7 +23,7 @@ from longtail.bundle import (
     Vocabulary,
     bundle_from_vectors,
 )
-from longtail.index import Releases
+from longtail.index import open_releases
 from longtail.index.building.build import build_from_vectors
 from longtail.index.building.vectors import VectorFiles
 from longtail.index.cli import app
@@ -114,8 +114,8 @@ def test_the_command_writes_a_release_that_answers_vectors(tmp_path: Path) -> No
     arguments = ["from-vectors", str(labels), "--vectors", str(tmp_path / "vectors.npy"), "--name", "first"]
     app([*arguments, "--releases", str(tmp_path / "releases"), "--publish"], standalone_mode=False)
 
-    release = Releases(tmp_path / "releases").open("first")
-    assert Releases(tmp_path / "releases").current() == "first"
+    release = open_releases(tmp_path / "releases").open("first")
+    assert open_releases(tmp_path / "releases").current() == "first"
     assert {at.recall for at in release.manifest.recall} == {1.0}
     bundle = release.bundle
     tower = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)

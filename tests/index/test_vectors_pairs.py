@@ -12,7 +12,7 @@ import pytest
 
 from longtail.bundle import BundleInvariantError, ChosenTogether, TrainingFacts, bundle_from_vectors
 from longtail.bundle.manifest import LogColumns
-from longtail.index import Releases
+from longtail.index import open_releases
 from tests.index.test_cli import run
 from tests.index.test_vectors import LABELS, read, vectors_of, written
 
@@ -106,7 +106,7 @@ def test_the_command_adds_the_term_and_the_release_is_refreshed(
     later = log(tmp_path, "later", user=["u1"], label_id=["i7"], at=["2026-01-04"])
     assert run("refresh", tmp_path / "releases", later, "--name", "second") == 0
 
-    bundle = Releases(tmp_path / "releases").open("second").bundle
+    bundle = open_releases(tmp_path / "releases").open("second").bundle
     assert bundle.cooccurrence is not None
     assert bundle.remembered is not None
     assert bundle.remembered.history("u1").tolist() == [0, 1, 7]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError
-from longtail.index import Release, ReleaseCorruptError, Releases, build
+from longtail.index import Release, ReleaseCorruptError, Releases, build, open_releases
 from longtail.index.release import release as release_module
 
 FILES = ("bundle/embeddings.npy", "bundle/labels.arrow", "index/index.faiss", "release.json")
@@ -25,7 +25,7 @@ def releases(bundle_path: Path, tmp_path: Path) -> Releases:
     shutil.copytree(tmp_path / "built", tmp_path / "releases")
     for path in (tmp_path / "releases").rglob("*"):
         os.utime(path, (LONG_AGO, LONG_AGO))
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     reopen(releases)
     return releases
 
@@ -128,4 +128,4 @@ def test_publish_refuses_a_bundle_that_contradicts_its_contract(
     build(tmp_path / "broken", tmp_path / "releases", spec="flat", name="broken")
 
     with pytest.raises(BundleInvariantError, match="counts are >= 0: expected >= 0, found -1"):
-        Releases(tmp_path / "releases").publish("broken")
+        open_releases(tmp_path / "releases").publish("broken")

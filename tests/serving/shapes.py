@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from tests.serving.core.shop import shop_bundle
 
 MOST_BYTES, MOST_VALUES = 1 << 20, 1 << 17
@@ -26,12 +26,12 @@ class Shape(NamedTuple):
 
 def shop_releases(root: Path, labels: int) -> Path:
     """Releases with everything that costs time: columns of all kinds, a label tower, W, a prior and λ beside μ."""
-    if Releases(root / "releases").current() is None:
+    if open_releases(root / "releases").current() is None:
         bundle = shop_bundle(labels, cooccurrence=True, popularity=True).write(root / "bundle")
         table = pa.table({"label_id": bundle.labels.ids, "recent": np.linspace(-3, 0, labels)})
         pq.write_table(table, root / "priors.parquet")
         build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="shop", priors=root / "priors.parquet")
-        Releases(root / "releases").publish("shop")
+        open_releases(root / "releases").publish("shop")
     return root / "releases"
 
 

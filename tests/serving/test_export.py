@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Feature
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving import export as module
 from longtail.serving.errors import StateError
 from longtail.serving.events.folder import DAMAGED, FolderEvents
@@ -229,7 +229,7 @@ def test_columns_match_the_published_release(tmp_path: Path) -> None:
     ):
         exported(tmp_path)
     build(tmp_path / "bundle", tmp_path, spec="flat", name="first")
-    Releases(tmp_path).publish("first")
+    open_releases(tmp_path).publish("first")
     with pytest.raises(StateError, match="expected a folder of events, found none"):
         exported(tmp_path)
     keep(tmp_path, choice(["item-1"], {"user_id": 7, "history": ["item-1", 2]}))

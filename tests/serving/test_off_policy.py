@@ -21,7 +21,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.label_changes import Hide, Patch, Restore
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving.cli import main
 from longtail.serving.compare import boundary
 from longtail.serving.core.exploration import Lottery, explore, inclusion_probabilities
@@ -385,7 +385,7 @@ def test_a_unit_that_no_query_has_is_an_error(tmp_path: Path) -> None:
 
 def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
     """From before events were deleted, or labels changed; a column that changed matters to filters alone."""
-    retriever, events, state = load_release(Releases(releases), "only"), tmp_path / "events", tmp_path / "state"
+    retriever, events, state = load_release(open_releases(releases), "only"), tmp_path / "events", tmp_path / "state"
     options = {"k": 5, "explore": EVERY}
     lines = []
     for i in range(5):
@@ -452,7 +452,7 @@ def test_impossible_estimates_are_refused(
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("releases")
     build(make_bundle(labels=20).write(folder / "bundle"), folder, spec="flat", name="only")
-    Releases(folder).publish("only")
+    open_releases(folder).publish("only")
     return folder
 
 

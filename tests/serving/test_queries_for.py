@@ -22,8 +22,8 @@ from longtail.index import (
     PriorTable,
     QueriesError,
     ReleaseCorruptError,
-    Releases,
     build,
+    open_releases,
     refresh,
     refresh_priors,
 )
@@ -119,7 +119,7 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
         priors=inputs,
         queries=KnownQueries(folder / "users.parquet", source, "count"),
     )
-    retriever = load_release(Releases(folder / "releases"), "one", max_new_labels=10)
+    retriever = load_release(open_releases(folder / "releases"), "one", max_new_labels=10)
     rows = [QueryFeatures(features=row) for row in table.select(["user_id", "history"]).to_pylist()]
     vectors = retriever.embed(rows)
     return Case(retriever, np.stack(vectors), countries, choices_Q, folder)
@@ -215,7 +215,7 @@ def test_impossible_queries_for_labels_are_refused(random_case: Case, tmp_path: 
         build(bundle, tmp_path / "releases", queries=tmp_path / "users.parquet")
     with pytest.raises(NoQueriesError, match="--queries TABLE"):
         queries_for(
-            load_release(Releases(tmp_path / "releases"), build(bundle, tmp_path / "releases").name),
+            load_release(open_releases(tmp_path / "releases"), build(bundle, tmp_path / "releases").name),
             [QueriesFor(id="item-1")],
         )
 
@@ -235,7 +235,7 @@ def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
     values = pa.table({"label_id": before.bundle.labels.ids, "margin": np.linspace(-3, 3, LABELS)})
     pq.write_table(values, tmp_path / "other.parquet")
     refresh_priors(tmp_path / "releases", tmp_path / "other.parquet", source="one", name="two")
-    after = replace(before, retriever=load_release(Releases(tmp_path / "releases"), "two"))
+    after = replace(before, retriever=load_release(open_releases(tmp_path / "releases"), "two"))
     (answer,) = queries_for(after.retriever, [QueriesFor(id="item-7", k=USERS)])
     scores_QL = after.scores(0.5)
     log_p_Q = scores_QL[:, 7] - np.logaddexp.reduce(scores_QL, axis=1)
@@ -330,7 +330,7 @@ def test_a_release_without_an_index_of_queries_says_what_to_do(client: httpx.Cli
 def test_a_release_carries_its_index_of_queries(tmp_path: Path) -> None:
     """A refresh of co-occurrence links it, publishing refuses its loss, and its files are verified."""
     case = make_case(tmp_path, cooccurrence=True, seed=3)
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     releases.publish("one")
     log = {"label_id": ["item-14", "item-4"], "event": ["buy", "return"], "time": [1.7e9, 1.7e9 + 60]}
     later = pa.table({"user_id": ["u1", "u1"], **log})

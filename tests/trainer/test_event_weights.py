@@ -19,7 +19,7 @@ from longtail.bundle.forecast import Forecast, ForecastSettings
 from longtail.bundle.histories import LogPairs, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.neighbours import cooccurrences
-from longtail.index import RefreshOptions, Releases, build
+from longtail.index import RefreshOptions, Releases, build, open_releases
 from longtail.index.building.refresh import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving.core.loader import load_release
@@ -105,7 +105,7 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     memory = remember(nothing, Vocabulary(pa.array(["nobody"])), np.ones(1, np.int32), 200)
     manifest = bundle.manifest.model_copy(update={"cooccurrence": settings, "exclude_history": False})
     replace(bundle, manifest=manifest, cooccurrence=term, remembered=memory, forecast=forecast).write(root / "bundle")
-    there = Releases(root / "releases")
+    there = open_releases(root / "releases")
     build(root / "bundle", there.root, spec="flat", name="first")
     there.publish("first")
     for name in ("log", "whole"):

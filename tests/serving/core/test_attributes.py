@@ -12,7 +12,7 @@ import pytest
 from longtail.bundle import Hide, Upsert
 from longtail.bundle.conditions import NumberColumn
 from longtail.bundle.display import DisplayColumns
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, Releases, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
@@ -143,7 +143,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
     shop_bundle().write(root / "bundle")
     for spec in ("flat", "ivf_flat"):
         build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=spec)
-    return Releases(root / "releases")
+    return open_releases(root / "releases")
 
 
 def changed(retriever: Retriever) -> Retriever:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle, Upsert
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.core import resolved
 from longtail.serving.core.loader import load_release
@@ -35,7 +35,7 @@ def retrievers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Retriever]
     ]
     for spec in ("flat", "ivf_flat"):
         build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=spec)
-    releases = Releases(root / "releases")
+    releases = open_releases(root / "releases")
     return {
         spec: load_release(releases, spec, max_new_labels=99).with_changes(records) for spec in ("flat", "ivf_flat")
     }

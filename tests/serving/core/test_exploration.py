@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.index import IndexSpec, build
-from longtail.index.release.releases import Releases
+from longtail.index.release.releases import open_releases
 from longtail.serving.core.exploration import Draws, Explored, Lottery, draw, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
@@ -167,7 +167,7 @@ def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, 
     root = tmp_path_factory.mktemp("explored")
     make_bundle(labels=400, dim=8, users=5, proposal=tree).write(root / "bundle")
     build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name="r")
-    retriever = load_release(Releases(root / "releases"), "r")
+    retriever = load_release(open_releases(root / "releases"), "r")
     queries = [
         RetrieveQuery(features={"user_id": f"u{user}"}, k=10, explore={} if user == 1 else {"tail": 4})
         for user in range(3)

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle import Upsert
 from longtail.bundle.priors import ExposureState
-from longtail.index import PriorsError, PriorSpec, PriorTable, Releases, build
+from longtail.index import PriorsError, PriorSpec, PriorTable, Releases, build, open_releases
 from longtail.index.errors import NothingNewError
 from longtail.serving import Settings
 from longtail.serving.core.description import release_json
@@ -51,7 +51,7 @@ def there(tmp_path: Path) -> Releases:
     """A release with the prior, without forecast and co-occurrence, and without answers so far."""
     make_bundle(labels=L, label_tower=True, popularity=True).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first", priors=PriorSpec(exposed="1d=-1:1"))
-    releases = Releases(tmp_path / "releases")
+    releases = open_releases(tmp_path / "releases")
     releases.publish("first")
     return releases
 

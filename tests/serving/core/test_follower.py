@@ -16,7 +16,7 @@ import httpx2 as httpx
 import pytest
 
 from longtail.bundle import Hide
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, Releases, build, open_releases
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.description import release_json
 from longtail.serving.core.follower import ReleaseFollower
@@ -162,7 +162,7 @@ def test_a_release_whose_tower_does_not_fit_its_manifest_is_refused(tmp_path: Pa
     replace(bundle, manifest=manifest).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="odd")
     with pytest.raises(Exception, match="expected the inputs"):
-        load_release(Releases(tmp_path / "releases"), "odd")
+        load_release(open_releases(tmp_path / "releases"), "odd")
 
 
 def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.index import Releases, build
+from longtail.index import build, open_releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
@@ -61,7 +61,7 @@ def test_the_baseline_of_drift_leaves_out_what_answers_leave_out(tmp_path: Path)
     history = [(query, row) for query, rows in enumerate(best_CL) for row in sorted(rows[: 3 * (query % 2)])]
     replace(created, calibration_seen=np.array(history, np.int32)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="a")
-    baseline = load_release(Releases(tmp_path / "releases"), "a").promises.default
+    baseline = load_release(open_releases(tmp_path / "releases"), "a").promises.default
     answered = np.concatenate([rows[3 * (query % 2) :][:20] for query, rows in enumerate(best_CL)])
     assert baseline.popularity == pytest.approx(created.labels.counts[answered].mean())
     assert baseline.shares == pytest.approx(np.bincount(created.labels.buckets[answered], minlength=4) / len(answered))
@@ -74,7 +74,7 @@ def test_the_baseline_of_drift_is_of_the_default_weight_of_cooccurrence(tmp_path
     histories[::2] = -1
     replace(created, calibration_histories=histories).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="a")
-    baseline = load_release(Releases(tmp_path / "releases"), "a").promises.default
+    baseline = load_release(open_releases(tmp_path / "releases"), "a").promises.default
     scores_CL = created.augmentation.queries(created.calibration_queries, 0.5) @ created.rows().T / 0.1
     factors = np.array([0.8**4, 0.8**3, 0.8**2, 0.8, 1])
     scores_CL[1::2] += 0.5 * np.einsum("r,crl->cl", factors, created.cooccurrence.matrix().toarray()[histories[1::2]])

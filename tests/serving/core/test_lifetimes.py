@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle import BundleInvariantError, Hide, Patch, Restore, Upsert
 from longtail.bundle.lifetimes import read_lifetimes
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, Releases, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core import lifetimes
@@ -65,7 +65,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
     dated(shop_bundle(cooccurrence=True)).write(root / "bundle")
     for spec in ("flat", "ivf_flat"):
         build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=spec)
-    return Releases(root / "releases")
+    return open_releases(root / "releases")
 
 
 def changed(retriever: Retriever) -> Retriever:

@@ -13,7 +13,7 @@ import pytest
 
 from longtail.bundle import Hide, Restore, Upsert
 from longtail.bundle.arrays import Float32
-from longtail.index import Filter, PriorSpec, Releases, build
+from longtail.index import Filter, PriorSpec, Releases, build, open_releases
 from longtail.index.search.milvus_searcher import ALL_LISTS, MilvusSearcher
 from longtail.serving import Retriever
 from longtail.serving.core import lifetimes
@@ -35,8 +35,8 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
     root = tmp_path_factory.mktemp("shops")
     dated(shop_bundle(LABELS, cooccurrence=True)).write(root / "bundle")
     for spec in ("flat", *COLLECTIONS):
-        _build(Releases(root / "releases"), spec)
-    return Releases(root / "releases")
+        _build(open_releases(root / "releases"), spec)
+    return open_releases(root / "releases")
 
 
 def _build(releases: Releases, spec: str) -> None:
@@ -99,7 +99,7 @@ def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) 
     manifest = bundle.manifest.model_copy(update={"display": columns.column_names})
     replace(bundle, labels=replace(bundle.labels, display=columns), manifest=manifest).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a")
-    release = Releases(tmp_path / "releases", milvus=releases.milvus()).open("a")
+    release = open_releases(tmp_path / "releases", milvus=releases.milvus()).open("a")
     attributes, searcher = LabelAttributes(release.bundle.labels.display), release.searcher
     assert isinstance(searcher, MilvusSearcher)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)

@@ -20,7 +20,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.bundle.errors import ObjectStoreError
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from longtail.serving import Settings, cli, create_app
 from longtail.serving.cli import main
 from longtail.serving.http.auth import Keys
@@ -142,7 +142,7 @@ HOSTILE_IDS = [
 def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     make_bundle(label_tower=True).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(tmp_path / "releases").publish("only")
+    open_releases(tmp_path / "releases").publish("only")
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
@@ -422,4 +422,4 @@ def test_only_object_stores_are_contacted(
     assert "expected s3://, gs:// or az://" in message
     assert not served
     with pytest.raises(ObjectStoreError, match="expected s3://, gs:// or az://"):
-        Releases(url, tmp_path)
+        open_releases(url, tmp_path)

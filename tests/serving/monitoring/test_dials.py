@@ -16,7 +16,7 @@ import pytest
 
 from longtail.bundle import Bundle, CurvePoint
 from longtail.bundle.manifest import Interval
-from longtail.index import IndexSpec, Releases, build
+from longtail.index import IndexSpec, build, open_releases
 from longtail.serving.core.experiments import parse_experiments
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
@@ -68,7 +68,7 @@ def point(bundle: Bundle, bias_removal: float) -> CurvePoint:
 def loaded(bundle: Bundle, folder: Path) -> Retriever:
     bundle.write(folder / "bundle")
     build(folder / "bundle", folder / "releases", spec=IndexSpec("flat"), name="a")
-    return load_release(Releases(folder / "releases"), "a")
+    return load_release(open_releases(folder / "releases"), "a")
 
 
 def verdict_of(retriever: Retriever, queries: Sequence[RetrieveQuery], state: Path) -> dict[str, Any]:
