@@ -1,4 +1,4 @@
-"""Import what extras bring, or say how to install them. Imports nothing of theirs itself."""
+"""Start of commands, and installation of extras. Imports no package of an extra."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def as_arrow(frame: Source) -> pa.Table:
 
 
 def write_frame(source: Source, path: Path) -> Path | str:
-    """Write a frame as a Parquet file, and return its path; return any other source as a place."""
+    """Write a frame as a Parquet file, and return its path; return any other source as a path, URL or query."""
     if not is_frame(source):
         return source if is_query(source) else as_source(source)
     pq.write_table(as_arrow(source), path)
@@ -57,7 +57,7 @@ def write_frame(source: Source, path: Path) -> Path | str:
 
 @contextmanager
 def as_sources(**sources: Source) -> Iterator[dict[str, Path | str]]:
-    """Yield places of sources by name; frames are files of a temporary folder.
+    """Yield paths, URLs or queries of sources by name; frames are files of a temporary folder.
 
     Sources that are None are left out. Errors inside the block name `NAME.parquet` without the folder.
     """

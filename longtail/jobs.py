@@ -1,4 +1,4 @@
-"""Jobs of the front door: train, load, take over vectors, and audit lists, from frames or places of tables."""
+"""Train, load, take over vectors, and audit lists, from frames or files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def fit(
     """Draft a recipe for a log and train.
 
     Args:
-        clicks: interactions: a frame or a place of tables; or a recipe, or the path of its TOML file, with all choices.
+        clicks: interactions: a frame, or a path or URL of tables; or a recipe, or the path of its TOML file.
         query, label, time, event: columns of `clicks`; None detects them.
-        queries, labels: feature tables, keyed by the columns of ids in `clicks`: frames or places.
+        queries, labels: feature tables, keyed by the columns of ids in `clicks`: frames, paths or URLs.
         out: directory of the bundle; must not exist. None: a new one below `runs`. The directory `OUT.data` holds the
             recipe and the frames. Edit the recipe and run `longtail-train fit OUT.data/recipe.toml` to train again.
         overrides: `KEY=VALUE` overrides of the recipe, such as `model.dim=32`.
@@ -113,7 +113,8 @@ def from_vectors(
     """Make a model of label vectors that another library trained.
 
     Args:
-        labels: frame or place with a column of ids, of training pairs and of vectors; other columns are shown.
+        labels: frame, path or URL of a table with columns of ids, of training pairs and of vectors; other columns are
+            shown.
         queries: example queries with a column of vectors.
         pairs: log of who chose what, for the term of co-occurrence.
         out: directory of the bundle; must not exist. None: a new one below `runs`.

@@ -79,9 +79,9 @@ class Model:
         A wrong id of a label in `history`, `exclude` or `allow` is a warning.
 
         Args:
-            queries: features of one query, or of several; or a frame or place of queries with a column for each
+            queries: features of one query, or of several; or a frame, path or URL of queries with a column for each
                 feature. None if `vector` is given.
-            history, exclude: ids of labels; of a frame or place, the name of a column of such lists. A list to
+            history, exclude: ids of labels; of a table of queries, the name of a column of such lists. A list to
                 `exclude` counts for every query.
             options: options of a query of `POST /v1/retrieve`: `bias_removal`, `popularity`, `cooccurrence`, `bonus`,
                 `decay`, `filter`, `buckets`, `allow`, `at_least`, `max_per`, `mmr`, `explain`, `vector`, …

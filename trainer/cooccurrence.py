@@ -74,7 +74,7 @@ def choose_term(
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
     measured for the best, by the mean of `metric` over a cell and its neighbours. Where pairs have an order in time
-    and popularity is that of the past, of the cells of the best ω within one standard error that of least λ and μ is
+    and popularity is that of the past, the cell of the best ω with the least λ and μ within one standard error is
     taken [Breiman et al. 1984]: popularity fades until the service answers, and less of it finds more of the tail.
 
     Args:

@@ -1,4 +1,4 @@
-"""Errors of a training job. Every message names the expected and the found value, and their place."""
+"""Errors of a training job. Every message names a key, file or row, the value expected there and the value found."""
 
 from longtail.tables.errors import DataError
 

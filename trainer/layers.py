@@ -20,7 +20,7 @@ POOLED: tuple[Kind, ...] = ("history", "audience", "bag", "text")
 
 
 class TowerSetup(NamedTuple):
-    """Describe the place of a custom tower.
+    """Describe the tower that a custom function builds.
 
     Attributes:
         name: `query_tower` or `label_tower`; a prefix for names of layers.

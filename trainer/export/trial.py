@@ -1,6 +1,6 @@
-"""Try custom layers before training: build, run and export them. build, run and export them on random inputs.
+"""Try custom layers before training: build, run and export them on random inputs.
 
-Layers that the service could not run are so refused within seconds, not after the training.
+Layers that the service could not run are refused within seconds, not after the training.
 
 Legend: `B` batch, `P` positions of a bag, `D` dimensions.
 """

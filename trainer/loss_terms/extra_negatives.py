@@ -2,8 +2,8 @@
 
 No sampler drew these negatives. They have the recipe's weight, and neither mining nor the regularizer applies to them.
 
-Legend: `N` training pairs, `B` batch, `S` negatives that a row brings, `A` requests, `K` length of a
-list, `L` labels.
+Legend: `N` training pairs, `B` batch, `S` negatives that a term adds to a row, `A` requests, `K` length of a list,
+`L` labels.
 """
 
 from __future__ import annotations

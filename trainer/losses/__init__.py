@@ -2,8 +2,7 @@
 
 `hits.py` masks candidates that are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest, and
 `families.py` computes the loss. `objective.py` combines these steps over logits, and `batch_loss.py` computes the
-logits from embeddings. `batch.py` holds what they read, and `term.py` defines optional parts of a
-loss.
+logits from embeddings. `batch.py` holds what they read, and `loss_term.py` defines optional parts of a loss.
 """
 
 from longtail.trainer.losses.batch import BatchCandidates, Embedded, FamilyInputs, SampledLogits, StepInputs

@@ -82,7 +82,7 @@ class LossTerm:
 
     def extra_negatives(self, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Return the labels that the term adds to rows, int32 [B, S]."""
-        raise TypeError(f"{type(self).__name__} sets `adds_negatives` without a `brought`: define it")
+        raise TypeError(f"{type(self).__name__} sets `adds_negatives`: expected a method `extra_negatives`, found none")
 
     def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
         """Mask labels [M] or [B, M] that must not be negatives of a row, bool [B, M]; None if all may be."""

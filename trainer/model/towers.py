@@ -1,6 +1,6 @@
 """Construction of the two towers: embeddings → combination → MLP → projection → maps of objectives → unit norm.
 
-Legend: `B` batch, `S` blocks of histories, `P` places of a block, `D` model dimensions.
+Legend: `B` batch, `D` model dimensions.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class TwoTower:
 def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, Inputs]]:
     """Cut inputs into blocks of similar lengths of encoded histories, without their common padding.
 
-    An encoder's cost grows with all places, and most histories are much shorter than the longest. Widths are powers of
+    An encoder's cost grows with the width, and most histories are much shorter than the longest. Widths are powers of
     two, because JAX compiles a tower again for every new shape.
     """
     ends_BF = np.stack([_ends(inputs[f"{name}__weight"]) for name in encoded], axis=1)
@@ -204,6 +204,6 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
 
 
 def _ends(weights_BP: Float32) -> Int64:
-    """Return the number of places up to each row's last entry, int64 [B]."""
+    """Return the number of positions up to each row's last entry, int64 [B]."""
     ends_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
     return ends_BP.max(axis=1, initial=0)

@@ -126,7 +126,7 @@ def popularity(
 
     def log_miss(log_q: Tensor) -> Tensor:
         # A draw is another label with probability 1 − q^5, as it hits only if all five draws do. Such a draw has
-        # q_y'·(1 − q^5)/(1 − q), so (1 − q)/(1 − q^5) takes the place of 1 − q.
+        # q_y'·(1 − q^5)/(1 − q), so (1 − q)/(1 − q^5) replaces 1 − q.
         still_hits = ops.exp((1 + _REDRAWS) * log_q)
         return ops.log1p(-ops.minimum(ops.exp(log_q), 1 - 1e-6)) - ops.log1p(-ops.minimum(still_hits, 1 - 1e-6))
 
@@ -138,7 +138,7 @@ def popularity(
 def mixed(setup: SamplerSetup, *, negatives: Count) -> Sampler:
     """Use the batch's labels and M uniform draws as negatives (Yang et al. 2020, mixed negative sampling).
 
-    The mixture has q = ((B − 1)·π + M/L)/(B − 1 + M), as a row's own place in the batch is no draw. Labels without a
+    The mixture has q = ((B − 1)·π + M/L)/(B − 1 + M), as a row's own position in the batch is no draw. Labels without a
     pair are negatives too, unless they have other features than their id [METHODS §9].
 
     Args:

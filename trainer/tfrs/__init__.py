@@ -1,6 +1,6 @@
-"""A door for users of TensorFlow Recommenders: train with this project's losses, leave as a bundle.
+"""Train TensorFlow Recommenders models with this project's losses, and export them as bundles.
 
-An environment of its own (`pip install '.[tfrs]'` in a clone) under legacy Keras, as TFRS itself needs it: losses,
+Install it in an environment of its own (`pip install '.[tfrs]'` in a clone), because TFRS needs legacy Keras. Losses,
 weights and mining are the trainer's own code, in Keras 3 operations on TensorFlow tensors.
 """
 

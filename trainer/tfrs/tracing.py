@@ -26,7 +26,7 @@ from longtail.trainer.tfrs.layers import INSIDE, LOOKUPS, TEXTS, check_layer, di
 _SAME = frozenset({"Identity", "IdentityN", "StopGradient", "EnsureShape", "Snapshot"})
 """Operations whose output is their input."""
 _SHAPED = frozenset({"ExpandDims", "Squeeze", "Reshape", "StridedSlice"})
-"""Operations that keep values and change their places, which `_again` does to other values."""
+"""Operations that keep values and change the shape, which `_again` does to other values."""
 _OF_SHAPE = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 """Operations that look at the shape alone."""
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
