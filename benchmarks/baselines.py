@@ -37,7 +37,7 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
-from longtail.trainer.prior import forecast_after
+from longtail.trainer.prior import fit_forecast_once
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Trial:
         """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         seed, ordered = self.recipe.seed, self.dataset.ordered
-        forecast = forecast_after(self.recipe, self.dataset, task.past.known_pairs)
+        forecast = fit_forecast_once(self.recipe, self.dataset, task.past.known_pairs)
         prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
             train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,

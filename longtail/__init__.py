@@ -6,8 +6,8 @@
     model.recommend({"user_id": "u42"}, k=10, bias_removal=0.5)
     longtail.load("releases").recommend(users, k=100)
 
-Tables are frames of pandas, Polars, Arrow or DuckDB, or paths and URLs of files. Names are loaded at their first use: `load`
-needs no TensorFlow, and `import longtail` takes milliseconds.
+Tables are frames of pandas, Polars, Arrow or DuckDB, or paths and URLs of files. Names are loaded at their first use:
+`load` needs no TensorFlow, and `import longtail` takes milliseconds.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ Source = Any
 
 def is_frame(source: Source) -> bool:
     """Return whether a source holds rows itself, instead of naming files."""
-    return hasattr(source, "__arrow_c_stream__") or library_of(source) in ("duckdb", "pandas", "polars", "pyarrow")
+    return hasattr(source, "__arrow_c_stream__") or find_library(source) in ("duckdb", "pandas", "polars", "pyarrow")
 
 
-def library_of(source: object) -> str:
+def find_library(source: object) -> str:
     """Return the library of an object's type, such as `pandas`."""
     package = type(source).__module__.partition(".")[0]
     return "duckdb" if package == "_duckdb" else package
@@ -36,13 +36,13 @@ def as_arrow(frame: Source) -> pa.Table:
         TypeError: the object is no frame, or a column holds values of several types.
     """
     try:
-        if library_of(frame) == "pandas":
+        if find_library(frame) == "pandas":
             table = pa.Table.from_pandas(frame)
             unnamed = [name for name in table.column_names if name.startswith("__index_level_")]
             return table.drop_columns(unnamed).replace_schema_metadata()
-        if library_of(frame) == "polars":
+        if find_library(frame) == "polars":
             return (frame.collect() if hasattr(frame, "collect") else frame).to_arrow()
-        return frame.to_arrow_table() if library_of(frame) == "duckdb" else pa.table(frame)
+        return frame.to_arrow_table() if find_library(frame) == "duckdb" else pa.table(frame)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise TypeError(f"a frame's columns must have one type each: {error}") from error
 
@@ -74,7 +74,7 @@ def as_sources(**sources: Source) -> Iterator[dict[str, Path | str]]:
 
 def like(source: Source, table: pa.Table) -> Any:
     """Convert a table to a frame of the library of a source; of other sources to pandas if installed, else Arrow."""
-    library = library_of(source) if is_frame(source) else "pandas" if find_spec("pandas") else "pyarrow"
+    library = find_library(source) if is_frame(source) else "pandas" if find_spec("pandas") else "pyarrow"
     if library == "pandas":
         return table.to_pandas()
     if library == "polars":

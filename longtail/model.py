@@ -100,7 +100,7 @@ class Model:
             shared = {name: value for name, value in values.items() if value is not None} | {"k": k}
             features: list[Any] = [*queries] if several else [queries]
             resolved = [
-                _checked(RetrieveQuery, shared if query is None else {**shared, "features": query})
+                _validate(RetrieveQuery, shared if query is None else {**shared, "features": query})
                 for query in features
             ]
             leading = self._leading(features) if several else [{}]
@@ -111,7 +111,7 @@ class Model:
         shared = _plain({"k": k, **options})
         if exclude is not None and not isinstance(exclude, str):
             shared["exclude"], exclude = _plain(exclude), None
-        self.retriever.check_options(_checked(RetrieveQuery, {**shared, "features": {}}))
+        self.retriever.check_options(_validate(RetrieveQuery, {**shared, "features": {}}))
         table_options = TableOptions(
             shared, exclude=exclude, history=history, keep=[self.query_id] if self.query_id else []
         )
@@ -136,7 +136,7 @@ class Model:
         """
         ids = _plain(ids)
         several = isinstance(ids, list)
-        query = _checked(SimilarQuery, {**options, "k": k, ("ids" if several else "id"): ids})
+        query = _validate(SimilarQuery, {**options, "k": k, ("ids" if several else "id"): ids})
         leading = [{"query": id_} for id_ in ids] if several else [{}]
         return like(None, _table(leading, [self.retriever.similar([query])], self.label_id))
 
@@ -156,12 +156,12 @@ class Model:
         """
         ids, id_column, rows = _plain(ids), self.query_id or "query_id", list[dict[str, Any]]()
         label = {} if ids is None else {"ids" if isinstance(ids, list) else "id": ids}
-        for result in queries_for(self.retriever, [_checked(QueriesFor, {**options, **label, "k": k})]):
+        for result in queries_for(self.retriever, [_validate(QueriesFor, {**options, **label, "k": k})]):
             leading = {self.label_id: result["id"]} if isinstance(ids, list) else {}
             for rank, query in enumerate(result["queries"], start=1):
                 row = {**leading, "rank": rank, id_column: query["id"]}
                 row |= {name: query[name] for name in ("score", "log_p", "choices")}
-                rows.append({**row, **_renamed(query["display"], row)})
+                rows.append({**row, **_rename_clashes(query["display"], row)})
         return like(None, pa.Table.from_pylist(rows))
 
     def _leading(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ def _plain(value: Any) -> Any:
         raise InvalidRequestError(str(error)) from error
 
 
-def _checked(model: type[Options], values: Mapping[str, Any]) -> Options:
+def _validate(model: type[Options], values: Mapping[str, Any]) -> Options:
     """Validate a query as the service does.
 
     Raises:
@@ -263,9 +263,9 @@ def _rows(
         for rank, label in enumerate(result["labels"], start=1):
             extras = {name: label[name] for name in ("propensity", "explanation") if name in label}
             fixed = {**first, "rank": rank, label_id: label["id"], "score": label["score"], "bucket": label["bucket"]}
-            yield {**fixed, **_renamed(label["display"], fixed), **extras}
+            yield {**fixed, **_rename_clashes(label["display"], fixed), **extras}
 
 
-def _renamed(display: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_clashes(display: Mapping[str, Any], fixed: Mapping[str, Any]) -> dict[str, Any]:
     """Return display columns; one with the name of another column gets `label_` before it."""
     return {f"label_{name}" if name in fixed else name: value for name, value in display.items()}

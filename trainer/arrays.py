@@ -18,18 +18,18 @@ from longtail.trainer.backend import keras, ops
 _BLOCK_BYTES = 1 << 26
 
 
-def values_of(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
+def read_values(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a variable or an array, of any shape, as an array in host memory.
 
     A `backend.rows_variable` gives a copy of its requested rows, without those that only pad the parts on devices.
     """
     if not hasattr(values, "rows"):
         return ops.convert_to_numpy(values)
-    return np.concatenate([_rows(values, start, end) for start, end in blocks_of(values)])
+    return np.concatenate([_rows(values, start, end) for start, end in iterate_blocks(values)])
 
 
 def assign(variable: keras.Variable, values: npt.NDArray[Any]) -> None:
-    """Set a variable, of any shape, to values of the shape that `values_of` returns."""
+    """Set a variable, of any shape, to values of the shape that `read_values` returns."""
     if hasattr(variable, "rows"):
         backend.fill(variable, [values])
     else:
@@ -39,12 +39,12 @@ def assign(variable: keras.Variable, values: npt.NDArray[Any]) -> None:
 def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
     """Write a variable or an array, of any shape, as `.npy`."""
     if not isinstance(values, keras.Variable) or not is_large(values):
-        np.save(path, values_of(values), allow_pickle=False)
+        np.save(path, read_values(values), allow_pickle=False)
         return
     header = {"descr": np.dtype(values.dtype).str, "fortran_order": False, "shape": _shape(values)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        for start, end in blocks_of(values):
+        for start, end in iterate_blocks(values):
             file.write(_rows(values, start, end).data)
 
 
@@ -56,7 +56,7 @@ def read_array(path: Path, variable: keras.Variable) -> None:
     if not is_large(variable):
         assign(variable, values)
         return
-    backend.fill(variable, (np.array(values[start:end]) for start, end in blocks_of(variable)))
+    backend.fill(variable, (np.array(values[start:end]) for start, end in iterate_blocks(variable)))
 
 
 def is_large(values: keras.Variable) -> bool:
@@ -64,7 +64,7 @@ def is_large(values: keras.Variable) -> bool:
     return _bytes(values) > _BLOCK_BYTES
 
 
-def blocks_of(values: keras.Variable) -> Iterator[tuple[int, int]]:
+def iterate_blocks(values: keras.Variable) -> Iterator[tuple[int, int]]:
     """Yield the first and last row of every block."""
     rows = _shape(values)[0]
     step = max(1, _BLOCK_BYTES * rows // max(_bytes(values), 1))

@@ -27,7 +27,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import CHECKS, held_out_of, warn_of_future
+from longtail.trainer.limits import CHECKS, count_held_out, warn_of_future
 
 _QUERIES = 20_000
 """Number of evenly spaced queries whose features are examined."""
@@ -107,7 +107,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
 
 def examine(recipe: Recipe, dataset: Dataset) -> CheckReport:
     """Count a data set's rows, splits and buckets."""
-    held_out = held_out_of(recipe, dataset)
+    held_out = count_held_out(recipe, dataset)
     splits, counts_L = _splits(dataset, held_out), dataset.label_counts()
     buckets_L, buckets = buckets_for(recipe.evaluation, counts_L).assign(counts_L), dict[str, Row]()
     for bucket, name in enumerate(BUCKET_NAMES):

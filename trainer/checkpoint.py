@@ -31,7 +31,7 @@ _VERSION = 2
 """Version of the state; raise it if the same recipe and data give a different state."""
 
 
-def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
+def hash_run(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Compute the hex sha256 of a run: its recipe without paths, plug-in sources, data, and first weights."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True, "cooccurrence": True})
     for name in ("devices", "processes"):
@@ -57,7 +57,7 @@ class Checkpoints:
 
     def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
         """Write variables or arrays and `state` as the newest checkpoint of a kind: `latest`, `best`, `retrieved`."""
-        old = self._numbered(kind)
+        old = self._list_numbered(kind)
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:
             for i, variable in enumerate(variables):
@@ -83,7 +83,7 @@ class Checkpoints:
         return np.load(path / "0.npy", allow_pickle=False), state
 
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
-        if not (numbered := self._numbered(kind)):
+        if not (numbered := self._list_numbered(kind)):
             return None
         path = numbered[-1][1]
         content = json.loads((path / _STATE).read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ class Checkpoints:
             )
         return path, content["state"]
 
-    def _numbered(self, kind: str) -> list[tuple[int, Path]]:
+    def _list_numbered(self, kind: str) -> list[tuple[int, Path]]:
         paths = self.root.glob(f"{kind}-*")
         return sorted((int(path.name.removeprefix(f"{kind}-")), path) for path in paths)
 
@@ -119,7 +119,7 @@ def shared_facts(recipe: Recipe, dataset: Dataset, warm_start: str | None) -> di
     return {
         **{name: f"{len(rows):,}" for name, rows in sizes.items()},
         "ids, pairs and feature tables (sha256)": dataset.fingerprint,
-        "recipe and first weights (sha256)": identity_of(recipe, dataset, warm_start),
+        "recipe and first weights (sha256)": hash_run(recipe, dataset, warm_start),
     }
 
 

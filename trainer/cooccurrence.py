@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import METRICS
-from longtail.trainer.threads import in_threads
+from longtail.trainer.threads import map_in_threads
 
 _QUERIES = 2_000
 """Most validation queries by which kind, power and reading are chosen."""
@@ -97,25 +98,30 @@ def choose_term(
     highest = [max(column) or 1.0 for column in zip(*map(values, few_lists.top_GNK), strict=True)]
 
     def worth(matrix: Cooccurrence) -> tuple[float, Cooccurrence]:
-        scaled = _scaled(matrix, entries, few.rows_N)
+        scaled = _scale(matrix, entries, few.rows_N)
         top_SNK = few_lists.with_term(
             HistoryTerm(scaled, entries), coarse, positives=few.positives if by_rank else None
         )
         cells = sorted((np.divide(values(top_NK), highest).sum() for top_NK in top_SNK), reverse=True)
         return float(np.mean(cells[:_BEST_CELLS])) * (1 if matrix.settings.kind == "mixed" else 1 - _MARGIN), scaled
 
+    def try_readings(
+        matrices: Sequence[Cooccurrence], readings: Sequence[dict[str, Any]]
+    ) -> list[tuple[float, Cooccurrence]]:
+        return map_in_threads(worth, [_read(matrix, reading) for matrix in matrices for reading in readings])
+
     if not weights:
         return None
     readings, first = _readings(ordered=dataset.ordered)
-    tried = in_threads(worth, [_read(matrix, reading) for matrix in _structures(recipe, dataset) for reading in first])
+    tried = try_readings(_structures(recipe, dataset), first)
     if not tried:
         return None
-    tried.sort(key=lambda it: -it[0])
-    structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
-    tried += in_threads(worth, [_read(matrix, reading) for matrix in structures[:_STRUCTURES] for reading in readings])
-    _, chosen = max(tried, key=lambda it: it[0])
+    tried.sort(key=lambda pair: -pair[0])
+    structures = list({(w.settings.kind, w.settings.power): w for _, w in reversed(tried)}.values())[::-1]
+    tried += try_readings(structures[:_STRUCTURES], readings)
+    _, chosen = max(tried, key=itemgetter(0))
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
-    _, chosen = max([*tried, mean], key=lambda it: it[0])
+    _, chosen = max([*tried, mean], key=itemgetter(0))
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(HistoryTerm(chosen, entries), settings, k, positives=task.positives if by_rank else None)
     judged_GW = np.array([metric(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
@@ -158,7 +164,7 @@ def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Seque
     best = int(np.argmax(values))
     size = [_popularity(setting) for setting in settings]
     heights = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
-    towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in heights}
+    towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - height)))] for height in heights}
     tried_weights = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)
     return [setting._replace(cooccurrence=weight) for setting, weight in product(sorted(towers), tried_weights)]
 
@@ -207,7 +213,7 @@ def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> Cooc
     )
 
 
-def _scaled(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) -> Cooccurrence:
+def _scale(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) -> Cooccurrence:
     """Scale W to the mean standard deviation `_SCALE` of c over labels."""
     c_NL = HistoryTerm(cooccurrence, entries)(rows_N)
     labels = c_NL.shape[1]
@@ -220,7 +226,7 @@ def _log_pairs(pairs: Pairs) -> LogPairs:
     return LogPairs(pairs.queries, pairs.labels, pairs.weights)
 
 
-def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]:
+def measure_term_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]:
     """Measure recall of unseen validation pairs in k places by c alone, and by popularity alone; ties are misses.
 
     c is `mixed`, or `walk` without an order in time, with β = .4, over the last 10 entries with γ = .8.

@@ -39,7 +39,7 @@ def measure_default(
     held_out, past = dataset.with_past(getattr(dataset, split), dataset.pairs_before(split), config.history)
     columns = categories_of(trained.recipe, dataset)
 
-    def learnt_from(train: Pairs, past: Past) -> Interactions:
+    def build_interactions(train: Pairs, past: Past) -> Interactions:
         forecast = trained.forecast(past.known_pairs)
         prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
@@ -51,11 +51,11 @@ def measure_default(
     if len(dataset.valid):
         valid, past_of_valid = dataset.with_past(dataset.valid, dataset.train, config.history)
         task = Task.of(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
-        tuning = task, learnt_from(dataset.train, past_of_valid)
+        tuning = task, build_interactions(dataset.train, past_of_valid)
     task = Task.of(held_out, past, config, labels=labels, seed=seed)
     model = trained.ranked_model(past)
 
-    def lists_of(task: Task, settings: list[Setting]) -> TowerLists:
+    def rank_towers(task: Task, settings: list[Setting]) -> TowerLists:
         lists, _ = tower_lists(
             task, model, [*dict.fromkeys(setting.of_towers for setting in settings)]
         )  # fmt: skip
@@ -63,11 +63,11 @@ def measure_default(
 
     of_bonus = bonus_settings(dial.default)
     served, label_facts = [dial.default, *of_bonus], model.label_side.facts(config)
-    ours_NK, *top_SNK = lists_of(task, served).at(served, trained.term(past))
+    ours_NK, *top_SNK = rank_towers(task, served).at(served, trained.term(past))
     ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))
     few, two = example_task(task, seed), example_settings(dial.default)
-    example_rows = examples(few, lists_of(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
-    learnt = learnt_from(trained.dataset.train, past)
+    example_rows = examples(few, rank_towers(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
+    learnt = build_interactions(trained.dataset.train, past)
     if names := baselines_for(config, learnt):
         reporter.say(f"Baselines on {split}: {', '.join(names)} …")
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)

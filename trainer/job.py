@@ -23,10 +23,10 @@ from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.limits import check_data
 from longtail.trainer.progress import Reporter
 from longtail.trainer.results import Selection, finish, report_choice
-from longtail.trainer.temperature import with_temperature
+from longtail.trainer.temperature import choose_temperature
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import train
-from longtail.trainer.trained import choose_dial, found_by_label
+from longtail.trainer.trained import choose_dial, create_hit_counter
 from longtail.trainer.warm_start import WarmStart
 
 
@@ -88,12 +88,12 @@ def fit(
         weights.warn_of_learnt(dataset, reporter)
     lock = out.with_name(f"{out.name}.work")
     with nullcontext(lock) if WORLD.process else lock_folder(lock) as work:
-        recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights)
+        recipe, temperatures = choose_temperature(recipe, dataset, work, reporter, weights)
         trained = train(
             recipe, dataset, epochs=recipe.training.epochs, work=work / "select", logs=work / "logs" / "select",
             reporter=reporter, warm_start=weights, track=track,
         )  # fmt: skip
-        by_label = found_by_label(trained)
+        by_label = create_hit_counter(trained)
         dial, term, towers = choose_dial(trained, dataset, by_label)
         trained = replace(trained, cooccurrence=term)
         report_choice(trained, dial, towers, reporter)

@@ -65,7 +65,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
         if value > count:
             raise DataError(f"loss.{key}: expected at most {count}, the labels there are, received {value}")
     if threshold := recipe.loss.weight.argument("threshold"):
-        highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
+        highest = float(np.exp(compute_log_frequencies(recipe, dataset).max()))
         if threshold > highest:
             raise DataError(
                 f"loss.weight.threshold: expected at most {highest:.3g}, the frequency of the most frequent "
@@ -132,7 +132,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
 
 def check_held_out(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse held-out pairs of which none is left to find."""
-    for split, held_out in held_out_of(recipe, dataset).items():
+    for split, held_out in count_held_out(recipe, dataset).items():
         if not held_out.measured:
             raise DataError(
                 f"evaluation: expected {split} pairs to find, found none of {held_out.distinct:,}: "
@@ -142,8 +142,8 @@ def check_held_out(recipe: Recipe, dataset: Dataset) -> None:
             )
 
 
-def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
-    """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
+def count_held_out(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
+    """Count the held-out pairs of `valid` and `test` that can be found, and the others."""
     config, labels = recipe.evaluation, len(dataset.label_ids)
     return {
         split: HeldOut.of(*dataset.with_past(pairs, dataset.pairs_before(split), config.history), config, labels=labels)
@@ -181,7 +181,7 @@ CHECKS = (check_display, check_sizes, check_choice, check_held_out, check_column
 """Checks of readable data, without training."""
 
 
-def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
+def compute_log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
     """Return log π of the visits of training, weighted by pairs or by number, float64 [L], nats."""
     sampled = recipe.data.reduction == "sample"
     counts_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)

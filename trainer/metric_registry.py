@@ -43,17 +43,17 @@ RESERVED = frozenset((
 """Names of built-in metrics."""
 
 
-def k_of(metric: str) -> str:
+def parse_k(metric: str) -> str:
     """Return the k in the name of a metric, with or without a bucket.
 
     Example:
-        >>> k_of("recall@20"), k_of("recall@20/tail")
+        >>> parse_k("recall@20"), parse_k("recall@20/tail")
         ('20', '20')
     """
     return metric.partition("@")[2].partition("/")[0]
 
 
-def measured(name: str, metric: Metric, lists: RankedLists) -> tuple[Float64, Float64]:
+def compute_metric(name: str, metric: Metric, lists: RankedLists) -> tuple[Float64, Float64]:
     """Return numerators and denominators of a registered metric, both float64 [N]."""
     result = metric(lists)
     shape = lists.held_out_N.shape

@@ -14,7 +14,7 @@ from longtail.trainer import register
 from longtail.trainer.backend import ops
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses import LOSSES, MASKED, WEIGHTS, LogProbabilities, LogWeight, Objective
-from longtail.trainer.losses.implied_noise import power_of_q
+from longtail.trainer.losses.implied_noise import compute_q_exponent
 from longtail.trainer.sampling import Sampler
 
 _SUMS_TO_1 = 1e-3
@@ -45,7 +45,7 @@ def _check_sampler(name: str, sampler: object, objective: Objective, *, labels: 
                 f"{key}: expected log_q_L, the log-probabilities of its draws, or log_q where these depend on the "
                 "query, received neither: what the dial has to remove is unknown"
             )
-        if power_of_q(objective):
+        if compute_q_exponent(objective):
             raise RecipeError(
                 f"{key}: weight {objective.weight!r} is not allowed with log_q alone because q depends on the query "
                 "and leaves no noise per label for the dial to remove; use log_q_L, or a weight that cancels q "

@@ -75,13 +75,13 @@ class _Origin(NamedTuple):
 
     def nats(self, log_share_L: Float64) -> float:
         """Compute the mean log-probability of the horizon's pairs under unnormalised shares, float64 [L]."""
-        return self._nats_of(self.pairs_L, log_share_L)
+        return self._mean_nats(self.pairs_L, log_share_L)
 
-    def nats_of_votes(self, log_share_L: Float64) -> float:
+    def vote_nats(self, log_share_L: Float64) -> float:
         """Compute the mean log-probability of the horizon's votes under unnormalised shares, float64 [L]."""
-        return self._nats_of(self.votes_L, log_share_L)
+        return self._mean_nats(self.votes_L, log_share_L)
 
-    def _nats_of(self, count_L: Float64, log_share_L: Float64) -> float:
+    def _mean_nats(self, count_L: Float64, log_share_L: Float64) -> float:
         count_n, log_n = count_L[self.available], log_share_L[self.available]
         return float(count_n @ (log_n - np.logaddexp.reduce(log_n)) / max(float(count_n.sum()), 1.0))
 
@@ -91,7 +91,7 @@ class _Origin(NamedTuple):
         return self.forecast.find_existing(self.forecast.settings.end)
 
 
-def forecast_after(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast | None:
+def fit_forecast_once(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Forecast | None:
     """Fit π* of the horizon after the known pairs, once for a data set; None for kind `count`."""
     if recipe.prior.kind == "count":
         return None
@@ -109,17 +109,17 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     compares all kinds of priors. The pairs of a visit count less by their rank where votes are likelier so.
     """
     config = recipe.prior
-    times_N, _, horizon, origin_times, within = _origins_of(recipe, dataset, known_pairs)
+    times_N, _, horizon, origin_times, within = _schedule_origins(recipe, dataset, known_pairs)
     assert config.kind != "count"
     begin, end = float(times_N.min()), float(times_N.max())
     span = end - begin
     lives = [_FOREVER * span, *(span / 2.0**i for i in range(_HALVINGS))]
 
-    def weighed(visits: float) -> WeighedPairs:
+    def weigh_log(visits: float) -> WeighedPairs:
         types_N = type_weights(recipe, known_pairs)
         return WeighedPairs.weigh(known_pairs.queries, known_pairs.labels, times_N, types_N, visits)
 
-    log = weighed(0.0)
+    log = weigh_log(0.0)
     attributes, numbers, about = _about(recipe, dataset)
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=1.0, until=begin,
@@ -130,17 +130,19 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     if recipe.evaluation.history == "fixed":  # its metrics are means over queries
-        chosen, by_rank = origin_times[:-within][-_CHOOSING:], weighed(_VISITS)
-        if _nats_of_votes(empty, by_rank, chosen) > _nats_of_votes(empty, log, chosen) + _LEAST_GAIN_OF_VOTES:
+        chosen, by_rank = origin_times[:-within][-_CHOOSING:], weigh_log(_VISITS)
+        if _best_vote_nats(empty, by_rank, chosen) > _best_vote_nats(empty, log, chosen) + _LEAST_GAIN_OF_VOTES:
             log, empty = by_rank, replace(empty, settings=settings.model_copy(update={"visits": _VISITS}))
-    empty = _with_calendar(empty, log, max(horizon, span / _PERIODS))
-    fitted = _fitted(empty, log, origin_times, within, recipe.seed)
-    update = {"by_time": _by_time(fitted, log, max(horizon, span / _PERIODS))}
+    empty = _choose_calendar(empty, log, max(horizon, span / _PERIODS))
+    fitted = _fit_base_and_regression(empty, log, origin_times, within, recipe.seed)
+    update = {"by_time": _measure_by_time(fitted, log, max(horizon, span / _PERIODS))}
     fitted = fitted.with_settings(**update)
     return fitted.counted(log, end)
 
 
-def _fitted(empty: Forecast, log: WeighedPairs, origin_times: list[float], within: int, seed: int) -> Forecast:
+def _fit_base_and_regression(
+    empty: Forecast, log: WeighedPairs, origin_times: list[float], within: int, seed: int
+) -> Forecast:
     """Choose half-life, smoothing and regression; the last origin compares the kinds.
 
     `within` is the number of steps between origins in a horizon. The forecast returned is without pairs.
@@ -150,10 +152,10 @@ def _fitted(empty: Forecast, log: WeighedPairs, origin_times: list[float], withi
     once = float((1 - np.exp2(-log.select_between(-np.inf, last).gaps_N / horizon)).sum())
     settings = empty.settings.model_copy(update={"pairs": max(once, 1.0) * horizon / (last - begin)})
     origins = _origins(replace(empty, settings=settings), log, [*origin_times[:-within][-_CHOOSING:], origin_times[-1]])
-    settings, nats = _with_base(settings, origins)
+    settings, nats = _choose_base(settings, origins)
     decayed = replace(empty, settings=settings.model_copy(update={"nats": nats, "served": "decayed"}))
     if settings.kind == "forecast":
-        model, nats["forecast"] = _boosted(
+        model, nats["forecast"] = _fit_regression(
             decayed, log, origin_times, (len(origin_times) - 2 * within, len(origin_times) - within), seed
         )
         if nats["forecast"] > nats["decayed"]:
@@ -171,7 +173,7 @@ def type_weights(recipe: Recipe, pairs: Pairs) -> Float64:
 
 def check_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> None:
     """Raise DataError where `fit_forecast` would, without a fit."""
-    *_, origin_times, within = _origins_of(recipe, dataset, known_pairs)
+    *_, origin_times, within = _schedule_origins(recipe, dataset, known_pairs)
     *_, about = _about(recipe, dataset)
     if recipe.prior.since is not None:
         first = origin_times[0] if recipe.prior.kind == "forecast" else origin_times[:-within][-_CHOOSING:][0]
@@ -186,7 +188,9 @@ def _none_there(origin: float, since: str | None) -> DataError:
     )
 
 
-def _origins_of(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> tuple[Float64, float, float, list[float], int]:
+def _schedule_origins(
+    recipe: Recipe, dataset: Dataset, known_pairs: Pairs
+) -> tuple[Float64, float, float, list[float], int]:
     """Place the origins of a log.
 
     Returns:
@@ -258,7 +262,7 @@ def _origins(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> I
         previous = origin
 
 
-def _with_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Forecast:
+def _choose_calendar(empty: Forecast, log: WeighedPairs, seconds: float) -> Forecast:
     """Choose a calendar by its gains in the last three periods.
 
     Without a gain in every period there is no calendar. The last gain does not choose between calendars.
@@ -297,7 +301,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
     return float(values_n @ weights_n / (weights_n.sum() or 1.0))
 
 
-def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
+def _measure_by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
     """Measure decayed counts and the calendar in the last period, by weekday and six hours, UTC."""
     start = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [start])
@@ -319,7 +323,7 @@ def _by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt
     ]  # fmt: skip
 
 
-def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
+def _choose_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
     """Choose half-life and smoothing; the last origin measures the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
     *choosing_OG, last_G = [
@@ -332,17 +336,17 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), nats
 
 
-def _nats_of_votes(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> float:
-    """Compute the mean log-probability of a vote at some origins."""
+def _best_vote_nats(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> float:
+    """Compute the mean log-probability of a vote at some origins, by the best half-life and smoothing."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
-        [origin.nats_of_votes(origin.forecast.compute_log_base(*pair)) for pair in grid]
+        [origin.vote_nats(origin.forecast.compute_log_base(*pair)) for pair in grid]
         for origin in _origins(empty, log, origin_times)
     ]
     return float(np.mean(nats_OG, axis=0).max())
 
 
-def _boosted(
+def _fit_regression(
     empty: Forecast, log: WeighedPairs, origin_times: list[float], origin_counts: tuple[int, int], seed: int
 ) -> tuple[bytes, float]:
     """Fit the regression; measure one of earlier origins at the last origin.
@@ -356,7 +360,7 @@ def _boosted(
 
     rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
     for origin in _origins(empty, log, origin_times):
-        parts.append(_rows_of(origin, _ROWS // len(origin_times), rng))
+        parts.append(_sample_rows(origin, _ROWS // len(origin_times), rng))
 
     def matrix(selected: list[_Rows]) -> xgboost.DMatrix:
         columns, pairs, weights, log_base = (np.concatenate(parts) for parts in zip(*selected, strict=True))
@@ -383,7 +387,7 @@ class _Rows(NamedTuple):
     log_base: Float64
 
 
-def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
+def _sample_rows(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
     """Return the rows of one origin: half for the most frequent labels, half for a sample of the others."""
     forecast = origin.forecast
     log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.available])

@@ -59,7 +59,7 @@ class EpochProgress:
         """Count trained examples and show the epoch's mean loss so far."""
         self._progress.update(self._task, advance=examples, loss=loss)
 
-    def validated(self, epoch: int, loss: float, measure: str, value: float, best: Setting) -> None:
+    def print_validation(self, epoch: int, loss: float, measure: str, value: float, best: Setting) -> None:
         """Print one line about a validation after `epoch` epochs."""
         self._progress.console.print(
             f"  epoch {epoch:>3}  loss {loss:.4f}  valid {measure} {value:.4f} at {best}",

@@ -163,7 +163,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
                 raise ValueError(f"{expected} to be a {row.__name__}, found {loaded!r}")
             _check_signature(kind, name, loaded)
             table[name] = loaded
-    return _function_of(table[name])
+    return _get_function(table[name])
 
 
 def is_ours(kind: str, name: str) -> bool:
@@ -171,9 +171,9 @@ def is_ours(kind: str, name: str) -> bool:
     return name in _OURS[kind]
 
 
-def origin_of(kind: str, name: str) -> str:
+def describe_origin(kind: str, name: str) -> str:
     """Return `MODULE:FUNCTION`, package, version and the source's sha256 of a custom row."""
-    function = _function_of(_TABLES[kind][name])
+    function = _get_function(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
     for package in _packages(tuple(sys.path)).get(function.__module__.partition(".")[0], [])[:1]:
         origin += f" of {package} {version(package)}"
@@ -192,15 +192,15 @@ def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
 
 def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the origins of custom rows among (kind, name) pairs, by kind and name."""
-    return {f"{kind} {name}": origin_of(kind, name) for kind, name in named if not is_ours(kind, name)}
+    return {f"{kind} {name}": describe_origin(kind, name) for kind, name in named if not is_ours(kind, name)}
 
 
-def modules_of(named: Iterable[tuple[str, str]]) -> list[str]:
+def list_modules(named: Iterable[tuple[str, str]]) -> list[str]:
     """List the modules that register the rows of these kinds and names, sorted."""
-    return sorted({_function_of(_TABLES[kind][name]).__module__ for kind, name in named})
+    return sorted({_get_function(_TABLES[kind][name]).__module__ for kind, name in named})
 
 
-def _function_of(row: Any) -> Callable[..., Any]:
+def _get_function(row: Any) -> Callable[..., Any]:
     if isinstance(row, FeatureKind):
         return row.part
     return row.loss if isinstance(row, Family) else row
@@ -221,7 +221,7 @@ def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Funct
 
 def _check_signature(kind: str, name: str, row: Any) -> None:
     """Refuse a function whose signature does not fit a step's tensors or a recipe's parameters."""
-    function = _function_of(row)
+    function = _get_function(row)
     expected = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
     parameters = list(inspect.signature(function).parameters.values())
     positional = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]

@@ -30,9 +30,9 @@ from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import check_choice, check_held_out
-from longtail.trainer.metric_registry import k_of
+from longtail.trainer.metric_registry import parse_k
 from longtail.trainer.progress import Reporter
-from longtail.trainer.trackers import flattened
+from longtail.trainer.trackers import flatten_settings
 from longtail.trainer.train import train
 from longtail.trainer.trained import choose_dial
 
@@ -112,22 +112,22 @@ def tune(
     try:
         study = _open_study(space, dataset, out, storage)
         run = partial(_run_trial, study, space, dataset, out, reporter)
-        while (done := len(finished_trials(study))) < limit:
+        while (done := len(list_finished_trials(study))) < limit:
             reporter.say(f"[bold]Trial {done + 1} of {limit}[/]")
             study.optimize(run, n_trials=1, catch=(TrainerError, DataError))
             _write_best(study, space, out)
     finally:
         optuna.logging.set_verbosity(verbosity)
     best = _write_best(study, space, out)
-    done = len(finished_trials(study))
+    done = len(list_finished_trials(study))
     if best is None:
         reasons = [trial.user_attrs["refused"] for trial in study.trials if "refused" in trial.user_attrs][:1]
         raise TrainerError(f"tune: expected trials that can be trained, found none of {done}; {'; '.join(reasons)}")
     reporter.say(f"[bold]Best: trial {best.number} of {done}[/]  {_format_figures(best.user_attrs['figures'], space)}")
-    if missed := _missed(best):
+    if missed := _sum_missed(best):
         reporter.say(f"[bold red]No trial meets tune.constraints on valid[/]: the nearest misses by {missed:.4f}")
     reporter.say(f"[bold]Recipe[/] {out / 'best.toml'}")
-    return TuneResult(space.recipe_with(space.values(best.params)), best, study)
+    return TuneResult(space.create_recipe(space.values(best.params)), best, study)
 
 
 class SearchSpace:
@@ -165,7 +165,7 @@ class SearchSpace:
         """Convert Optuna's parameters to values of the recipe by key."""
         return {key: self._choices(key).get(value, value) for key, value in params.items()}
 
-    def recipe_with(self, values: Mapping[str, Any]) -> Recipe:
+    def create_recipe(self, values: Mapping[str, Any]) -> Recipe:
         """Create the recipe with some values by key; RecipeError if they are not valid together."""
         try:
             return self._validate(values)
@@ -226,7 +226,7 @@ class SearchSpace:
                     raise RecipeError(f"tune.ranges, {key} = {json.dumps(value)}: {format_errors(problems)}") from error
 
 
-def finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+def list_finished_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     """List the complete, pruned and refused trials; interrupted trials are tried again."""
     trials = study.get_trials(deepcopy=False)
     return [trial for trial in trials if trial.state.name in ("COMPLETE", "PRUNED") or "refused" in trial.user_attrs]
@@ -240,7 +240,7 @@ def _check_measured(space: SearchSpace, dataset: Dataset) -> None:
     check_held_out(space.recipe, dataset)
     labels = len(dataset.label_ids)
     for name in (*space.objectives, *space.tune.constraints):
-        if int(k_of(name)) > labels:  # an evaluation skips these metrics
+        if int(parse_k(name)) > labels:  # an evaluation skips these metrics
             raise DataError(f"tune: expected metrics at a k of at most {labels}, all labels, received {name}")
 
 
@@ -263,7 +263,7 @@ def _open_study(space: SearchSpace, dataset: Dataset, out: Path, storage: str | 
     tree = space.recipe.model_dump(mode="json", by_alias=True, exclude={"name", "data"})
     tree["tune"] = space.tune.model_dump(mode="json", exclude={"trials"})
     custom = {f"custom.{name}": json.dumps(origin) for name, origin in space.recipe.own_rows.items()}
-    settings = dict(flattened(tree)) | custom | {"data": dataset.fingerprint}
+    settings = dict(flatten_settings(tree)) | custom | {"data": dataset.fingerprint}
     stored = study.user_attrs.get("settings")
     if stored is None:
         study.set_user_attr("settings", settings)
@@ -290,7 +290,7 @@ def _run_trial(
     number = f"{frozen.system_attrs.get('failed_trial', trial.number):04d}"  # of the first attempt, with its checkpoint
     work = out / "work" / number
     try:
-        recipe = space.recipe_with(values)
+        recipe = space.create_recipe(values)
         alike = data_settings(recipe) == data_settings(space.recipe)
         trial_data = dataset if alike else _read_without_test(recipe)
         judged = trial if space.prunes else None
@@ -350,18 +350,18 @@ def train_trial(
 
 def _write_best(study: optuna.Study, space: SearchSpace, out: Path) -> optuna.trial.FrozenTrial | None:
     """Write the recipe of the best complete trial, if any trial is complete."""
-    complete = [trial for trial in finished_trials(study) if trial.state.name == "COMPLETE"]
+    complete = [trial for trial in list_finished_trials(study) if trial.state.name == "COMPLETE"]
     if not complete:
         return None
     sign = -1 if maximised(space.objectives[0]) else 1
-    best = min(complete, key=lambda trial: (_missed(trial), sign * trial.values[0]))
+    best = min(complete, key=lambda trial: (_sum_missed(trial), sign * trial.values[0]))
     values, figures = space.values(best.params), _format_figures(best.user_attrs["figures"], space)
     head = f"# Trial {best.number}, on valid: {figures}\n# Tried: {_format_values(values)}\n\n"
-    (out / "best.toml").write_text(head + recipe_toml(space.recipe_with(values), out), encoding="utf-8")
+    (out / "best.toml").write_text(head + recipe_toml(space.create_recipe(values), out), encoding="utf-8")
     return best
 
 
-def _missed(trial: optuna.trial.FrozenTrial) -> float:
+def _sum_missed(trial: optuna.trial.FrozenTrial) -> float:
     return sum(trial.constraints.values())
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from longtail.bundle.store import replace_file
-from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.checkpoint import hash_run
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.devices import WORLD, wait_for_all
@@ -29,7 +29,7 @@ _Tried = dict[float, tuple[float, float]]
 """`TrainingHistory.best_rank` by temperature."""
 
 
-def with_temperature(
+def choose_temperature(
     recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
 ) -> tuple[Recipe, dict[float, float]]:  # fmt: skip
     """Replace `auto` by a number; also return the validation metric by temperature.
@@ -41,13 +41,13 @@ def with_temperature(
         return recipe, {}
     if warm_start is not None:
         reporter.say(f"Temperature {warm_start.temperature:g}, that of the bundle to begin from")
-        return with_number(recipe, warm_start.temperature), {}
-    file, identity = work / _FILE, identity_of(recipe, dataset)
+        return set_temperature(recipe, warm_start.temperature), {}
+    file, identity = work / _FILE, hash_run(recipe, dataset)
     tried = _read(file, identity)
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         folder, name = work / "temperatures", f"{temperature:g}"
-        short = with_number(recipe, temperature)
+        short = set_temperature(recipe, temperature)
         logs = work / "logs" / f"temperature-{name}"
         try:
             trained = train(short, dataset, epochs=epochs, work=folder / name, logs=logs, reporter=reporter)
@@ -69,10 +69,10 @@ def with_temperature(
             f"Temperature {best:g} is an end of what `auto` tries: a better one may lie beyond; try numbers in "
             "model.temperature"
         )
-    return with_number(recipe, best), {temperature: metric for temperature, (_, metric) in tried.items()}
+    return set_temperature(recipe, best), {temperature: metric for temperature, (_, metric) in tried.items()}
 
 
-def with_number(recipe: Recipe, temperature: float) -> Recipe:
+def set_temperature(recipe: Recipe, temperature: float) -> Recipe:
     """Return the recipe with this temperature."""
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"temperature": temperature})})
 

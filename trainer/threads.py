@@ -9,7 +9,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Return the results of all items, in their order."""
+def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Call a function with every item in threads, and return the results in the order of the items."""
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         return list(pool.map(function, items))

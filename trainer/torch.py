@@ -115,7 +115,7 @@ class _Column(NamedTuple):
     title: str
 
     @classmethod
-    def of(cls, name: str, shape: Any, indices: Indices | None, left_padded: bool, title: str) -> _Column:
+    def read(cls, name: str, shape: Any, indices: Indices | None, left_padded: bool, title: str) -> _Column:
         """Read a column; raises ExportError."""
         values = torch.as_tensor(shape).detach().cpu()
         are_indices = not values.is_floating_point() and values.dtype != torch.bool
@@ -230,7 +230,7 @@ class _Side:
         title = f"{side}_module"
         self._module, self._unit, self._title = module, unit, title
         self._columns = [
-            _Column.of(name, values, vocabularies.get(name), name in left_padded, title)
+            _Column.read(name, values, vocabularies.get(name), name in left_padded, title)
             for name, values in columns.items()
         ]
         self.lists = [column.name for column in self._columns if column.feature.kind == "history"]

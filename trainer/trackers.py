@@ -103,10 +103,10 @@ def tracker_module(name: str) -> Any:
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:
     """Return a recipe's values by dotted key, as JSON, without `tune`."""
-    return dict(flattened(recipe.model_dump(mode="json", exclude={"tune"})))
+    return dict(flatten_settings(recipe.model_dump(mode="json", exclude={"tune"})))
 
 
-def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:
+def flatten_settings(tree: Any, key: str = "") -> list[tuple[str, str]]:
     """List (dotted key, JSON) of every value in a tree."""
     if isinstance(tree, dict):
         items = [(f"{key}.{name}" if key else str(name), value) for name, value in tree.items()]
@@ -114,4 +114,4 @@ def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:
         items = [(f"{key}.{i}", value) for i, value in enumerate(tree)]
     else:
         return [] if tree is None else [(key, json.dumps(tree, ensure_ascii=False))]
-    return [pair for name, value in items for pair in flattened(value, name)]
+    return [pair for name, value in items for pair in flatten_settings(value, name)]

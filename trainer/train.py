@@ -15,7 +15,7 @@ import numpy as np
 
 from longtail.bundle import BONUS_BUCKETS
 from longtail.trainer import backend
-from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints, SharedCheckpoints, hash_run
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import Visits, epoch_batches, one_per_query, one_period_per_batch, prefetch
 from longtail.trainer.data.dataset import Dataset
@@ -32,10 +32,10 @@ from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
-from longtail.trainer.sampling.conditional import penalties_of
+from longtail.trainer.sampling.conditional import list_penalties
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import trackers
-from longtail.trainer.trained import Trained, found_by_label
+from longtail.trainer.trained import Trained, create_hit_counter
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -75,7 +75,7 @@ def prepare_run(
     check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
     steps_per_epoch = visits // batch_size
-    identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
+    identity = hash_run(recipe, dataset, None if warm_start is None else warm_start.sha256)
     tree = None
     if recipe.loss.sampler.name == "adversarial":
         with first_before_others("proposal"):
@@ -161,10 +161,10 @@ def train(
         settings = noise.quick()
         if config.target_prior is not None:
             by_label, settings = (
-                found_by_label(trained),
+                create_hit_counter(trained),
                 [*settings, *settings_beyond(settings, separate_prior=noise.separate_prior)],
             )
-        with train_step.updates.averaged():
+        with train_step.updates.use_averages():
             curve = trained.curve(
                 held_out,
                 past,
@@ -184,7 +184,7 @@ def train(
             history.missed[epoch] = missed(point, floors)
         figures = {config.measure: metric, "best_bias_removal": best.bias_removal, "best_popularity": best.popularity}
         record({f"valid/{name}": value for name, value in figures.items()}, epoch)
-        progress.validated(epoch, loss, config.measure, metric, best)
+        progress.print_validation(epoch, loss, config.measure, metric, best)
         if history.rank(epoch) >= history.best_rank():
             history.best_epoch = epoch
             save("best", epoch, 0, 0.0)
@@ -251,7 +251,7 @@ def fit_tree(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -
             vocabulary_rows=encoding.vocabulary_rows,
             labels=len(dataset.label_ids),
             dims=sampler.argument("dims"),
-            penalties=penalties_of(sampler.argument("penalty")),
+            penalties=list_penalties(sampler.argument("penalty")),
             query_id=recipe.data.query_id,
         ),
     )

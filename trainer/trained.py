@@ -49,18 +49,18 @@ from longtail.trainer.evaluation.ranking import (
 from longtail.trainer.evaluation.target import HitsByLabel, settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import log_frequencies_of
+from longtail.trainer.limits import compute_log_frequencies
 from longtail.trainer.losses.implied_noise import (
     SAME,
+    compute_q_exponent,
+    compute_slope,
     implied_noise,
-    name_of_noise,
-    name_of_tree_noise,
-    power_of_q,
-    removes_all,
+    name_noise,
+    name_tree_noise,
 )
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.prior import forecast_after
+from longtail.trainer.prior import fit_forecast_once
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class Trained:
 
     @cached_property
     def _log_pi(self) -> Float64:
-        return log_frequencies_of(self.recipe, self.dataset)
+        return compute_log_frequencies(self.recipe, self.dataset)
 
     def forecast(self, known_pairs: Pairs) -> Forecast | None:
         """Fit π* of the horizon after the known pairs; None for kind `count`."""
-        forecast = forecast_after(self.recipe, self.dataset, known_pairs)
+        forecast = fit_forecast_once(self.recipe, self.dataset, known_pairs)
         if forecast is None or self._log_offset is None:
             return forecast
         rarest = float(self._log_offset[self._log_pi.argmin()])
@@ -128,7 +128,7 @@ class Trained:
 
     def log_visits(self) -> Float64:
         """Return log π of unweighted pairs, float64 [L], nats."""
-        return log_frequencies_of(self.recipe, self.dataset, weighted=False)
+        return compute_log_frequencies(self.recipe, self.dataset, weighted=False)
 
     def log_noise(self) -> Float64:
         """Return log ν of every label, float64 [L], nats [METHODS §9]; log π if a tree is the noise."""
@@ -148,13 +148,13 @@ class Trained:
         loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
-            named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
+            named = name_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
             return Noise(named + loss.noise_suffix + shared, constant=False, separate_prior=True)
         log_nu = self.log_noise()
         has_own_noise = ahead or not np.array_equal(log_nu, log_pi)
         constant = has_own_noise and bool(np.ptp(log_nu) == 0)
-        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight)
-        if power := self._power_of_scores * power_of_q(loss.objective()):
+        named = name_noise(log_nu, log_pi, reweight=loss.reweight)
+        if power := self._power_of_scores * compute_q_exponent(loss.objective()):
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
@@ -174,12 +174,12 @@ class Trained:
     @property
     def slope(self) -> float:
         """Return the slope of scores in log p(y|x); 0 if no λ ranks by p(y|x)."""
-        return removes_all(self.recipe.loss.objective(), power_of_scores=self._power_of_scores)
+        return compute_slope(self.recipe.loss.objective(), power_of_scores=self._power_of_scores)
 
     def theoretical_bias_removal(self) -> float:
         """Return the λ that removes the training bias in theory [METHODS §9]."""
         if self.model.proposal is not None:
-            return max(self.slope * power_of_q(self.recipe.loss.objective()), 0.0)
+            return max(self.slope * compute_q_exponent(self.recipe.loss.objective()), 0.0)
         return 0.0 if self.noise().constant else self.slope
 
     def curve(
@@ -232,7 +232,7 @@ class Trained:
         return self.model.embed_queries(self.encoding.query.query_inputs(rows_B))
 
 
-def found_by_label(trained: Trained) -> HitsByLabel:
+def create_hit_counter(trained: Trained) -> HitsByLabel:
     """Create the counter of hits by label for `choose_dial`."""
     recipe, label_ids, theory = trained.recipe, trained.dataset.label_ids, dict[str, Setting]()
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
@@ -259,9 +259,9 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = N
     is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
 
     Args:
-        hits: counter from `found_by_label`, to which the labels found at every setting are added.
+        hits: counter from `create_hit_counter`, to which the labels found at every setting are added.
     """
-    hits = hits or found_by_label(trained)
+    hits = hits or create_hit_counter(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
     curve, term, weights = list[CurvePoint](), None, list[float]()
     if len(dataset.valid):
@@ -331,7 +331,7 @@ def _choose_term(
     task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
     lists, _ = tower_lists(task, model, [Setting.of(point) for point in curve])
     facts = model.label_side.facts(config)
-    hits = None if config.target_prior is None else found_by_label(trained)
+    hits = None if config.target_prior is None else create_hit_counter(trained)
 
     def metric(task: Task, top_NK: Int32) -> float:
         if hits is not None and config.target_prior is not None:

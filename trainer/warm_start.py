@@ -24,7 +24,7 @@ from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.bundle import TABLES
 from longtail.bundle.mapped_table import read_table
-from longtail.trainer.arrays import assign, values_of
+from longtail.trainer.arrays import assign, read_values
 from longtail.trainer.backend import ops
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
@@ -146,7 +146,7 @@ class WarmStart:
             return
         positions = np.asarray(pc.fill_null(pc.index_in(new_ids, value_set=old_ids), -1), np.int64)
         old_rows = np.concatenate([[0], np.where(positions < 0, -1, positions + 1)])
-        rows = values_of(table.table)
+        rows = read_values(table.table)
         rows[old_rows >= 0] = old[old_rows[old_rows >= 0]]
         assign(table.table, rows)
         common = int((positions >= 0).sum())
@@ -161,9 +161,9 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise CheckpointError(f"{path}: expected arrays of weights: {error}") from error
 
 
-def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
+def dump_weights(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
     """Return all weights for further training, without some tables, as the file `weights.npz`."""
-    arrays = {f"tables/{name}": values_of(table.table) for name, table in model.tables.items() if name not in without}
+    arrays = {f"tables/{name}": read_values(table.table) for name, table in model.tables.items() if name not in without}
     arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)

@@ -17,7 +17,7 @@ from tests.bundles import make_bundle
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("check")
     tree = make_bundle(proposal=True)
-    # As `power_of_q` names it where training left nothing of the tree: the file says that there is one, not the words.
+    # The name of the noise says that nothing of the tree is left; the manifest's files still say that there is a tree.
     named = tree.manifest.bias_removal.model_copy(update={"noise": "p_n(y|x)^0 · π"})
     tree = replace(tree, manifest=tree.manifest.model_copy(update={"bias_removal": named}))
     for name, bundle in (("plain", make_bundle()), ("tree", tree)):

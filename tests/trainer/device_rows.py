@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from longtail.trainer import backend, devices
-from longtail.trainer.arrays import assign, values_of
+from longtail.trainer.arrays import assign, read_values
 from longtail.trainer.backend import mesh
 
 ROWS, DEVICES = 5000, 4
@@ -45,7 +45,7 @@ def main() -> None:
     expected_RD = values_RD.copy()
     np.subtract.at(expected_RD, ids.ravel(), 2 * values_RD[ids.ravel()])
     table.assign(written)
-    np.testing.assert_allclose(values_of(table), expected_RD, rtol=1e-6)
+    np.testing.assert_allclose(read_values(table), expected_RD, rtol=1e-6)
 
 
 if __name__ == "__main__":

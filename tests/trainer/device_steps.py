@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from longtail.trainer import devices
-from longtail.trainer.arrays import values_of
+from longtail.trainer.arrays import read_values
 from longtail.trainer.checkpoint import SharedCheckpoints
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
@@ -88,7 +88,7 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
     results[f"{name}: losses"] = np.array(losses)
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.query_inputs(np.arange(QUERIES, dtype=np.int32)))
-    results[f"{name}: tables"] = np.concatenate([values_of(table.table).ravel() for table in model.tables.values()])
+    results[f"{name}: tables"] = np.concatenate([read_values(table.table).ravel() for table in model.tables.values()])
 
 
 def main(folder: Path, name: str, coordinator: str | None = None, process: int | None = None) -> None:

@@ -64,7 +64,7 @@ def test_averaged_gives_the_model_averages_of_all_weights(optimizer: dict[str, A
     for step in range(7):
         model.train_step(tiny.batch(ROWS.take(np.arange(3) + step % 6)))
         history.append(now())
-    with model.train_step.updates.averaged():
+    with model.train_step.updates.use_averages():
         for at, value in enumerate(now()):
             expected = average_of([values[at] for values in history], 0.8)
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)

@@ -37,7 +37,7 @@ from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.progress import Reporter
 from longtail.trainer.results import Selection, finish
-from longtail.trainer.trained import found_by_label
+from longtail.trainer.trained import create_hit_counter
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -503,7 +503,7 @@ def test_fit_explains_skipped_baselines(finished: Finished, tmp_path: Path) -> N
     again = dataclasses.replace(trained, recipe=recipe, dataset=of_pairs)
     dial = Dial(tiny.curve_of_metrics(finished.out))
 
-    selection = Selection(dial, dial.default, trained.history, None, found_by_label(again))
+    selection = Selection(dial, dial.default, trained.history, None, create_hit_counter(again))
     finish(again, trained.dataset, selection, {}, Reporter(Console(file=screen, width=120)), tmp_path / "b")
 
     note = "recent popularity was left out: the pairs have no times."

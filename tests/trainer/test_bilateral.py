@@ -15,7 +15,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.loss_terms.queries import PooledPositives
 from longtail.trainer.losses import LOSSES, MASKED, Objective, SampledLogits
-from longtail.trainer.losses.families import pooled
+from longtail.trainer.losses.families import pool_positives
 from tests.trainer import tiny
 
 BSL = {"name": "bilateral_softmax", "power": 1.25}
@@ -90,7 +90,7 @@ def test_the_loss_without_negatives_is_minus_the_positive() -> None:
 
 @pytest.mark.parametrize("size", [1e4, -1e4])
 def test_pooled_logits_may_be_huge(size: float) -> None:
-    pooled_B = pooled(np.float32([size, 0, size - 1, 1]), np.int32([2, 0, 2, 0]))
+    pooled_B = pool_positives(np.float32([size, 0, size - 1, 1]), np.int32([2, 0, 2, 0]))
 
     both = np.log1p(np.exp(-1)) - np.log(2)
     np.testing.assert_allclose(pooled_B, [size + both, 1 + both, size + both, 1 + both], rtol=1e-6)

@@ -112,8 +112,8 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, pa.Table]]:
         "evaluation": {"bootstrap": 10, "baselines": [], "ks": [2], "metric": "recall@2", "exclude_seen": False},
     }  # fmt: skip
     for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
-        for section, values_of in change.items():
-            changed = sections.get(section, {}) | values_of
+        for section, read_values in change.items():
+            changed = sections.get(section, {}) | read_values
             sections[section] = {key: value for key, value in changed.items() if value is not None}
     return sections, tables
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from keras import ops
 
-from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints, hash_run
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
@@ -161,7 +161,7 @@ OTHERS = {
 
 
 def test_identity_depends_on_recipe_data_and_first_weights() -> None:
-    identities = [identity_of(RECIPE, DATA), *(identity_of(*other) for other in OTHERS.values())]
+    identities = [hash_run(RECIPE, DATA), *(hash_run(*other) for other in OTHERS.values())]
 
     for name, identity in zip(OTHERS, identities[1:], strict=True):
         assert identities.count(identity) == 1, name
@@ -170,4 +170,4 @@ def test_identity_depends_on_recipe_data_and_first_weights() -> None:
 def test_identity_ignores_names_and_paths() -> None:
     moved = tiny.recipe(name="moved", data={"train": "elsewhere/train.parquet"})
 
-    assert identity_of(moved, DATA) == identity_of(RECIPE, DATA)
+    assert hash_run(moved, DATA) == hash_run(RECIPE, DATA)

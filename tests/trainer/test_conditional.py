@@ -18,7 +18,7 @@ from longtail.bundle import Proposal
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler, SamplerSetup
-from longtail.trainer.sampling.walk import by_similarity
+from longtail.trainer.sampling.walk import assign_leaves
 from tests.trainer import tiny
 
 L, DIM = 6, 3
@@ -187,7 +187,7 @@ def test_leaves_of_similar_labels_are_neighbours(labels: int) -> None:
     rng = np.random.default_rng(3)
     group_L = rng.permutation(labels) < labels // 2
     rows_LD = (rng.normal(0, 0.1, (labels, 4)) + 10 * group_L[:, None]).astype(np.float32)
-    leaves_L, size = by_similarity(rows_LD), 1 << (labels - 1).bit_length()
+    leaves_L, size = assign_leaves(rows_LD), 1 << (labels - 1).bit_length()
 
     assert len(set(leaves_L.tolist())) == labels
     left_L = leaves_L < size // 2

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from benchmarks.device_traffic import compiled_step, formula, moved, traffic_of
 from longtail.trainer import devices
-from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.checkpoint import hash_run
 from longtail.trainer.devices import WORLD, Cluster, describe_lost_process, join_processes
 from longtail.trainer.errors import RecipeError
 from tests.backends import environment
@@ -253,7 +253,7 @@ def test_several_processes_are_refused_on_one_device_each() -> None:
 def test_a_run_is_the_same_on_any_number_of_devices() -> None:
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
     identities = {
-        identity_of(tiny.recipe(training=training), data)
+        hash_run(tiny.recipe(training=training), data)
         for training in ({}, {"devices": "all"}, {"devices": "all", "processes": 8})
     }
     assert len(identities) == 1

@@ -38,18 +38,18 @@ def test_hits_by_hand() -> None:
 
 
 def test_known_positives_are_distinct_training_labels_in_order() -> None:
-    known = KnownPositives.of(TRAIN)
+    known = KnownPositives.collect(TRAIN)
 
     assert known.offsets.tolist() == [0, 2, 3, 3, 7]
     assert known.labels.tolist() == [0, 2, 1, 0, 1, 3, 4]
-    labels_K, rows_K = known.of_queries(np.int32([3, 0, 3]))
+    labels_K, rows_K = known.list_positives(np.int32([3, 0, 3]))
     assert labels_K.tolist() == [0, 1, 3, 4, 0, 2, 0, 1, 3, 4, *[4] * 6], "16 places, the last repeated"
     assert rows_K.tolist() == [0, 0, 0, 0, 1, 1, *[2] * 10]
 
 
 def test_long_lists_keep_their_most_frequent_known_positives() -> None:
     """Labels 0 and 1 stand in two pairs each, 2 in two of one query; 3 and 4 in one."""
-    known = KnownPositives.of(TRAIN, limit=2)
+    known = KnownPositives.collect(TRAIN, limit=2)
 
     assert [known.labels[known.offsets[q] : known.offsets[q + 1]].tolist() for q in (0, 3)] == [[0, 2], [0, 1]]
 
@@ -114,7 +114,7 @@ def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: 
             max(1 - logits_BL[row, positive], 0)
             + sum(share / (m * q_L[label]) * max(1 + logits_BL[row, label], 0) for label in left[: mining and 2])
         )
-    labels_K, rows_K = KnownPositives.of(train).of_queries(train.queries)
+    labels_K, rows_K = KnownPositives.collect(train).list_positives(train.queries)
     batch = tiny.batch(train) | ({"_known": labels_K, "_known_rows": rows_K} if hits == "mask_known" else {})
 
     assert float(model.train_step(batch)) == pytest.approx(np.mean(expected), rel=1e-5)
@@ -124,7 +124,7 @@ def test_batches_hold_the_known_positives_of_their_queries() -> None:
     """And of a query that is visited with one of its labels, the others too."""
     data = tiny.dataset(TRAIN, queries=4, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
-    known = KnownPositives.of(data.train)
+    known = KnownPositives.collect(data.train)
     steps = epoch_batches(
         data.train, features, [known], batch_size=3, seed=0, epoch=0, visits=partial(one_per_query, data.train)
     )

@@ -26,10 +26,10 @@ from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import WEIGHTS, Objective, SampledLogits
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.implied_noise import (
+    compute_q_exponent,
+    compute_slope,
     implied_noise,
-    name_of_tree_noise,
-    power_of_q,
-    removes_all,
+    name_tree_noise,
 )
 from longtail.trainer.losses.weights import LogProbabilities
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
@@ -132,14 +132,14 @@ def assert_least(scores_XL: np.ndarray, sampler: str, objective: Objective, *, m
 def assert_dial(scores_XL: np.ndarray, sampler: str, objective: Objective, learned_XL: np.ndarray = DATA) -> None:
     """λ of the theory ranks by p, λ = 0 by p/ν; where odds are learned, by odds/ν."""
     noise_L = found_noise(sampler, objective)
-    removed_XL = scores_XL + removes_all(objective) * np.log(noise_L)
+    removed_XL = scores_XL + compute_slope(objective) * np.log(noise_L)
     np.testing.assert_array_equal(removed_XL.argsort(axis=1), DATA.argsort(axis=1))
     np.testing.assert_array_equal(scores_XL.argsort(axis=1), (learned_XL / noise_L).argsort(axis=1))
 
 
 def removed(scores_XL: np.ndarray, sampler: str, objective: Objective) -> np.ndarray:
     """`f + λ·log ν` at the λ of the theory, less its mean over labels."""
-    return centred(scores_XL + removes_all(objective) * np.log(found_noise(sampler, objective)))
+    return centred(scores_XL + compute_slope(objective) * np.log(found_noise(sampler, objective)))
 
 
 def centred(scores_XL: np.ndarray) -> np.ndarray:
@@ -337,7 +337,7 @@ def test_constant_noise_with_parameters_reweighting_and_a_tree(
     log_nu_L = implied_noise(objective, np.log(PI), np.log(q_of("mixed")), reweight=reweight)
     assert loss(name="mixed", negatives=280).calibrated_at == (0.0 if np.ptp(log_nu_L) < 1e-6 else 1.0)
 
-    beside_L, power = implied_noise(objective, np.log(PI), None, reweight=reweight), power_of_q(objective)
+    beside_L, power = implied_noise(objective, np.log(PI), None, reweight=reweight), compute_q_exponent(objective)
     tree = loss(name="adversarial", negatives=1)
     assert (tree.explain_uncalibrated() is None) == (np.ptp(beside_L) < 1e-6 and power in (0, 1))
     if tree.explain_uncalibrated() is None:
@@ -352,7 +352,7 @@ def test_the_name_of_tree_noise_has_power_and_label_noise() -> None:
         (Objective("logistic", "unit"), 0.5, "p_n(y|x) · π^0.5"), (Objective("softmax", "tail"), 0, "p_n(y|x)^0 · π"),
         (pairwise, 0, "p_n(y|x)^-1"),
     ]:  # fmt: skip
-        assert name_of_tree_noise(objective, np.log(PI), reweight=reweight) == name
+        assert name_tree_noise(objective, np.log(PI), reweight=reweight) == name
 
 
 def test_in_batch_negatives_of_unit_weight_have_pi_to_the_bit() -> None:
@@ -377,7 +377,7 @@ def test_labels_that_are_no_negatives_have_the_least_noise_of_the_others() -> No
     ],
 )  # fmt: skip
 def test_the_tree_is_in_the_noise_unless_the_weight_cancels_it(objective: Objective, power: float) -> None:
-    assert power_of_q(objective) == power
+    assert compute_q_exponent(objective) == power
 
 
 TREE = np.array([[5, 3, 8, 2, 4, 1, 7], [2, 6, 1, 9, 3, 5, 4]]) / 30
@@ -500,7 +500,7 @@ def test_the_slope_where_negatives_are_drawn_by_the_model_itself() -> None:
         ("logistic", "unit", 0.25, 0.8), ("logistic", "importance", 1, 1), ("hinge", "unit", 1, 0),
     ):  # fmt: skip
         objective = objective_of(family, weight)
-        assert removes_all(objective, power_of_scores=s) == pytest.approx(slope)
+        assert compute_slope(objective, power_of_scores=s) == pytest.approx(slope)
         if family == "logistic":
             loss = LossConfig.model_validate(
                 {"family": family, "weight": weight, "sampler": {"name": "model", "negatives": 280}}
@@ -510,4 +510,4 @@ def test_the_slope_where_negatives_are_drawn_by_the_model_itself() -> None:
                 f_L = optimum(loss, p_L, q_L, 280, never=False)
                 np.testing.assert_allclose(centred(f_L[None]), centred(slope * np.log(p_L)[None]), atol=1e-5)
     relative = objective_of("logistic", "relative", pairwise=True)  # f = log p + f has no solution
-    assert removes_all(relative, power_of_scores=1.0) == 0
+    assert compute_slope(relative, power_of_scores=1.0) == 0

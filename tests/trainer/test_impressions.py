@@ -79,7 +79,7 @@ def test_the_loss_of_a_step_equals_the_formula(
 
     batch = tiny.batch(BATCH, _shown=SHOWN, _pair=np.arange(B, dtype=np.int32))
     if hits == "mask_known":
-        batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(BATCH.queries)
+        batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -98,7 +98,7 @@ def test_unseen_impressions_are_negatives_only_without_features(described: bool,
     def loss(shown: np.ndarray) -> float:
         batch = tiny.batch(BATCH, _shown=shown, _pair=np.arange(B, dtype=np.int32))
         if hits == "mask_known":
-            batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(BATCH.queries)
+            batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
         return float(tiny.model(job, data, batch_size=B).train_step(batch))
 
     without = np.where(SHOWN == 6, BATCH.labels[:, None], SHOWN).astype(np.int32)

@@ -50,7 +50,7 @@ def test_mining_ranks_masked_negatives_last() -> None:
 )
 def test_ranks_are_drawn_in_proportion_to_theta_and_weigh_it_together(mining: Mining) -> None:
     """In 10,000 rows of 4 negatives, a rank weighs ϑ_j on average, and a row always weighs Σϑ."""
-    rows, theta = 10_000, np.pad(mining.theta_of(4), (0, 4 - len(mining.theta_of(4))))
+    rows, theta = 10_000, np.pad(mining.compute_theta(4), (0, 4 - len(mining.compute_theta(4))))
     ranks_BN = mining.ranks(rows, 4, keras.random.SeedGenerator(3))
     negative_BM = np.tile(np.float32([0, 5, -1, 3]), (rows, 1))
     logits_BN, log_weight_BN = (ops.convert_to_numpy(made) for made in mining(negative_BM, negative_BM * 0, ranks_BN))

@@ -154,7 +154,7 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
     for recipe in (job(None, **sections), job(NEAR | near, **sections)):
         model, batch = built(recipe), batch_of(recipe)
         labels = model.embed_labels()
-        inputs = model.inputs_of_labels(batch["_positive"], random.SeedGenerator(0), batch.get("_own"))
+        inputs = model.gather_label_inputs(batch["_positive"], random.SeedGenerator(0), batch.get("_own"))
         positives = ops.convert_to_numpy(model.towers.label(inputs))
         query = Encoding.fit(recipe, DATA).query
         anchors = model.embed_queries({name: column for name, column in batch.items() if name[0] != "_"})

@@ -29,7 +29,7 @@ MULTI_LABEL: dict[str, Any] = {"family": "logistic", "hits": "mask_known", "nega
 
 
 def whole_epoch(pairs: Pairs) -> dict[str, np.ndarray]:
-    known_K, rows_K = KnownPositives.of(pairs).of_queries(pairs.owner_keys)
+    known_K, rows_K = KnownPositives.collect(pairs).list_positives(pairs.owner_keys)
     return tiny.batch(pairs, _known=known_K, _known_rows=rows_K, _pairs=pairs.weight_of_owner())
 
 

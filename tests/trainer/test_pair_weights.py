@@ -8,7 +8,7 @@ import pytest
 from longtail.bundle import log_frequencies
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.losses.implied_noise import name_of_noise
+from longtail.trainer.losses.implied_noise import name_noise
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
@@ -90,4 +90,4 @@ def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
     assert trained(WEIGHTED).noise().separate_prior
     repeated = trained(TWICE)
     assert not repeated.noise().separate_prior
-    assert name_of_noise(repeated.log_noise(), repeated.log_noise()) == "π"
+    assert name_noise(repeated.log_noise(), repeated.log_noise()) == "π"

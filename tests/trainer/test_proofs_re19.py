@@ -37,7 +37,7 @@ FORMS = {"POWL": True, "BOWL": False}
 MINED = {"top 1": (1, 0.0), "top 3": (3, 0.0), "power law": (None, 1.5), "power law of the top 2": (2, 0.5)}
 
 
-def theta_of(keep: int | None, power: float, size: int) -> np.ndarray:
+def compute_theta(keep: int | None, power: float, size: int) -> np.ndarray:
     """ϑ of a subset: Σ is (K − 1)/B, as negative sampling weighs."""
     ranks = np.arange(1, size + 1.0)
     kept = ranks**-power * (ranks <= (keep or size))
@@ -86,7 +86,7 @@ def test_the_mean_over_all_subsets_is_the_ordered_weighted_loss(
     objective = Objective(family, "importance", {"pairwise": FORMS[form]}, mining=Mining(keep, power))
     mean = losses(objective, np.tile(SCORES, (len(subsets), 1)), subsets).mean()
 
-    small = theta_of(keep, power, B)
+    small = compute_theta(keep, power, B)
     theta = np.array([
         sum(small[i - 1] * math.comb(j - 1, i - 1) * math.comb(K - 1 - j, B - i) for i in range(1, B + 1))
         for j in range(1, K)

@@ -17,7 +17,7 @@ from keras import ops
 
 from longtail.bundle import Bundle
 from longtail.trainer import RecipeError, evaluate, fit, load_recipe, register
-from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.checkpoint import hash_run
 from longtail.trainer.config import Recipe
 from longtail.trainer.losses import MASKED, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import implied_noise
@@ -170,14 +170,14 @@ def test_a_family_that_counts_masked_negatives_is_refused() -> None:
 def test_identity_depends_on_the_source_of_custom_rows() -> None:
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
     recipe = tiny.recipe(loss={"weight": "damped"})
-    before = identity_of(recipe, data)
-    assert identity_of(recipe, data) == before
+    before = hash_run(recipe, data)
+    assert hash_run(recipe, data) == before
 
     @register.weight("damped")
     def damped(log, *, power: float = 0.5):
         return LogWeight(-log.m, -power * log.q_negative)
 
-    assert identity_of(recipe, data) != before
+    assert hash_run(recipe, data) != before
 
 
 def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

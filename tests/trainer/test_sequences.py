@@ -96,7 +96,7 @@ def test_smoothing_adds_means_of_the_entries_so_far() -> None:
     """Two histories in a block: entries (8, 4), (2, 10), (5, 1), and (3, 7); then an empty place."""
     layer = Smoothing(2, [0.5, 1.0], name="smoothing")
     layer.gains.assign(np.array([[1.0, 2.0], [10.0, 20.0]]))
-    seen = AttentionMask.of(
+    seen = AttentionMask.build(
         ops.convert_to_tensor([[1, 1, 1, 2, 0]]), ops.convert_to_tensor([[0, 1, 2, 0, 0]]), with_previous=False
     )
     x_SPD = np.array([[[8, 4], [2, 10], [5, 1], [3, 7], [9, 9]]], np.float32)

@@ -100,7 +100,7 @@ def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
     batch = tiny.batch(BATCH, _objective=OF_BATCH)
     if hits == "mask_known":
         owners_B = BATCH.queries * 2 + OF_BATCH
-        batch["_known"], batch["_known_rows"] = KnownPositives.of(TRAIN).of_queries(owners_B)
+        batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(owners_B)
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
@@ -265,7 +265,7 @@ def test_pairs_have_the_objective_and_weight_of_their_event(shop: Path) -> None:
     assert set(data.train.weights) == {2.0}
     assert read_dataset(replace_weight(job, 5)).train.weights.max() == 5
 
-    known = KnownPositives.of(data.train)
+    known = KnownPositives.collect(data.train)
     ((_, batch),) = epoch_batches(
         data.train, Encoding.fit(job, data).query, [known, ByObjective(data.train)], batch_size=200, seed=0, epoch=0,
     )  # fmt: skip

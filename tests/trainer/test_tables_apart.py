@@ -20,7 +20,7 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.export import tables as tables_module
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
-from longtail.trainer.export.tables import _without_large_tables, with_tables
+from longtail.trainer.export.tables import _without_large_tables, link_tables
 from longtail.trainer.job import fit
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
@@ -124,9 +124,9 @@ def test_a_tower_without_the_rows_of_a_table_is_refused(
     finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(model: bytes, stand_in: dict[str, np.ndarray], files: dict[str, Path]) -> tuple[bytes, set[str]]:
-        return with_tables(model, {name: rows + 1 for name, rows in stand_in.items()}, files)
+        return link_tables(model, {name: rows + 1 for name, rows in stand_in.items()}, files)
 
-    monkeypatch.setattr("longtail.trainer.export.onnx.with_tables", without)
+    monkeypatch.setattr("longtail.trainer.export.onnx.link_tables", without)
     with pytest.raises(ExportError, match="query tower: expected a model that looks up rows of item_id, user_id"):
         export_towers(finished.trained, tmp_path)
 

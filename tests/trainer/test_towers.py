@@ -10,7 +10,7 @@ from longtail.trainer.export.onnx import write_onnx
 from longtail.trainer.model.embedding import dropout_masks
 from longtail.trainer.model.features import OrMissing
 from longtail.trainer.model.pooling import Recency
-from longtail.trainer.model.towers import Towers, build_towers, dropouts, in_float32
+from longtail.trainer.model.towers import Towers, build_towers, in_float32, list_dropouts
 from tests.trainer import tiny
 
 BAG = {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"}
@@ -46,14 +46,14 @@ def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
 
 def test_dropout_multiplies_by_its_mask_only_in_the_block() -> None:
     towers = built(dropout=0.5)
-    (layer,) = dropouts(towers.query)
+    (layer,) = list_dropouts(towers.query)
     mask = np.float32([[2, 0, 2], [0, 2, 0]])
     with dropout_masks({layer: mask}):
         np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-4, 0, 2.5], [0, 2, 0]])
 
     np.testing.assert_allclose(np.asarray(towers.query(INPUTS)), [[-2, -3, 1.25], [-4, 1, 0.25]])
-    assert dropouts(built().query) == []
-    assert dropouts(towers.label) == []
+    assert list_dropouts(built().query) == []
+    assert list_dropouts(towers.label) == []
 
 
 def test_exported_towers_have_no_dropout(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_table_is_set_before_its_keys() -> None:
     })  # fmt: skip
     values = {"loss.sampler.negatives": 9, "loss.sampler": {"name": "uniform"}, "query.features.0.dim": 4}
 
-    recipe = space.recipe_with(values)
+    recipe = space.create_recipe(values)
 
     assert str(recipe.loss.sampler) == "uniform(negatives = 9)"
     assert recipe.query.features[0].dim == 4
@@ -38,9 +38,9 @@ def test_impossible_combination_is_refused() -> None:
     space = ranges({"loss.sampler": {"choices": ["in_batch", "full"]}, "loss.hits": {"choices": ["mask", "mask_known"]},
                  "training.accumulate": {"choices": [1, 2]}})  # fmt: skip
 
-    assert space.recipe_with({"loss.hits": "mask", "training.accumulate": 2}).training.accumulate == 2
+    assert space.create_recipe({"loss.hits": "mask", "training.accumulate": 2}).training.accumulate == 2
     with pytest.raises(RecipeError, match=r"training\.accumulate: expected 1 with loss\.hits 'mask_known'"):
-        space.recipe_with({"loss.hits": "mask_known", "training.accumulate": 2})
+        space.create_recipe({"loss.hits": "mask_known", "training.accumulate": 2})
 
 
 def test_recipe_params_hold_values_within_ranges() -> None:

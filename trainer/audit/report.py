@@ -26,7 +26,7 @@ from longtail.trainer.evaluation.report import (
     groups_html,
     terminal_columns,
 )
-from longtail.trainer.metric_registry import k_of
+from longtail.trainer.metric_registry import parse_k
 
 _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1")
 """The recommender, then greys for baselines: other colours are of buckets."""
@@ -34,7 +34,7 @@ _COLOURS = (INK, "#94a3b8", "#cbd5e1", "#64748b", "#e2e8f0", "#7c8798", "#b6c2d1
 
 def show(audit: Audit, verdicts: Sequence[PromiseVerdict], console: Console) -> None:
     """Print the figures of an audit."""
-    metrics, k = audit.metrics, k_of(audit.metric)
+    metrics, k = audit.metrics, parse_k(audit.metric)
     overall = ", ".join(f"{name} {_bounds(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
     console.print(
         f"{audit.name}: {audit.queries:,} queries, {audit.pairs:,} pairs to find among {audit.labels:,} labels\n"
@@ -78,7 +78,7 @@ def _bounds(figure: Interval) -> str:
 
 
 def _bucket_table(audit: Audit) -> ReportTable:
-    k, names = k_of(audit.metric), ("recall", "exposure", "coverage")
+    k, names = parse_k(audit.metric), ("recall", "exposure", "coverage")
     rows = [
         [
             bucket.name, f"{bucket.labels:,}", f"{bucket.train:,}", f"{bucket.pairs:,}",
@@ -91,7 +91,7 @@ def _bucket_table(audit: Audit) -> ReportTable:
 
 
 def _html(audit: Audit, verdicts: Sequence[PromiseVerdict]) -> bytes:
-    k = k_of(audit.metric)
+    k = parse_k(audit.metric)
     models = {"the recommender": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
     cards = {
         "Queries": f"{audit.queries:,}", "Pairs to find": f"{audit.pairs:,}", "Labels": f"{audit.labels:,}",

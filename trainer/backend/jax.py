@@ -146,7 +146,7 @@ def run_blocks(
     height = -(-len(real_B) // blocks)
 
     def cut(column: jax.Array, filler: Any = None) -> jax.Array:
-        return lengthened(column, blocks, filler).reshape(blocks, height, *column.shape[1:])
+        return pad_rows(column, blocks, filler).reshape(blocks, height, *column.shape[1:])
 
     def block_sum(shared: Tensors, rows: Tensors, fixed: Any, real: jax.Array) -> tuple[Tensor, Tensors]:
         losses: Any
@@ -164,7 +164,7 @@ def run_blocks(
     return sums, jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:])[: len(real_B)], columns)
 
 
-def lengthened(column: jax.Array, multiple: int, filler: Any = 0) -> jax.Array:
+def pad_rows(column: jax.Array, multiple: int, filler: Any = 0) -> jax.Array:
     """Lengthen the first axis to a multiple of a number with `filler`, or with its last entry if None."""
     missing = -len(column) % multiple
     if not missing:

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from longtail.bundle.arrays import Array
 from longtail.trainer.backend import jax as one_device
-from longtail.trainer.backend.jax import lengthened, run_blocks, sum_with_gradients
+from longtail.trainer.backend.jax import pad_rows, run_blocks, sum_with_gradients
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 __all__ = [
@@ -96,7 +96,7 @@ def _part_rows(ids: jax.Array, rows: int, part_rows: int) -> jax.Array:
     return jnp.where((ids < rows) & (local >= 0) & (local < part_rows), local, part_rows)
 
 
-def _on_parts(function: Callable[..., Any], in_specs: Any = _PARTS, out_specs: Any = _PARTS) -> Callable[..., Any]:
+def _map_parts(function: Callable[..., Any], in_specs: Any = _PARTS, out_specs: Any = _PARTS) -> Callable[..., Any]:
     """Run a function on each device, with the device's parts of arrays."""
     # Not checked: all devices have the same number of rounds, which JAX cannot see.
     return jax.shard_map(function, mesh=_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -133,7 +133,7 @@ def gather(table: keras.Variable, ids: jax.Array | Requested | Owned) -> jax.Arr
     def read(part_RD: jax.Array, ids_U: jax.Array) -> jax.Array:
         return part_RD.at[_part_rows(ids_U, rows, len(part_RD))].get(mode="fill", fill_value=0)
 
-    return _on_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
+    return _map_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
 
 
 def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array) -> None:
@@ -145,7 +145,7 @@ def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array)
     def write(part_RD: jax.Array, ids_U: jax.Array, part_UD: jax.Array) -> jax.Array:
         return part_RD.at[_part_rows(ids_U, table.rows, len(part_RD))].set(part_UD, mode="drop")
 
-    table.assign(_on_parts(write)(table.value, ids_U.ids_U, rows_UD))
+    table.assign(_map_parts(write)(table.value, ids_U.ids_U, rows_UD))
 
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
@@ -183,7 +183,7 @@ def distinct(
         positions = jnp.split(positions_N, np.cumsum([part.size for part in parts])[:-1])
         return ids_U, [flat.reshape(part.shape) for flat, part in zip(positions, parts, strict=True)]
 
-    ids_U, positions = _on_parts(find)(*(lengthened(array, devices(), limit) for array in ids))
+    ids_U, positions = _map_parts(find)(*(pad_rows(array, devices(), limit) for array in ids))
     return Requested(ids_U), [padded[: len(array)] for padded, array in zip(positions, ids, strict=True)]
 
 
@@ -191,8 +191,8 @@ def take(rows_UD: jax.Array, positions: jax.Array, *, shared: bool = False) -> j
     """Return rows by positions among the ids of `distinct`, shape [*positions.shape, D]."""
     if shared:
         return one_device.take(rows_UD, positions)
-    take_parts = _on_parts(lambda part_UD, positions: jnp.take(part_UD, positions, axis=0, mode="clip"))
-    rows: jax.Array = take_parts(rows_UD, lengthened(positions, devices()))
+    take_parts = _map_parts(lambda part_UD, positions: jnp.take(part_UD, positions, axis=0, mode="clip"))
+    rows: jax.Array = take_parts(rows_UD, pad_rows(positions, devices()))
     return rows[: len(positions)]
 
 
@@ -231,7 +231,7 @@ def sums(
             sums_UD = rounds.fold(run, sums_UD)
         return jnp.where(local_U < part_rows, all_N[first_U], rows), sums_UD
 
-    ids_U, sums_UD = _on_parts(add)(*requests, *gradients)
+    ids_U, sums_UD = _map_parts(add)(*requests, *gradients)
     return Owned(ids_U), gather(table, Owned(ids_U)), sums_UD
 
 
@@ -291,19 +291,19 @@ def sum_of_blocks(
         }
         (value, gradients), columns = run_blocks(loss, blocks, gathered, rows, fixed, fixed_shared, real_B)
         reduced = {
-            name: jax.lax.psum_scatter(lengthened(gradient, shards), AXIS, tiled=True)
+            name: jax.lax.psum_scatter(pad_rows(gradient, shards), AXIS, tiled=True)
             if gradient.ndim
             else jax.lax.psum(gradient, AXIS)
             for name, gradient in gradients.items()
         }
         return (jax.lax.psum(value, AXIS), reduced), columns
 
-    mapped = _on_parts(run_part, (specs, _PARTS, _PARTS, _REPLICATED, _PARTS), ((_REPLICATED, specs), _PARTS))
+    mapped = _map_parts(run_part, (specs, _PARTS, _PARTS, _REPLICATED, _PARTS), ((_REPLICATED, specs), _PARTS))
 
     def run(shared: dict[str, Any], rows: Any, fixed: Any, fixed_shared: Any) -> Any:
-        padded = {name: lengthened(array, shards) if array.ndim else array for name, array in shared.items()}
-        rows, fixed = jax.tree.map(lambda column: lengthened(column, shards, None), (rows, fixed))
-        real_B = lengthened(jnp.ones(count, bool), shards, False)
+        padded = {name: pad_rows(array, shards) if array.ndim else array for name, array in shared.items()}
+        rows, fixed = jax.tree.map(lambda column: pad_rows(column, shards, None), (rows, fixed))
+        real_B = pad_rows(jnp.ones(count, bool), shards, False)
         (value, gradients), columns = mapped(padded, rows, fixed, fixed_shared, real_B)
         cut = {name: grad[: len(shared[name])] if grad.ndim else grad for name, grad in gradients.items()}
         return (value, cut), jax.tree.map(lambda column: column[:count], columns)

@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import RowChoice, Section
 from longtail.trainer.config.rows import EventsConfig, Since, Sources, Span
-from longtail.trainer.metric_registry import k_of
+from longtail.trainer.metric_registry import parse_k
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 SOURCE_KEYS = ("train", "valid", "test", "queries", "labels", "prepared")
@@ -379,7 +379,7 @@ class EvaluationConfig(Section):
     @property
     def k(self) -> str:
         """Return the k of `metric`."""
-        return k_of(self.metric)
+        return parse_k(self.metric)
 
     @property
     def measure(self) -> str:

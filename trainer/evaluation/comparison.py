@@ -30,8 +30,8 @@ from longtail.trainer.evaluation.baselines import (
 )
 from longtail.trainer.evaluation.metrics import LabelFacts, interval_of_difference
 from longtail.trainer.evaluation.task import Task
-from longtail.trainer.metric_registry import k_of
-from longtail.trainer.threads import in_threads
+from longtail.trainer.metric_registry import parse_k
+from longtail.trainer.threads import map_in_threads
 
 _READING_SCORES, _READING_QUERIES = 1e8, 1000
 """Scores that are computed for each reading of histories: few enough for seconds, but of at least so many queries."""
@@ -151,7 +151,7 @@ def compare(
             "popularity."
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
-    k = k_of(config.metric)
+    k = parse_k(config.metric)
     ours = task.ratios(k, ours_NK, facts)
     differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
@@ -200,7 +200,7 @@ def tuned(
         scores = baseline.fit(data, settings) if baseline.reads(data) else None
         if not isinstance(scores, FromHistory):
             return settings
-        values = in_threads(lambda reading: value(sample, scores.read(reading)), READINGS)
+        values = map_in_threads(lambda reading: value(sample, scores.read(reading)), READINGS)
         return settings | READINGS[int(np.argmax(values))]
 
     settings, to_try = best_reading(baseline.settings), baseline.settings_to_try(data)

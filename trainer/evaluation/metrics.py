@@ -21,7 +21,7 @@ from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
 from longtail.bundle.sets import distinct
-from longtail.trainer.metric_registry import Metric, RankedLists, measured
+from longtail.trainer.metric_registry import Metric, RankedLists, compute_metric
 
 _INTERVAL = (2.5, 97.5)
 _FEW = 4
@@ -296,7 +296,7 @@ def compute_ratios(
             )
             ratios[f"exposure@{k}/{name}"] = (in_bucket_Nk.sum(axis=1).astype(np.float64), entries_N)
         lists = RankedLists(top_NK[:, :k], hit_Nk, positives_N, counts_L, buckets_L)
-        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in custom.items()}
+        ratios |= {f"{name}@{k}": compute_metric(name, metric, lists) for name, metric in custom.items()}
     return ratios
 
 

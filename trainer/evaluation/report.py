@@ -32,7 +32,7 @@ from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import HitsByLabel
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.metric_registry import k_of
+from longtail.trainer.metric_registry import parse_k
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
 _SYMBOLS = ("λ", "μ", "ω", "β torso", "β tail")
@@ -56,13 +56,13 @@ _NO_FIGURES = DefaultFigures()
 
 def terminal_columns(metric: str) -> dict[str, str]:
     """Return the metrics of a terminal table by heading."""
-    k = k_of(metric)
+    k = parse_k(metric)
     return {"recall": f"recall@{k}", "nDCG": f"ndcg@{k}", **{bucket: f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES}}
 
 
 def report_columns(metric: str) -> dict[str, str]:
     """Return the metrics of a report's table by heading."""
-    k = k_of(metric)
+    k = parse_k(metric)
     names = [
         f"recall@{k}", f"ndcg@{k}", f"hit_rate@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES),
         f"balanced_error@{k}", f"coverage@{k}", f"gini@{k}", *(f"exposure@{k}/{bucket}" for bucket in BUCKET_NAMES),
@@ -72,7 +72,7 @@ def report_columns(metric: str) -> dict[str, str]:
 
 def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
     """Create a terminal table with a row per setting of the curve; the default is marked."""
-    k, chosen_by = k_of(metric), dial.bias_removal.chosen_by
+    k, chosen_by = parse_k(metric), dial.bias_removal.chosen_by
     recall_words = "recall: mean over queries; head, torso, tail, new: share of the pairs of these labels"
     caption = f"▶ default λ, by {chosen_by}; {recall_words}"
     if len(_dials(dial)) > 1:
@@ -85,7 +85,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> ReportTable:
 
 def evaluation_markdown(dial: Dial, metric: str) -> str:
     """Return the curve as Markdown, with all measured metrics."""
-    k = k_of(metric)
+    k = parse_k(metric)
     measured = {name for point in dial.curve for name in point.metrics}
     extras = [name for name in (f"psp@{k}", f"psndcg@{k}", "log_likelihood") if name in measured]
     return _curve_table(dial, report_columns(metric) | {name: name for name in extras}).markdown()
@@ -135,7 +135,7 @@ def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> 
         for period in figures
     ]  # fmt: skip
     return ReportTable(
-        ["from", "pairs", "prior", *columns], rows, title=f"{name}, top {k_of(metric)}",
+        ["from", "pairs", "prior", *columns], rows, title=f"{name}, top {parse_k(metric)}",
         marked=[i for i, period in enumerate(figures) if period.prior == "refreshed"],
         caption="counts: of training; forecast: as released; refreshed: by the pairs before the period, with labels "
         "dated in it",
@@ -152,7 +152,7 @@ def baseline_table(compared: Comparison, columns: Mapping[str, str]) -> ReportTa
     took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
     return ReportTable(
         ["", *columns], rows, marked=[0], caption=f"to learn and answer: {took}",
-        title=f"{compared.subject.capitalize()} and its baselines, top {k_of(compared.metric)}",
+        title=f"{compared.subject.capitalize()} and its baselines, top {parse_k(compared.metric)}",
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def group_table(groups: Sequence[Group], metric: str, columns: Mapping[str, str]
         for group in groups
     ]
     return ReportTable(
-        ["group", "queries", *columns], rows, name_columns=2, title=f"By group of queries, top {k_of(metric)}",
+        ["group", "queries", *columns], rows, name_columns=2, title=f"By group of queries, top {parse_k(metric)}",
         caption="; ".join(f"{group.value}: {group.about}" for group in groups if group.about),
     )  # fmt: skip
 
@@ -179,7 +179,7 @@ def html_report(
         by_time: likelihood by weekday and hour.
     """
     metric = recipe.evaluation.metric
-    k, frontier = k_of(metric), figures.frontier
+    k, frontier = parse_k(metric), figures.frontier
     prior, term = (line_of(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
     ends = "  (left: tail, right: head)"
     lambda_ends = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""

@@ -19,7 +19,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, compute_metrics, compute_ratios
-from longtail.trainer.metric_registry import METRICS, Metric, k_of
+from longtail.trainer.metric_registry import METRICS, Metric, parse_k
 
 VALID_QUERIES = 10_000
 """Most requests that a validation during training measures, drawn by seed."""
@@ -155,7 +155,7 @@ class Task:
 
     def ratio(self, metric: str, top_NK: Int32, facts: LabelFacts) -> tuple[Float64, Float64]:
         """Compute numerator and denominator of one metric, float64 [N] each."""
-        return self.ratios(k_of(metric), top_NK, facts)[metric]
+        return self.ratios(parse_k(metric), top_NK, facts)[metric]
 
     def error(self, metric: str, first_NK: Int32, second_NK: Int32, facts: LabelFacts) -> float:
         """Compute the standard error of a difference of two lists."""
@@ -174,5 +174,5 @@ class Task:
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:
     """Refuse metrics and floors with k above the catalogue."""
     for key, metric in (("metric", config.metric), *(("floor", name) for name in config.floors)):
-        if int(k_of(metric)) > labels:
+        if int(parse_k(metric)) > labels:
             raise DataError(f"evaluation.{key}: expected a k of at most {labels}, all labels, received {metric}")

@@ -24,7 +24,7 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.trained import Trained
-from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
+from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, dump_weights
 
 _CALIBRATION_QUERIES = 1000
 """Largest number of queries in a bundle, by which an index is tuned."""
@@ -97,7 +97,7 @@ def to_bundle(
         forecast=trained.forecast(earlier_pairs),
         cooccurrence=trained.cooccurrence,
         remembered=None if trained.cooccurrence is None else remember_queries(recipe, dataset, past.known_pairs),
-        reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
+        reports=reports | {WEIGHTS_FILE: dump_weights(model, without=tables)},
     )
 
 

@@ -23,10 +23,10 @@ from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.bundle import TABLES
 from longtail.bundle.tower import onnx_session
 from longtail.trainer import register
-from longtail.trainer.arrays import assign, values_of, write_array
+from longtail.trainer.arrays import assign, read_values, write_array
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.tables import large_tables, with_tables
+from longtail.trainer.export.tables import large_tables, link_tables
 from longtail.trainer.model.towers import Towers, build_towers, in_float32
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
     large = large_tables(towers)
     file_of = {id(table.table): name for name, (_, table) in large.items()}
     read = {}
-    for side, tower in exported(recipe, towers).items():
+    for side, tower in exported_towers(recipe, towers).items():
         read[side] = {file_of[id(weight)] for weight in tower.weights if id(weight) in file_of}
         size = sum(int(np.prod(weight.shape)) * 4 for weight in tower.weights if id(weight) not in file_of)
         if size > ONNX_LIMIT:
@@ -68,14 +68,14 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
     (folder / TABLES).mkdir(exist_ok=True)
     for i, (name, (_, table)) in enumerate(large.items()):
         write_array(files[name], table.table)
-        # Random rows, so that `with_tables` can recognise each stand-in by its values in the exported model.
+        # Random rows, so that `link_tables` can recognise each stand-in by its values in the exported model.
         stand_in[name] = np.random.default_rng(i).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
     rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
     models = onnx_models(
         recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[file_of[id_]] for id_ in file_of}
     )
     for side, model in models.items():
-        models[side], replaced = with_tables(model, stand_in, files)
+        models[side], replaced = link_tables(model, stand_in, files)
         if missing := read[side] - replaced:
             raise ExportError(
                 f"{side} tower: expected a model that looks up rows of {', '.join(sorted(missing))}, found no such "
@@ -85,7 +85,7 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
     return models, files
 
 
-def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
+def exported_towers(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
     """Return the towers that a bundle holds, by side."""
     return {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
 
@@ -103,15 +103,15 @@ def onnx_models(
         vocabulary_rows, numbers: arguments of `build_towers`; `vocabulary_rows` must match the rows of `instead`.
         instead: replacements for the values of some weights, by the weight's `id`; the number of rows may differ.
     """
-    sides = list(exported(recipe, towers))
+    sides = list(exported_towers(recipe, towers))
     job = {
         "recipe": dump_towers(recipe),
         "vocabulary_rows": vocabulary_rows,
         "numbers": numbers,
         "sides": sides,
-        "modules": register.modules_of(recipe.own_layers),
+        "modules": register.list_modules(recipe.own_layers),
     }
-    values = [instead[id(weight)] if id(weight) in instead else values_of(weight) for weight in _weights(towers)]
+    values = [instead[id(weight)] if id(weight) in instead else read_values(weight) for weight in _weights(towers)]
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if keras.backend.backend() == "tensorflow":

@@ -43,7 +43,7 @@ def large_tables(towers: Towers) -> dict[str, tuple[str, EmbeddingTable]]:
     return {file: (rows, table) for file, (rows, table) in tables.items() if rows in large}
 
 
-def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
+def link_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
     """Replace stand-ins [8, D] in a model by references to `files`; also return the names found."""
     graph = onnx.load_from_string(model)
     replaced = set()

@@ -16,8 +16,8 @@ from longtail.trainer import backend
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
-from longtail.trainer.export.onnx import check_parity, exported, onnx_models
-from longtail.trainer.model.embedding import EmbeddingTable, layers_of
+from longtail.trainer.export.onnx import check_parity, exported_towers, onnx_models
+from longtail.trainer.model.embedding import EmbeddingTable, list_layers
 from longtail.trainer.model.towers import build_towers, in_float32
 
 _ROWS = 7
@@ -52,7 +52,7 @@ def try_own_layers(recipe: Recipe) -> None:
                 _check_layers(f"{side} tower, with {layers}", tower, many)
                 tried[side] = _check_entries(f"{side} tower, with {layers}", tower, few, many)
         models = onnx_models(recipe, towers, rows, numbers)
-        for side in exported(recipe, towers):
+        for side in exported_towers(recipe, towers):
             for inputs, expected_BD in tried[side]:
                 check_parity(f"{side} tower", models[side], inputs, expected_BD)
     except RecipeError:
@@ -66,12 +66,14 @@ def try_own_layers(recipe: Recipe) -> None:
 
 def _check_layers(title: str, tower: keras.Model, inputs: Inputs) -> None:
     """Refuse layers with untrained weights, losses or random draws in training."""
-    tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, EmbeddingTable) for weight in layer.weights}
+    tables = {
+        id(weight) for layer in list_layers(tower) if isinstance(layer, EmbeddingTable) for weight in layer.weights
+    }
     if untrained := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
         raise RecipeError(
             f"{title}: expected only trained weights, as checkpoints hold no others, received {', '.join(untrained)}"
         )
-    if penalised := [layer.name for layer in layers_of(tower) if layer.losses]:
+    if penalised := [layer.name for layer in list_layers(tower) if layer.losses]:
         raise RecipeError(
             f"{title}: expected layers without losses, as training would not add them, received {', '.join(penalised)}"
         )

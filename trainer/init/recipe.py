@@ -25,7 +25,7 @@ from longtail.tables.table import all_columns, open_file, read_table
 from longtail.tables.times import format_time
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import name_sources
-from longtail.trainer.cooccurrence import found_alone
+from longtail.trainer.cooccurrence import measure_term_alone
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import find_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT, is_feedback
@@ -412,7 +412,7 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
 def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
     """Draft the term of co-occurrence, with what it finds alone in the pairs before test; empty if it finds nothing."""
     try:
-        by_term, by_popularity = found_alone(recipe, dataset, _TOP)
+        by_term, by_popularity = measure_term_alone(recipe, dataset, _TOP)
     except DataError:  # no query has a new label to find
         return []
     words = [

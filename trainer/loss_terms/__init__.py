@@ -20,7 +20,7 @@ def build_loss_terms(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> li
     """Create the terms of a job, in the order of their changes."""
     loss, train, terms = recipe.loss, dataset.train, list[LossTerm]()
     if loss.resolved_hits == "mask_known":
-        terms.append(KnownPositives.of(train, len(dataset.label_ids)))
+        terms.append(KnownPositives.collect(train, len(dataset.label_ids)))
     if recipe.objectives:
         terms.append(ByObjective(train))
     if loss.pools:

@@ -36,7 +36,7 @@ class KnownPositives(LossTerm):
     catalogue: int
 
     @classmethod
-    def of(cls, train: Pairs, catalogue: int | None = None, *, limit: int = KNOWN_LIMIT) -> KnownPositives:
+    def collect(cls, train: Pairs, catalogue: int | None = None, *, limit: int = KNOWN_LIMIT) -> KnownPositives:
         """Collect the known positives of the training pairs, at most `limit` per query.
 
         A query with more labels keeps the most frequent ones. The others may be drawn as its negatives, as with `mask`.
@@ -58,9 +58,9 @@ class KnownPositives(LossTerm):
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Build `_known` and `_known_rows`, int32 [K]: known positives of the batch and their rows."""
-        return dict(zip(("_known", "_known_rows"), self.of_queries(self.owners[rows_B]), strict=True))
+        return dict(zip(("_known", "_known_rows"), self.list_positives(self.owners[rows_B]), strict=True))
 
-    def of_queries(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
+    def list_positives(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
         """Return the known positives of a batch's queries, and the row of each, int32 [K] both.
 
         Repeats of the last one round K up to a power of two: a compiled step is compiled again for every new shape.

@@ -40,7 +40,7 @@ class NeighbourLoss:
             near_BK: rows of all neighbours per anchor, int32, −1 after the last; an anchor without any has no term.
             weight_B: weights of the pairs, float32.
         """
-        anchors_BD, neighbours_BD = _unit(anchors_BD), _unit(neighbours_BD)
+        anchors_BD, neighbours_BD = _normalise(anchors_BD), _normalise(neighbours_BD)
         positive_B = ops.sum(anchors_BD * neighbours_BD, axis=1) / self.temperature
         others_BB = ops.matmul(anchors_BD, ops.transpose(anchors_BD)) / self.temperature
         masked_BB = ops.equal(ids_B[:, None], ids_B)
@@ -84,11 +84,11 @@ class Neighbours(LossTerm):
         if "label" in self.nearest:
             labels_B = self._rows["label"][rows_B]
             columns["_near_label"] = self.nearest["label"][labels_B]
-            columns["_neighbour"] = _drawn(columns["_near_label"], labels_B, rng)
+            columns["_neighbour"] = _draw_neighbours(columns["_near_label"], labels_B, rng)
         if "query" in self.nearest:
             columns["_query"] = self._rows["query"][rows_B]
             columns["_near_query"] = self.nearest["query"][columns["_query"]]
-            inputs = self._of_queries(_drawn(columns["_near_query"], columns["_query"], rng))
+            inputs = self._of_queries(_draw_neighbours(columns["_near_query"], columns["_query"], rng))
             columns |= {OF_NEIGHBOUR + name: column for name, column in inputs.items()}
         return columns
 
@@ -143,7 +143,7 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
     return nearest_RK
 
 
-def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
+def _draw_neighbours(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
     """Draw one of each row's neighbours uniformly, int32 [B]; a row without neighbours gets itself."""
     lengths_B = np.sum(near_BK >= 0, axis=1)
     at_B = (rng.random(len(own_B)) * lengths_B).astype(np.int64)
@@ -151,7 +151,7 @@ def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
     return np.where(lengths_B > 0, drawn_B, own_B).astype(np.int32)
 
 
-def _unit(x_BD: Tensor) -> Tensor:
+def _normalise(x_BD: Tensor) -> Tensor:
     """Divide rows by their norm, float32 [B, D]; a zero row stays zero."""
     # Norm 1 for zero rows: rsqrt(0) is infinite, and would make their gradient NaN.
     squares_B1 = ops.sum(ops.square(x_BD), axis=1, keepdims=True)

@@ -17,8 +17,8 @@ from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses import FamilyInputs, LogWeight, LossTerm, StepInputs
-from longtail.trainer.losses.families import pooled
-from longtail.trainer.model.towers import by_objective
+from longtail.trainer.losses.families import pool_positives
+from longtail.trainer.model.towers import map_by_objective
 
 
 class PooledPositives(LossTerm):
@@ -41,7 +41,7 @@ class PooledPositives(LossTerm):
     def negatives(self, inputs: FamilyInputs, rows: Tensors, *, offset: float) -> FamilyInputs:  # noqa: ARG002
         """Replace positives by the pooled positive of their group."""
         positive_B, negative_BM, log_weight_BM = inputs
-        return pooled(positive_B, rows["group"]), negative_BM, log_weight_BM
+        return pool_positives(positive_B, rows["group"]), negative_BM, log_weight_BM
 
 
 class NegativesPerQuery(LossTerm):
@@ -77,7 +77,7 @@ class ByObjective(LossTerm):
 
     def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
         """Map each row by its own objective inside the block."""
-        return by_objective(tower, batch.get("_objective"))
+        return map_by_objective(tower, batch.get("_objective"))
 
 
 class OwnInAudience(LossTerm):

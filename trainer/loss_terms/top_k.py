@@ -27,9 +27,9 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.limits import log_frequencies_of
+from longtail.trainer.limits import compute_log_frequencies
 from longtail.trainer.losses import LossTerm, SampledLogits, StepInputs
-from longtail.trainer.losses.implied_noise import implied_noise, power_of_q, removes_all
+from longtail.trainer.losses.implied_noise import compute_q_exponent, compute_slope, implied_noise
 
 _NO_BETA = -1e30
 """β of a positive whose bucket has no K; the positive then has weight 1."""
@@ -156,9 +156,9 @@ class WeighByTopK(LossTerm):
         loss, objective = recipe.loss, recipe.loss.objective()
         # Scores without the bias of training are f + link·log ν. The part of log ν from q differs by sampler and step,
         # so it is added in `visited`; the rest is fixed per label (`fixed_noise_L`).
-        link = removes_all(objective)
-        self._times_log_q = 0.0 if loss.sampler.even else link * power_of_q(objective)
-        log_pi_L = log_frequencies_of(recipe, dataset)
+        link = compute_slope(objective)
+        self._times_log_q = 0.0 if loss.sampler.even else link * compute_q_exponent(objective)
+        log_pi_L = compute_log_frequencies(recipe, dataset)
         fixed_noise_L = link * implied_noise(objective, log_pi_L, None, reweight=loss.reweight)
         fixed_noise_L = (fixed_noise_L - fixed_noise_L.mean()).astype(np.float32)
         self._fixed_noise_L = untrained_variable(fixed_noise_L, "top_k_noise")

@@ -33,7 +33,7 @@ class Embedded(NamedTuple):
     bias_C: Tensor
     scale: Tensor
 
-    def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
+    def insert_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
         """Insert labels from an earlier step behind the first `after` labels (the positives)."""
         labels_CD, bias_C = (
             ops.concatenate([current[:after], recalled, current[after:]])

@@ -71,10 +71,10 @@ def bilateral_softmax(
     """Compute the bilateral softmax loss: `−f_y + ρ·log Σ w exp(f_y')` (Wu et al. 2023, BSL) [METHODS §10].
 
     The positive occurs only in the first term. In training, rows of a batch with the same query share this term: the
-    mean of exp(f_y) over these rows replaces exp(f_y) of each (`pooled`). A positive with a much lower score than the
-    others, which may be noise, then has a smaller gradient. Rows do not share the term with `top_k`, nor in a task of
-    TensorFlow Recommenders, which does not know the queries. ρ is the ratio of two temperatures, of positives and of
-    negatives; above 1 it weighs hard negatives more.
+    mean of exp(f_y) over these rows replaces exp(f_y) of each (`pool_positives`). A positive with a much lower score
+    than the others, which may be noise, then has a smaller gradient. Rows do not share the term with `top_k`, nor in a
+    task of TensorFlow Recommenders, which does not know the queries. ρ is the ratio of two temperatures, of
+    positives and of negatives; above 1 it weighs hard negatives more.
 
     A row whose negatives are all masked has the loss −f_y.
 
@@ -132,7 +132,7 @@ def pairwise_softmax(
     return ops.where(some_B, ops.logsumexp(ops.maximum(log_term_BM, MASKED), axis=1), 0.0)
 
 
-def _log_of_positive(x: Tensor) -> Tensor:
+def _log_positive(x: Tensor) -> Tensor:
     """Compute log x; `MASKED`, without a gradient, if x ≤ 0."""
     above = ops.greater(x, 0.0)
     # The inner `where` keeps log(0) out of the gradient: 0 · ∞ would be NaN.
@@ -142,12 +142,12 @@ def _log_of_positive(x: Tensor) -> Tensor:
 _LOG_OF: dict[str, Phi] = {
     # 1 + tanh d = 2 / (1 + e^(−2d)), whose log is finite for any d.
     "tanh": lambda d: math.log(2) - ops.softplus(-2 * d),
-    "arctan": lambda d: _log_of_positive(1 + ops.arctan(d)),
-    "relu": lambda d: _log_of_positive(1 + d),
+    "arctan": lambda d: _log_positive(1 + ops.arctan(d)),
+    "relu": lambda d: _log_positive(1 + d),
 }
 
 
-def pooled(positive_B: Tensor, groups_B: Tensor) -> Tensor:
+def pool_positives(positive_B: Tensor, groups_B: Tensor) -> Tensor:
     """Compute the log of the mean of exp(f_y) over the rows of each row's group, float32 [B].
 
     Args:
@@ -155,7 +155,7 @@ def pooled(positive_B: Tensor, groups_B: Tensor) -> Tensor:
         groups_B: the group of every row, int32, below B.
 
     Example:
-        >>> pooled(np.log(np.float32([1, 2, 3])), np.int32([0, 1, 0])).numpy().round(4)  # log 2 everywhere
+        >>> pool_positives(np.log(np.float32([1, 2, 3])), np.int32([0, 1, 0])).numpy().round(4)  # log 2 everywhere
         array([0.6931, 0.6931, 0.6931], dtype=float32)
     """
     groups = positive_B.shape[0]
@@ -379,7 +379,7 @@ class Family:
         balanced: logits are log-odds against the negatives' total weight. Training adds the constant at which logits
             of 0 balance positive and negatives.
         stateful: the loss keeps a number η per training pair.
-        pooled: rows of a batch with the same query share one positive term (`pooled`).
+        pooled: rows of a batch with the same query share one positive term (`pool_positives`).
         ranks: the loss compares the positive with its negatives and so grows with the rank of the positive. Otherwise
             it compares each logit with 0, except in the pairwise form.
         hits: default of a recipe's `hits`.

@@ -62,7 +62,7 @@ def implied_noise(
     return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < SAME else log_nu_L
 
 
-def power_of_q(objective: Objective) -> float:
+def compute_q_exponent(objective: Objective) -> float:
     """Return the exponent of q in ν.
 
     It is 1, 0 if the weight or the shift of NCE cancels q, and −1 for `relative` in pairwise losses.
@@ -72,8 +72,8 @@ def power_of_q(objective: Objective) -> float:
     return round(float(np.subtract(*(_unnormalised(objective, two_L, two_L - shift)[0] for shift in (0.0, 1.0)))), 3)
 
 
-def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
-    """Return the λ at which `f + λ·log ν` is λ·log p(y|x).
+def compute_slope(objective: Objective, *, power_of_scores: float = 0.0) -> float:
+    """Return the slope of scores in log p(y|x), the λ at which `f + λ·log ν` is λ·log p(y|x).
 
     It is 1 for most families, ½ for `exponential`, and 0 for a family without a link, which ranks by p/ν at λ = 0 and
     by p at no λ.
@@ -83,15 +83,15 @@ def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
             contains q, the slope in log p is link/(1 + link·s): ½ for `unit`.
 
     Example:
-        >>> removes_all(Objective("logistic", "unit"), power_of_scores=1.0)
+        >>> compute_slope(Objective("logistic", "unit"), power_of_scores=1.0)
         0.5
     """
     link = LOSSES[objective.family].link or 0.0
-    against = 1 + link * power_of_scores * power_of_q(objective) if power_of_scores else 1.0
+    against = 1 + link * power_of_scores * compute_q_exponent(objective) if power_of_scores else 1.0
     return link / against if against > 0 else 0.0
 
 
-def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
+def name_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
     """Name ν for a manifest: `uniform`, `π`, a power of π, or a mixture of π and 1/L.
 
     The name is derived from the numbers, so it cannot contradict them.
@@ -102,7 +102,7 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
 
     Example:
         >>> pi_L = np.array([0.5, 0.25, 0.125, 0.125])
-        >>> name_of_noise(np.log(pi_L), np.log(pi_L)), name_of_noise(np.log(pi_L / 2 + 1 / 8), np.log(pi_L))
+        >>> name_noise(np.log(pi_L), np.log(pi_L)), name_noise(np.log(pi_L / 2 + 1 / 8), np.log(pi_L))
         ('π', '0.5·π + 0.5/L')
     """
     if np.ptp(log_nu_L) < SAME:
@@ -119,19 +119,19 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
     return "q·w of the sampler and the weight" + (f" · π^{reweight:.4g}" if reweight else "")
 
 
-def name_of_tree_noise(objective: Objective, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
+def name_tree_noise(objective: Objective, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
     """Name ν with a tree for a manifest: a power of p_n(y|x), times the noise per label.
 
     λ always multiplies log p_n(y|x) itself, even if its power is not 1; μ can remove the noise per label.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
-        >>> [name_of_tree_noise(Objective("logistic", weight), log_pi_L) for weight in ("unit", "importance", "tail")]
+        >>> [name_tree_noise(Objective("logistic", weight), log_pi_L) for weight in ("unit", "importance", "tail")]
         ['p_n(y|x)', 'p_n(y|x)^0', 'p_n(y|x)^0 · π']
     """
-    power = power_of_q(objective)
+    power = compute_q_exponent(objective)
     tree = "p_n(y|x)" if power == 1 else f"p_n(y|x)^{power:g}"
-    label = name_of_noise(implied_noise(objective, log_pi_L, None, reweight=reweight), log_pi_L, reweight=reweight)
+    label = name_noise(implied_noise(objective, log_pi_L, None, reweight=reweight), log_pi_L, reweight=reweight)
     return tree if label == "uniform" else f"{tree} · {label}"
 
 

@@ -59,11 +59,11 @@ class Mining:
         """Return the number of ranks before epsilon applies; None for all."""
         return self.keep if self.theta is None else len(self.theta)
 
-    def theta_of(self, negatives: int) -> Float64:
+    def compute_theta(self, negatives: int) -> Float64:
         """Compute ϑ of the kept ranks of a row with `negatives` negatives, float64 [K].
 
         Example:
-            >>> Mining(keep=2, epsilon=0.125).theta_of(4)
+            >>> Mining(keep=2, epsilon=0.125).compute_theta(4)
             array([0.5  , 0.5  , 0.125, 0.125])
         """
         if self.theta is not None:
@@ -77,7 +77,7 @@ class Mining:
     def ranks(self, rows: int, negatives: int, seed: SeedGenerator) -> Tensor:
         """Draw ranks for every row, independently and with replacement, int32 [B, N]; 0 has the highest score."""
         # Inverse transform sampling: a uniform number falls into rank j's part of the cumulative ϑ.
-        cumulative_K = np.cumsum(self.theta_of(negatives))
+        cumulative_K = np.cumsum(self.compute_theta(negatives))
         size = self.draw or len(cumulative_K)
         below_K = ops.convert_to_tensor(cumulative_K[:-1] / cumulative_K[-1], "float32")
         drawn = ops.searchsorted(below_K, keras.random.uniform((rows * size,), seed=seed), side="right")
@@ -93,7 +93,7 @@ class Mining:
             >>> Mining(keep=1)(np.float32([[0.5, 2.0]]), np.float32([[0, 0]]))[0].numpy()
             array([[2.]], dtype=float32)
         """
-        theta_K = self.theta_of(negative_BM.shape[1])
+        theta_K = self.compute_theta(negative_BM.shape[1])
         log_theta = np.where(theta_K > 0, np.log(np.where(theta_K > 0, theta_K, 1)), MASKED).astype(np.float32)
         # Masked negatives get the last ranks, and ranks themselves have no gradient.
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)

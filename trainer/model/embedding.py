@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from longtail.trainer import backend
-from longtail.trainer.arrays import blocks_of
+from longtail.trainer.arrays import iterate_blocks
 from longtail.trainer.backend import Tensor, ops
 
 _DRAWN_WHOLE = 1 << 30
@@ -46,7 +46,7 @@ class EmbeddingTable(keras.layers.Layer):
                 self.table,
                 (
                     ops.convert_to_numpy(normal(seed=int(seeds.spawn(1)[0].generate_state(1)[0]))((end - start, dim)))
-                    for start, end in blocks_of(self.table)
+                    for start, end in iterate_blocks(self.table)
                 ),
             )
         self.built = True
@@ -147,6 +147,6 @@ def dropout_masks(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
             layer._mask = None
 
 
-def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:
+def list_layers(tower: keras.Model) -> list[keras.layers.Layer]:
     """List every layer of a tower, nested layers included."""
     return list(tower._flatten_layers(include_self=False))

@@ -65,19 +65,19 @@ class FeatureParts:
     def build(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of one feature, [B, width]."""
         if feature.kind in ("number", "vector"):
-            return self._embedded(feature) if feature.in_buckets else self._measured(feature)
-        return self._pooled(feature) if feature.bagged else self._embedded(feature)
+            return self._build_lookup(feature) if feature.in_buckets else self._build_numbers(feature)
+        return self._build_bag(feature) if feature.bagged else self._build_lookup(feature)
 
-    def _embedded(self, feature: FeatureConfig) -> keras.KerasTensor:
+    def _build_lookup(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of an id, a range or a date, from its table."""
         dated = feature.kind == "date"
         ids = self._input(feature.name, (len(feature.parts),) if dated else (), "int32")
         x = self.tables[feature.table_name](ids)
         if dated:
             x = keras.layers.GlobalAveragePooling1D(dtype="float32")(x)
-        return x if feature.custom_kind is None else self._custom(feature, feature.custom_kind, x)
+        return x if feature.custom_kind is None else self._build_custom(feature, feature.custom_kind, x)
 
-    def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
+    def _build_bag(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of a history, audience, bag or text."""
         ids = self._input(feature.name, (None,), "int32")
         weights = self._input(f"{feature.name}__weight", (None,), "float32")
@@ -92,11 +92,11 @@ class FeatureParts:
             )
             return encoder(ids, weights)
         if feature.custom_kind is not None:
-            return self._custom(feature, feature.custom_kind, table(ids), weights)
+            return self._build_custom(feature, feature.custom_kind, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)
         return bag(ids, weights)
 
-    def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
+    def _build_numbers(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of a number or a vector."""
         # A custom kind gets the raw number, and standardises it itself by the mean and deviation of its setup.
         x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
@@ -112,7 +112,7 @@ class FeatureParts:
         if feature.projection is not None:
             x = keras.layers.Dense(feature.projection, dtype=self.precision, name=f"{feature.name}_projection")(x)
         if feature.custom_kind is not None:
-            x = self._custom(feature, feature.custom_kind, x)
+            x = self._build_custom(feature, feature.custom_kind, x)
         if not feature.has_flag:
             return x
         flag = self._input(f"{feature.name}__missing", (), "float32")
@@ -121,7 +121,7 @@ class FeatureParts:
             return x
         return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(flag)])
 
-    def _custom(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
+    def _build_custom(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
         """Build the part of a custom kind."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
         length = feature.max_length if feature.bagged else None

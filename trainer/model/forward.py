@@ -16,7 +16,7 @@ from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.losses import Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
-from longtail.trainer.model.towers import dropouts
+from longtail.trainer.model.towers import list_dropouts
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
 OF_NEIGHBOUR = "_neighbour "
@@ -68,7 +68,7 @@ class Forward:
         towers = {"query": model.towers.query, "label": model.towers.label}
         if "query" in self._sides:
             towers["neighbour"] = model.towers.query
-        self.dropouts = {side: layers for side, tower in towers.items() if (layers := dropouts(tower))}
+        self.dropouts = {side: layers for side, tower in towers.items() if (layers := list_dropouts(tower))}
         """Dropout layers by tower, for towers that have any."""
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
@@ -88,7 +88,7 @@ class Forward:
             # Ids of label embeddings become positions among the distinct ones.
             inputs, history_labels = read_distinct(towers.label_rows, inputs, self._readers, shared=True)
         own_B2 = None if model.drawn_audience is None else batch["_own"]
-        label_inputs = model.inputs_of_labels(labels_E, self._seed, own_B2)
+        label_inputs = model.gather_label_inputs(labels_E, self._seed, own_B2)
         for name, value, rate in self._unknown:
             ids = label_inputs[name]
             unknown = keras.random.uniform(ops.shape(ids), seed=self._seed) < rate
@@ -113,7 +113,7 @@ class Forward:
         # Row 0 of label embeddings is padding, so label y has row y + 1.
         labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
         is_label_R = _are_labels(rows_R, self._model.labels)
-        for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
+        for name, column in self._model.gather_label_inputs(labels_R, self._seed).items():
             is_label = ops.reshape(is_label_R, (-1, *[1] * (len(column.shape) - 1)))
             label_inputs[name] = ops.concatenate([label_inputs[name], ops.where(is_label, column, 0)])
         if key not in self._model.entry_ids:

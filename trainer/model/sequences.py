@@ -23,7 +23,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
 from longtail.trainer.data.histories import LAST_SLOTS, POSITIONS, SEGMENTS
 from longtail.trainer.losses import LossTerm
-from longtail.trainer.model.embedding import Dropout, EmbeddingTable, layers_of
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, list_layers
 
 
 class Packed(NamedTuple):
@@ -72,12 +72,12 @@ class SequenceEncoder(keras.layers.Layer):
         packed = self._packed
         if packed is None:
             counted_SP = ops.cumsum(is_entry_SP, axis=1)
-            mask = AttentionMask.of(is_entry_SP, ops.maximum(counted_SP - 1, 0) * is_entry_SP, with_previous=False)
+            mask = AttentionMask.build(is_entry_SP, ops.maximum(counted_SP - 1, 0) * is_entry_SP, with_previous=False)
         else:
-            mask = AttentionMask.of(packed.segments_SP * is_entry_SP, packed.positions_SP, with_previous=True)
+            mask = AttentionMask.build(packed.segments_SP * is_entry_SP, packed.positions_SP, with_previous=True)
         scale = float(self.table.dim) ** 0.5  # as the code of SASRec scales embeddings
         x_SPD = scale * self.table(ids_SP) + ops.take(self.positions, mask.positions_SP, axis=0)
-        x_SPD = dropped(self.drop, x_SPD)
+        x_SPD = apply_dropout(self.drop, x_SPD)
         for block in self.blocks:
             x_SPD = block(x_SPD, mask, with_previous=packed is not None)
         x_SPD = ops.cast(self.normalise(x_SPD), "float32")
@@ -105,7 +105,7 @@ class AttentionMask(NamedTuple):
     distances_SPW: Tensor
 
     @classmethod
-    def of(cls, segments_SP: Tensor, positions_SP: Tensor, *, with_previous: bool) -> AttentionMask:
+    def build(cls, segments_SP: Tensor, positions_SP: Tensor, *, with_previous: bool) -> AttentionMask:
         """Build the mask from segments and positions, int32 [S, P] both; segment 0 is an empty position."""
         keys_SW, at_SW = (windows(numbers, with_previous=with_previous) for numbers in (segments_SP, positions_SP))
         distances_SPW = ops.expand_dims(positions_SP, 2) - ops.expand_dims(at_SW, 1)
@@ -156,9 +156,9 @@ class SelfAttention(keras.layers.Layer):
         attended_SPD = self.attention(normal_SPD, keys_SWD, attention_mask=mask.allowed_SPW)
         if self.smoothing is not None:
             attended_SPD = ops.cast(attended_SPD, "float32") + self.smoothing(keys_SWD, mask)
-        x_SPD = x_SPD + dropped(self.drop_attended, attended_SPD)
+        x_SPD = x_SPD + apply_dropout(self.drop_attended, attended_SPD)
         fed_SPD = self.narrow(self.wide(self.before_feed(x_SPD)))
-        return x_SPD + dropped(self.drop_fed, fed_SPD)
+        return x_SPD + apply_dropout(self.drop_fed, fed_SPD)
 
 
 class Smoothing(keras.layers.Layer):
@@ -225,7 +225,7 @@ class PointwiseAttention(keras.layers.Layer):
         shares_SHPW = ops.cast(ops.silu(logits_SHPW) * mask_S1PW / self.max_length, values.dtype)
         attended = ops.reshape(ops.einsum("shpw,swhc->sphc", shares_SHPW, values), ops.shape(x_SPD))
         gated_SPD = self.normalise_output(attended) * ops.reshape(gate, ops.shape(x_SPD))
-        return x_SPD + dropped(self.drop, self.out(gated_SPD))
+        return x_SPD + apply_dropout(self.drop, self.out(gated_SPD))
 
 
 def entry_dropout(config: EncoderConfig, dim: int, feature: str, name: str) -> Dropout | None:
@@ -233,7 +233,7 @@ def entry_dropout(config: EncoderConfig, dim: int, feature: str, name: str) -> D
     return Dropout(config.dropout, dim, entries_of=feature, name=name) if config.dropout else None
 
 
-def dropped(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
+def apply_dropout(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
     """Cast entries to float32 and apply dropout, which acts in training only."""
     x_SPD = ops.cast(x_SPD, "float32")
     if layer is None:
@@ -247,7 +247,7 @@ class PackedHistories(LossTerm):
     @contextmanager
     def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterator[None]:
         """Give encoders the packed histories of the batch inside the block."""
-        encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
+        encoders = [layer for layer in list_layers(tower) if isinstance(layer, SequenceEncoder)]
         try:
             for layer in encoders:
                 names = [f"_{layer.feature}{column}" for column in (SEGMENTS, POSITIONS, LAST_SLOTS)]

@@ -197,7 +197,7 @@ class TrainStep:
         def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Tensors, Embedded]]:
             embedded, neighbours = self._forward.embed(reading, rows, masks)
             if recalled is not None:
-                embedded = embedded.with_recalled(*recalled, after=positive_B.shape[0])
+                embedded = embedded.insert_recalled(*recalled, after=positive_B.shape[0])
             value, row_state = self._batch_loss(embedded, candidates)
             for term in self.terms:
                 for extra in term.extra_losses(embedded, neighbours, candidates, batch):

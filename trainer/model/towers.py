@@ -15,7 +15,7 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
-from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, layers_of, unit_rows
+from longtail.trainer.model.embedding import Dropout, EmbeddingTable, InputKey, UnitNorm, list_layers, unit_rows
 from longtail.trainer.model.features import FeatureParts, build_custom_tower
 
 
@@ -41,15 +41,15 @@ class Towers:
     pairs: dict[InputKey, EmbeddingTable]
 
 
-def dropouts(tower: keras.Model) -> list[Dropout]:
+def list_dropouts(tower: keras.Model) -> list[Dropout]:
     """List the dropout layers of a tower."""
-    return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
+    return [layer for layer in list_layers(tower) if isinstance(layer, Dropout)]
 
 
 @contextmanager
 def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
     """Make a tower compute in float32 inside the block, as the service does."""
-    layers = [layer for layer in layers_of(tower) if layer.compute_dtype != "float32"]
+    layers = [layer for layer in list_layers(tower) if layer.compute_dtype != "float32"]
     policies = [layer.dtype_policy for layer in layers]
     try:
         for layer in layers:
@@ -79,7 +79,7 @@ class ObjectiveMaps(keras.layers.Layer):
         self._objectives_B: Tensor | None = None
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Return the served vectors, float32 [B, D]; inside `by_objective`, each row by its own objective."""
+        """Return the served vectors, float32 [B, D]; inside `map_by_objective`, each row by its own objective."""
         if self._objectives_B is None:
             served = [share * self._map(x_BD, i) for i, share in enumerate(self.shares) if share]
             return sum(served[1:], served[0])
@@ -97,7 +97,7 @@ class ObjectiveMaps(keras.layers.Layer):
 
 
 @contextmanager
-def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
+def map_by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
     """Make a query tower map each row by its own objective, int32 [B], inside the block."""
     maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
     if maps and objectives_B is None:

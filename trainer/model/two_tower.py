@@ -13,7 +13,7 @@ import numpy as np
 from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.trainer import backend
-from longtail.trainer.arrays import assign, untrained_variable, values_of
+from longtail.trainer.arrays import assign, read_values, untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.audience import Audience
@@ -124,7 +124,7 @@ class TwoTower:
         """Return the present temperature T."""
         return float(np.exp(ops.convert_to_numpy(self.log_temperature)))
 
-    def inputs_of_labels(
+    def gather_label_inputs(
         self, rows_C: Tensor, seed: keras.random.SeedGenerator | None = None, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return inputs of the label tower for label rows, int32 [C]; audiences only with a `seed` to draw them.
@@ -141,11 +141,11 @@ class TwoTower:
         if self._audience is not None:
             for rows_C in self._audience.blocks():
                 audiences = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
-                yield rows_C, self.inputs_of_labels(rows_C) | audiences
+                yield rows_C, self.gather_label_inputs(rows_C) | audiences
             return
         for start in range(0, self.labels, _BLOCK):
             rows_C = np.arange(start, min(start + _BLOCK, self.labels), dtype=np.int32)
-            yield rows_C, self.inputs_of_labels(rows_C)
+            yield rows_C, self.gather_label_inputs(rows_C)
 
     def embed_queries(self, inputs: Inputs) -> Float32:
         """Return query tower outputs, float32 [B, D]; histories read label embeddings of the last `embed_labels`."""
@@ -182,7 +182,7 @@ class TwoTower:
         """Return b_y in logits, float32 [L]; None for a model without label bias."""
         if LABEL_BIAS not in self.tables:
             return None
-        return values_of(self.tables[LABEL_BIAS].table)[1:, 0]
+        return read_values(self.tables[LABEL_BIAS].table)[1:, 0]
 
 
 def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, Inputs]]:

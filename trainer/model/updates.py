@@ -132,7 +132,7 @@ class Updates:
             self.dense.apply(dense_gradients, self._dense)
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def use_averages(self) -> Iterator[None]:
         """Give the model the moving averages of its weights inside the block, with `optimizer.average`."""
         values = [ops.copy(weight.value) for weight, _ in self._averages()]
         try:

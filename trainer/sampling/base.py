@@ -28,8 +28,8 @@ class SamplerSetup(NamedTuple):
         log_pi_L: natural log of the smoothed label frequencies, float64 [L].
         dim: D, for samplers that remember or read embeddings.
         proposal: the fitted tree of `adversarial`; else None.
-        log_share_L: log of a label's share of an epoch's visits, and so of the rows of batches, float64 [L], −inf without
-            a visit; None if it equals `log_pi_L`.
+        log_share_L: log of a label's share of an epoch's visits, and so of the rows of batches, float64 [L], −inf
+            without a visit; None if it equals `log_pi_L`.
         log_terms: function from label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), the log
             of each label's term in the full loss, float32 [B, L], nats; for `minimum_variance`.
     """

@@ -88,7 +88,7 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
     return project, list(tables.values())
 
 
-def penalties_of(penalty: float | Sequence[float] | str) -> Sequence[float]:
+def list_penalties(penalty: float | Sequence[float] | str) -> Sequence[float]:
     """List the values of λ_n that a recipe's `penalty` names."""
     if isinstance(penalty, str):
         return CROSS_VALIDATED

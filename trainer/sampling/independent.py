@@ -113,15 +113,15 @@ def popularity(
     keep_L, alias_L = alias_table(np.exp(log_q_L))
     shape = (negatives,) if shared and not exclude_positive else (setup.batch_size, negatives)
 
-    def once(seed: SeedGenerator) -> Tensor:
+    def draw_once(seed: SeedGenerator) -> Tensor:
         cell = keras.random.randint(shape, 0, len(keep_L), dtype="int32", seed=seed)
         stays = keras.random.uniform(shape, seed=seed) < ops.take(keep_L, cell, axis=0)
         return ops.where(stays, cell, ops.take(alias_L, cell, axis=0))
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
-        drawn = once(seed)
+        drawn = draw_once(seed)
         for _ in range(_REDRAWS if exclude_positive else 0):
-            drawn = ops.where(ops.equal(drawn, context.positive_B[:, None]), once(seed), drawn)
+            drawn = ops.where(ops.equal(drawn, context.positive_B[:, None]), draw_once(seed), drawn)
         return drawn
 
     def log_miss(log_q: Tensor) -> Tensor:

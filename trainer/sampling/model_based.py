@@ -20,7 +20,7 @@ from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.sampling.base import Count, DrawContext, LabelTable, Sampler, SamplerSetup
-from longtail.trainer.sampling.walk import by_similarity, log_path, sample_leaves, subtree_sums
+from longtail.trainer.sampling.walk import assign_leaves, log_path, sample_leaves, subtree_sums
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
@@ -116,17 +116,17 @@ def _whole_catalogue(
     bias_L = untrained_variable(np.zeros(labels, np.float32), "label_biases")
 
     def refresh(table: LabelTable) -> None:
-        scaled_LD, log_size_L = _scaled(table, bandwidth)
+        scaled_LD, log_size_L = _scale_embeddings(table, bandwidth)
         labels_LD.assign(scaled_LD)
         bias_L.assign(log_size_L)
 
-    def log_q_of_all(context: DrawContext) -> Tensor:
+    def compute_log_q(context: DrawContext) -> Tensor:
         logits_BL = ops.matmul(context.queries_BD, ops.transpose(labels_LD.value)) + bias_L.value
         return ops.log_softmax(log_mass(context, logits_BL), axis=1)
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
         # Sums of probabilities over subtrees, from the leaves up; padding leaves have probability 0.
-        level_BN = ops.pad(ops.exp(log_q_of_all(context)), ((0, 0), (0, (1 << depth) - labels)))
+        level_BN = ops.pad(ops.exp(compute_log_q(context)), ((0, 0), (0, (1 << depth) - labels)))
         levels = [level_BN]
         for _ in range(depth):
             level_BN = level_BN[:, ::2] + level_BN[:, 1::2]
@@ -142,7 +142,7 @@ def _whole_catalogue(
 
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
         of_BM = labels_of[:, None] if len(labels_of.shape) == 1 else labels_of
-        return ops.reshape(ops.take_along_axis(log_q_of_all(context), of_BM, axis=1), labels_of.shape)
+        return ops.reshape(ops.take_along_axis(compute_log_q(context), of_BM, axis=1), labels_of.shape)
 
     return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=(labels_LD, bias_L))
 
@@ -156,7 +156,7 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
     means_ND, log_sizes_N, leaves_L, labels_N = tables
 
     def refresh(table: LabelTable) -> None:
-        for variable, array in zip(tables, _tree(*_scaled(table, bandwidth)).values(), strict=True):
+        for variable, array in zip(tables, _tree(*_scale_embeddings(table, bandwidth)).values(), strict=True):
             variable.assign(array)
 
     def right_log_odds(queries_BD: Tensor, nodes_BM: Tensor) -> Tensor:
@@ -164,15 +164,15 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
         log_ratio_BM = backend.gather(log_sizes_N, 2 * nodes_BM + 1) - backend.gather(log_sizes_N, 2 * nodes_BM)
         return ops.einsum("bmd,bd->bm", step_BMD, queries_BD) + log_ratio_BM
 
-    def queries_of(context: DrawContext) -> Tensor:
+    def read_queries(context: DrawContext) -> Tensor:
         return ops.convert_to_tensor(context.queries_BD)
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
         shape = (setup.batch_size, negatives)
-        return backend.gather(labels_N, sample_leaves(right_log_odds, queries_of(context), depth, shape, seed))
+        return backend.gather(labels_N, sample_leaves(right_log_odds, read_queries(context), depth, shape, seed))
 
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
-        return log_path(right_log_odds, queries_of(context), depth, backend.gather(leaves_L, labels_of))
+        return log_path(right_log_odds, read_queries(context), depth, backend.gather(leaves_L, labels_of))
 
     return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=tables)
 
@@ -181,7 +181,7 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
     """Build the arrays of `_means`: means and log-sizes of nodes in heap order, leaves of labels, labels of leaves."""
     labels = len(scaled_LD)
     depth = max(labels - 1, 0).bit_length()
-    leaves_L, labels_N = by_similarity(scaled_LD), np.full(1 << depth, PADDING, np.int32)
+    leaves_L, labels_N = assign_leaves(scaled_LD), np.full(1 << depth, PADDING, np.int32)
     labels_N[leaves_L] = np.arange(labels)
     highest = bias_L.max()  # sizes are relative to the largest, so exp cannot overflow
     size_L1 = np.exp(bias_L - highest)[:, None]
@@ -227,20 +227,20 @@ def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwid
     def right_log_odds(features_BF: Tensor, nodes_BM: Tensor) -> Tensor:
         return log_mass(features_BF, 2 * nodes_BM + 1) - log_mass(features_BF, 2 * nodes_BM)
 
-    def features_of(context: DrawContext) -> Tensor:
+    def compute_features(context: DrawContext) -> Tensor:
         angles = ops.matmul(context.queries_BD, omega)
         return ops.concatenate([ops.cos(angles), ops.sin(angles)], axis=1) * scale
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
-        return sample_leaves(right_log_odds, features_of(context), depth, (setup.batch_size, negatives), seed)
+        return sample_leaves(right_log_odds, compute_features(context), depth, (setup.batch_size, negatives), seed)
 
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
-        return log_path(right_log_odds, features_of(context), depth, labels_of)
+        return log_path(right_log_odds, compute_features(context), depth, labels_of)
 
     return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=(sums_NF, sizes_N))
 
 
-def _scaled(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float32]:
+def _scale_embeddings(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float32]:
     """Scale embeddings [L, D] and biases [L] so that q ∝ exp(u·v + b)."""
     no_bias_L = np.zeros(len(table.embeddings_LD), np.float32)
     if bandwidth is not None:

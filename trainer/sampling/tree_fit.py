@@ -81,7 +81,7 @@ class _Pairs:
     z_NK: Float32
     offsets: Int64
 
-    def of(self, rows_S: Int64) -> tuple[Float64, Int64]:
+    def extend(self, rows_S: Int64) -> tuple[Float64, Int64]:
         """Return some labels' pairs: extended z, float64 [n, E], and the index of each pair's label in `rows_S`."""
         starts_S, counts_S = self.offsets[rows_S], self.offsets[rows_S + 1] - self.offsets[rows_S]
         label_n = np.repeat(np.arange(len(rows_S)), counts_S)
@@ -123,7 +123,7 @@ class _Blocks:
         labels[position_N] = labels_N
         return cls(values.reshape(blocks, height, -1), labels.reshape(blocks, height), counts_J)
 
-    def of(self, chosen_J: Bools) -> _Blocks:
+    def select(self, chosen_J: Bools) -> _Blocks:
         """Return the blocks of some nodes."""
         if chosen_J.all():
             return self
@@ -157,7 +157,7 @@ def _fit_chunk(
     """Fit a few nodes: θ = (w, b), float64 [J, E], and the mask of labels that go right, bool [S]."""
     nodes, label_slice = chunk
     sizes_J, rows_S = sizes_J[nodes], rows_L[label_slice]
-    extended_nE, labels_n = pairs.of(rows_S)
+    extended_nE, labels_n = pairs.extend(rows_S)
     split = _Splits(sums_LE[rows_S], sizes_J)
     lengths_J = np.add.reduceat(split.sums_SE[:, -1], np.cumsum(sizes_J) - sizes_J).astype(np.int64)
     blocks = _Blocks.cut(extended_nE, labels_n, lengths_J)
@@ -165,7 +165,7 @@ def _fit_chunk(
     right_S = split.right(theta_JE)
     active_J = sizes_J > 1
     for turn in range(_ROUNDS):
-        part = blocks.of(active_J)
+        part = blocks.select(active_J)
         theta_JE[active_J] = _ascend(theta_JE[active_J], part, np.where(right_S[part.labels_GH], 1.0, -1.0), penalty)
         if turn == _ROUNDS - 1:
             break
@@ -219,7 +219,7 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
     while pending_J.any():
         nodes = np.flatnonzero(pending_J)
         if len(part.counts_J) != len(nodes):
-            part, towards = blocks.of(pending_J), towards_GH[blocks.spread(pending_J)]
+            part, towards = blocks.select(pending_J), towards_GH[blocks.spread(pending_J)]
         trial = theta_JE[nodes] + scale_J[nodes, None] * direction_JE[nodes]
         objective, gradient, curvature = _objective(trial, part, towards, penalty)
         # A first pass with a zero direction only evaluates the start, as every objective is above −∞.

@@ -57,7 +57,7 @@ def subtree_sums(leaves: Float32) -> Float32:
     return sums
 
 
-def by_similarity(labels_LD: Float32) -> Int32:
+def assign_leaves(labels_LD: Float32) -> Int32:
     """Assign labels to leaves by a balanced k-d tree, int32 [L], so that labels of a subtree are similar.
 
     Every node's labels are cut in half along the principal component with their largest variance. Halves differ by at

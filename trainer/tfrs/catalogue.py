@@ -17,7 +17,7 @@ import tensorflow as tf
 from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Ids, RawColumns, strings
-from longtail.trainer.tfrs.tower import ExportedTower, exported
+from longtail.trainer.tfrs.tower import ExportedTower, export_tower
 from longtail.trainer.tfrs.tracing import trace
 
 Candidates = Ids | tuple[Ids, Mapping[str, Any]]
@@ -89,7 +89,7 @@ class TfrsCatalogue:
             ids = [feature.name for feature in features if feature.kind == "id"]
             own_id = next((name for name in ids if examples.holds(name, self.ids)), None)
             if own_id is None or len(features) > 1:
-                return exported(model, examples, _TITLE), own_id
+                return export_tower(model, examples, _TITLE), own_id
             if required:
                 raise ExportError(f"{_TITLE}: expected features beside the id, {own_id!r}, found none")
         except ExportError as error:

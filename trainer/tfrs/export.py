@@ -26,12 +26,12 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.tables import write_with_tables
 from longtail.trainer.losses import Objective
-from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
+from longtail.trainer.losses.implied_noise import implied_noise, name_noise
 from longtail.trainer.tfrs.catalogue import Candidates, TfrsCatalogue, label_counts
 from longtail.trainer.tfrs.columns import Ids, RawColumns
-from longtail.trainer.tfrs.measure import BY_THE_CALLER, Validation, measured
+from longtail.trainer.tfrs.measure import BY_THE_CALLER, Validation, measure_dial
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
-from longtail.trainer.tfrs.tower import exported
+from longtail.trainer.tfrs.tower import export_tower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def export_tfrs(
         BundleExistsError: `out` exists.
     """
     refuse_existing(out)
-    query = exported(query_model, RawColumns.read(queries, options.feature, "queries"), "query tower")
+    query = export_tower(query_model, RawColumns.read(queries, options.feature, "queries"), "query tower")
     catalogue = TfrsCatalogue.embed(candidate_model, candidates, options.label_feature)
     embeddings_LD, queries_CD = catalogue.embeddings, query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
@@ -120,7 +120,7 @@ def export_tfrs(
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
     has_own_noise = not np.array_equal(log_nu_L, log_pi_L)
-    noise = Noise(name_of_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), separate_prior=has_own_noise)
+    noise = Noise(name_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), separate_prior=has_own_noise)
     config = EvaluationConfig.model_validate(options.evaluation)
     buckets = buckets_for(config, counts_L)
     side = LabelSide.of(
@@ -133,7 +133,7 @@ def export_tfrs(
         why = f"{BY_THE_CALLER}; nothing was measured"
         dial = Dial(BiasRemoval(default=options.bias_removal or 0.0, noise=noise.name, chosen_by=why))
     else:
-        dial, reports = measured(
+        dial, reports = measure_dial(
             options.validation, query, catalogue.ids, side, noise, config, bias_removal=options.bias_removal
         )
     about = {

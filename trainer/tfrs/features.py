@@ -115,10 +115,10 @@ class RawColumn:
         called = self.features[-1 if isinstance(layer, TEXTS) else 0].name
         words, rows = self.vocabularies[called], inputs[called]
         if isinstance(layer, TEXTS):
-            return layers.vectorized(layer, words, rows, inputs[f"{called}__weight"])
-        index = tf.gather(tf.constant(layers.index_of_rows(layer, words)), rows)
+            return layers.vectorize(layer, words, rows, inputs[f"{called}__weight"])
+        index = tf.gather(tf.constant(layers.find_row_indices(layer, words)), rows)
         if self.features[0].kind == "history":
-            index = layers.padded_index(index, inputs[f"{called}__weight"], self.shape[1])
+            index = layers.pad_index(index, inputs[f"{called}__weight"], self.shape[1])
         elif len(self.shape) == 2:
             index = index[:, None]
         return tf.cast(reshaped(index), layer.compute_dtype)

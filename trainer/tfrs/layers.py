@@ -68,7 +68,7 @@ def tokens(layer: Any) -> list[str]:
     return [str(token) for index, token in enumerate(layer.get_vocabulary()) if index != _unknown(layer)]
 
 
-def index_of_rows(layer: Any, ids: Sequence[str]) -> Int64:
+def find_row_indices(layer: Any, ids: Sequence[str]) -> Int64:
     """Compute a lookup's index for every row of a vocabulary, int64 [V]: row 0, which is no id, then every id."""
     with tf.init_scope():  # a lookup can list its words only in eager mode
         unknown = _unknown(layer)
@@ -76,7 +76,7 @@ def index_of_rows(layer: Any, ids: Sequence[str]) -> Int64:
     return np.array([unknown, *(index.get(id_, unknown) for id_ in ids)], np.int64)
 
 
-def padded_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) -> tf.Tensor:
+def pad_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) -> tf.Tensor:
     """Set entries of weight 0 to a lookup's mask, index 0; cut and pad to a width, if given; [B, P]."""
     index_BP = tf.where(weights_BP > 0, index_BP, tf.constant(0, tf.int64))
     if not width:
@@ -86,7 +86,7 @@ def padded_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) 
     return tf.ensure_shape(index_BP, [None, width])
 
 
-def vectorized(layer: Any, words: list[str], rows_BP: tf.Tensor, weights_BP: tf.Tensor) -> tf.Tensor:
+def vectorize(layer: Any, words: list[str], rows_BP: tf.Tensor, weights_BP: tf.Tensor) -> tf.Tensor:
     """Compute a TextVectorization's output from vocabulary rows, int32 [B, P].
 
     Args:
@@ -94,12 +94,12 @@ def vectorized(layer: Any, words: list[str], rows_BP: tf.Tensor, weights_BP: tf.
         weights_BP: float32, 1 for a word, 0 for padding.
     """
     inner = layer._lookup_layer
-    index_BP = tf.gather(tf.constant(index_of_rows(inner, words)), rows_BP)
-    index_BP = padded_index(index_BP, weights_BP, layer.get_config()["output_sequence_length"])
+    index_BP = tf.gather(tf.constant(find_row_indices(inner, words)), rows_BP)
+    index_BP = pad_index(index_BP, weights_BP, layer.get_config()["output_sequence_length"])
     return tf.cast(index_BP, inner.compute_dtype)
 
 
-def discretized(layer: Any, inputs: Any) -> tf.Tensor:
+def discretize(layer: Any, inputs: Any) -> tf.Tensor:
     """Compute a Discretization of numbers in the graph."""
     boundaries = tf.constant(layer.bin_boundaries, tf.float32)  # as Bucketize compares, float32
     passed = tf.cast(tf.cast(tf.convert_to_tensor(inputs), tf.float32)[..., None] >= boundaries, tf.int32)

@@ -47,7 +47,7 @@ class Validation:
     seen_labels: Sequence[Sequence[Any]] | None = None
 
 
-def measured(
+def measure_dial(
     validation: Validation,
     query: ExportedTower,
     ids: pa.Array,

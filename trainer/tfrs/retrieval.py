@@ -111,11 +111,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         if score_mask is not None:
             left_out_BC = hits_BC = hits_BC | ~tf.cast(score_mask, tf.bool)
         if self._remove_accidental_hits:
-            ids_C = tf.unique(self._required(candidate_ids, "remove_accidental_hits")).idx  # far faster than strings
+            ids_C = tf.unique(self._require_ids(candidate_ids, "remove_accidental_hits")).idx  # far faster than strings
             hits_BC |= ids_C[:batch, None] == ids_C[None, :]
         log_pi_C, log_q_C = self._log_probabilities(candidates, candidate_sampling_probability, candidate_ids)
 
-        padded = self._padded(scores_BC, hits_BC, log_pi_C, log_q_C)
+        padded = self._pad(scores_BC, hits_BC, log_pi_C, log_q_C)
         losses_B = self.objective(
             SampledLogits(
                 positive_B=tf.linalg.diag_part(scores_BC),
@@ -170,7 +170,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         """Return log π and log q of the candidates, float32 [C] each; one replaces the other if it is unknown."""
         log_pi_C = log_q_C = None
         if self._log_pi is not None:
-            ids_C = self._required(candidate_ids, "counts")
+            ids_C = self._require_ids(candidate_ids, "counts")
             if isinstance(self._log_pi, tf.lookup.StaticHashTable):
                 log_pi_C = self._log_pi.lookup(tf.cast(ids_C, self._log_pi.key_dtype))
             else:
@@ -189,7 +189,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             log_pi_C = tf.zeros([candidates])
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
 
-    def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
+    def _pad(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """Pad a batch with hits to the negatives that mining keeps."""
         mining = self.objective.mining
         if mining is None or (mining.kept_count is None and scores_BC.shape[1] is not None):
@@ -204,7 +204,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             tf.pad(log_pi_C, long), tf.pad(log_q_C, long),
         ]  # fmt: skip
 
-    def _required(self, candidate_ids: tf.Tensor | None, why: str) -> tf.Tensor:
+    def _require_ids(self, candidate_ids: tf.Tensor | None, why: str) -> tf.Tensor:
         if candidate_ids is None:
             raise ValueError(f"{self.name}: expected candidate_ids in the call, which {why} needs, received none")
         return tf.reshape(candidate_ids, [-1])

@@ -56,7 +56,7 @@ class ExportedTower:
         return columns.embed(self.model, self.title)
 
 
-def exported(model: tf.Module, raw: RawColumns, title: str) -> ExportedTower:
+def export_tower(model: tf.Module, raw: RawColumns, title: str) -> ExportedTower:
     """Export a Keras model of raw columns; refuses one that a bundle cannot express or that ONNX computes otherwise.
 
     The model's embeddings of the examples are compared with the service's: the values that a request gives for them,

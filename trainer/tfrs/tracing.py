@@ -21,7 +21,7 @@ from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Inpu
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import RawColumns, strings, values
 from longtail.trainer.tfrs.features import RawColumn, blank
-from longtail.trainer.tfrs.layers import INSIDE, LOOKUPS, TEXTS, check_layer, discretized
+from longtail.trainer.tfrs.layers import INSIDE, LOOKUPS, TEXTS, check_layer, discretize
 
 _SAME = frozenset({"Identity", "IdentityN", "StopGradient", "EnsureShape", "Snapshot"})
 """Operations whose output is their input."""
@@ -133,7 +133,7 @@ def _uses(
                 uses[name].append(layer)
             return type(layer).call(layer, inputs)
 
-        with _replaced(layers, record):
+        with _replace_calls(layers, record):
             return model(raw.argument(dict(zip(raw.tensors, tensors, strict=True))))
 
     sources: dict[Any, str] = {}
@@ -173,7 +173,7 @@ def _embed(
             return type(layer).call(layer, tensor)
         return columns[name].output(layer, inputs, lambda tensor: _again(chain, tensor))
 
-    with _replaced(layers, look_up):
+    with _replace_calls(layers, look_up):
         embeddings = tf.cast(model(raw.argument(stand_ins)), tf.float32)
     for name, operations in _readers([embeddings], hidden).items():
         if unknown_operations := sorted(operations - _OF_SHAPE):
@@ -205,7 +205,7 @@ def _preprocessing(model: tf.Module) -> list[Any]:
 
 
 @contextmanager
-def _replaced(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> Iterator[None]:
+def _replace_calls(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Give layers another `call`, those of numbers, `INSIDE`, their own; a model's own tf.functions are inlined."""
 
     def bound(function: Callable[..., Any], layer: Any) -> Any:
@@ -214,7 +214,7 @@ def _replaced(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> 
     eagerly = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     for layer in layers:
-        object.__setattr__(layer, "call", bound(discretized if isinstance(layer, INSIDE) else replacement, layer))
+        object.__setattr__(layer, "call", bound(discretize if isinstance(layer, INSIDE) else replacement, layer))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from longtail.bundle import Tower
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import RawColumns
-from longtail.trainer.tfrs.tower import exported
+from longtail.trainer.tfrs.tower import export_tower
 
 layers = tf.keras.layers
 USERS = ["ann", "bob", "zoë"]
@@ -125,7 +125,7 @@ LIKE_ANOTHER = (
 def test_onnx_equals_keras(case: Any) -> None:
     _, parts, function, columns, first = case
     model = Of(function, **parts)
-    tower = exported(model, RawColumns.read(columns, "", "queries"), "query tower")
+    tower = export_tower(model, RawColumns.read(columns, "", "queries"), "query tower")
 
     served = Tower(tower.onnx, tower.tower.features, tower.tower.vocabularies, DIM, file="query_tower.onnx")
     (result,) = served.embed(served.read([first]))
@@ -142,10 +142,10 @@ def test_functional_models_and_one_tensor() -> None:
     both = layers.Concatenate()([user, layers.Normalization(mean=40.0, variance=9.0)(inputs["age"])])
     model = tf.keras.Model(inputs, layers.Dense(DIM)(both))
     columns = {"user": [["bob"], ["?"]], "age": np.array([[20.0], [50.0]], np.float32)}
-    tower = exported(model, RawColumns.read(columns, "", "queries"), "query tower")
+    tower = export_tower(model, RawColumns.read(columns, "", "queries"), "query tower")
     assert [(f.name, f.kind, f.missing) for f in tower.tower.features] == [("user", "id", 0.0), ("age", "number", 35.0)]
 
-    single = exported(Of(lambda _, age: age[:, None]), RawColumns.read([1.0, 3.0], "age", "queries"), "query tower")
+    single = export_tower(Of(lambda _, age: age[:, None]), RawColumns.read([1.0, 3.0], "age", "queries"), "query tower")
     assert [(f.name, f.kind, f.missing) for f in single.tower.features] == [("age", "number", 2.0)]
 
 
@@ -211,4 +211,4 @@ REFUSED: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
 def test_refusal_names_feature_and_layer(case: Any) -> None:
     parts, function, columns, message = case
     with pytest.raises(ExportError, match=message):
-        exported(Of(function, **parts), RawColumns.read(columns, "", "queries"), "query tower")
+        export_tower(Of(function, **parts), RawColumns.read(columns, "", "queries"), "query tower")
