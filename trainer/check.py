@@ -25,9 +25,8 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, TrainerError
-from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import CHECKS, count_held_out, warn_of_future
+from longtail.trainer.limits import CHECKS, assign_buckets, count_held_out, warn_of_future
 
 _QUERIES = 20_000
 """Number of evenly spaced queries whose features are examined."""
@@ -72,7 +71,9 @@ class CheckReport:
         words = {"train": "training", "valid": "validation", "test": "test"}
         pairs = ", ".join(f"{self.splits.get(name, {'pairs': 0})['pairs']:,} {word}" for name, word in words.items())
         head = f"[bold]{escape(self.name)}[/]: {self.queries:,} queries × {self.labels:,} labels; {pairs} pairs"
-        held_out = [f"{name.capitalize()}: {it}" for name, it in self.held_out.items() if it.measured < it.pairs]
+        held_out = [
+            f"{name.capitalize()}: {pairs}" for name, pairs in self.held_out.items() if pairs.measured < pairs.pairs
+        ]
         return [f"{head}; {escape(self.loss)}", *map(escape, [*self.rows, *held_out])]
 
 
@@ -109,7 +110,7 @@ def examine(recipe: Recipe, dataset: Dataset) -> CheckReport:
     """Count a data set's rows, splits and buckets."""
     held_out = count_held_out(recipe, dataset)
     splits, counts_L = _splits(dataset, held_out), dataset.label_counts()
-    buckets_L, buckets = buckets_for(recipe.evaluation, counts_L).assign(counts_L), dict[str, Row]()
+    buckets_L, buckets = assign_buckets(recipe, dataset), dict[str, Row]()
     for bucket, name in enumerate(BUCKET_NAMES):
         counts = counts_L[buckets_L == bucket]
         share = float(counts.sum() / max(counts_L.sum(), 1))

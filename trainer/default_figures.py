@@ -56,10 +56,7 @@ def measure_default(
     model = trained.ranked_model(past)
 
     def rank_towers(task: Task, settings: list[Setting]) -> TowerLists:
-        lists, _ = tower_lists(
-            task, model, [*dict.fromkeys(setting.of_towers for setting in settings)]
-        )  # fmt: skip
-        return lists
+        return tower_lists(task, model, [*dict.fromkeys(setting.of_towers for setting in settings)])[0]
 
     of_bonus = bonus_settings(dial.default)
     served, label_facts = [dial.default, *of_bonus], model.label_side.facts(config)

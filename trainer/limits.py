@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from longtail.bundle import BUCKET_NAMES, BundleInvariantError, log_frequencies
-from longtail.bundle.arrays import Float64
+from longtail.bundle.arrays import Float64, Int8
 from longtail.bundle.display import check_displayable
 from longtail.bundle.ids import find_rows
 from longtail.bundle.sets import distinct
@@ -58,7 +58,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     if (top_k := recipe.loss.top_k) is not None and top_k.k_overall:
         limits["top_k.k"] = top_k.k_overall, labels
     elif top_k is not None:
-        buckets_L = _buckets(recipe, dataset)
+        buckets_L = assign_buckets(recipe, dataset)
         for name, k in top_k.by_bucket.items():
             limits[f"top_k.k.{name}"] = k, int(np.sum(buckets_L == BUCKET_NAMES.index(name)))
     for key, (value, count) in limits.items():
@@ -109,7 +109,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
     evaluation, family, prior = recipe.evaluation, recipe.loss.family.name, recipe.evaluation.target_prior
     bucket = evaluation.metric.partition("/")[2]
     if len(dataset.valid) and bucket:
-        if not (_buckets(recipe, dataset)[dataset.valid.labels] == BUCKET_NAMES.index(bucket)).any():
+        if not (assign_buckets(recipe, dataset)[dataset.valid.labels] == BUCKET_NAMES.index(bucket)).any():
             raise DataError(
                 f"evaluation.metric: expected valid pairs of {bucket} labels for {evaluation.metric}, found none"
             )
@@ -188,6 +188,7 @@ def compute_log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool 
     return log_frequencies(counts_L, smoothing=recipe.loss.smoothing)
 
 
-def _buckets(recipe: Recipe, dataset: Dataset) -> np.ndarray:
+def assign_buckets(recipe: Recipe, dataset: Dataset) -> Int8:
+    """Return the bucket of every label, an index of `BUCKET_NAMES`, int8 [L]."""
     counts_L = dataset.label_counts()
     return buckets_for(recipe.evaluation, counts_L).assign(counts_L)

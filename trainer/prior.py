@@ -124,7 +124,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known_pairs: Pairs) -> Foreca
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, pairs=1.0, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
-        since_feature=next((it.name for it in recipe.label.features if it.source == config.since), None),
+        since_feature=next((date.name for date in recipe.label.features if date.source == config.since), None),
         **recipe.log_columns(dataset.report.unit).model_dump(),
     )  # fmt: skip
     labels = len(dataset.label_ids)

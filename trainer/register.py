@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points, packages_distributions, version
+from inspect import Parameter
 from typing import Any, TypeVar, get_args
 
 from longtail.bundle.validation import did_you_mean
@@ -63,7 +64,7 @@ def sampler(name: str) -> Callable[[_Function], _Function]:
     query has `log_q` instead. It needs a weight that cancels q, because ν could not be one number per label for the
     dial to remove [METHODS §9].
     """
-    return _row("sampler", name, lambda function: function)
+    return _register("sampler", name)
 
 
 def weight(name: str) -> Callable[[_Function], _Function]:
@@ -71,7 +72,7 @@ def weight(name: str) -> Callable[[_Function], _Function]:
 
     `row` may depend only on the positive and `col` only on the negative, because only then is ν computable.
     """
-    return _row("weight", name, lambda function: function)
+    return _register("weight", name)
 
 
 def family(
@@ -88,7 +89,7 @@ def family(
     """
     if link is not None and not link > 0:
         raise ValueError(f"family {name!r}: expected link > 0 or None, received {link}")
-    return _row("family", name, lambda function: Family(function, link=link, cosine=cosine, hits=hits))
+    return _register("family", name, lambda function: Family(function, link=link, cosine=cosine, hits=hits))
 
 
 def tower(name: str) -> Callable[[_Function], _Function]:
@@ -97,7 +98,7 @@ def tower(name: str) -> Callable[[_Function], _Function]:
     The function builds Keras layers with trained weights only. Projection to `model.dim`, objectives and the unit norm
     follow as for built-in towers.
     """
-    return _row("tower", name, lambda function: function)
+    return _register("tower", name)
 
 
 def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
@@ -110,7 +111,7 @@ def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
         raise ValueError(
             f"feature {name!r}: expected reads to be one of {', '.join(get_args(Kind))}, received {reads!r}"
         )
-    return _row("feature", name, lambda function: FeatureKind(function, reads))
+    return _register("feature", name, lambda function: FeatureKind(function, reads))
 
 
 def metric(name: str) -> Callable[[_Function], _Function]:
@@ -118,7 +119,7 @@ def metric(name: str) -> Callable[[_Function], _Function]:
 
     The value is `Σ numerator / Σ denominator`. The interval comes from the bootstrap, as for all metrics.
     """
-    return _row("metric", name, lambda function: function)
+    return _register("metric", name)
 
 
 _ELSEWHERE = {
@@ -206,17 +207,19 @@ def _get_function(row: Any) -> Callable[..., Any]:
     return row.loss if isinstance(row, Family) else row
 
 
-def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
+def _register(
+    kind: str, name: str, create_row: Callable[[Any], Any] = lambda function: function
+) -> Callable[[_Function], _Function]:
     if name in _OURS[kind]:
         raise ValueError(f"{kind} {name!r}: expected a name that is not Longtail's own, received one that is")
 
-    def register(function: _Function) -> _Function:
-        row = row_of(function)
+    def decorate(function: _Function) -> _Function:
+        row = create_row(function)
         _check_signature(kind, name, row)
         _TABLES[kind][name] = row
         return function
 
-    return register
+    return decorate
 
 
 def _check_signature(kind: str, name: str, row: Any) -> None:
@@ -224,11 +227,12 @@ def _check_signature(kind: str, name: str, row: Any) -> None:
     function = _get_function(row)
     expected = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
     parameters = list(inspect.signature(function).parameters.values())
-    positional = [it for it in parameters if it.kind in (it.POSITIONAL_ONLY, it.POSITIONAL_OR_KEYWORD)]
-    if len(positional) != expected or any(it.kind in (it.VAR_POSITIONAL, it.VAR_KEYWORD) for it in parameters):
+    kinds = [parameter.kind for parameter in parameters]
+    positional = kinds.count(Parameter.POSITIONAL_ONLY) + kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
+    if positional != expected or {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD} & {*kinds}:
         raise ValueError(
             f"{kind} {name!r}: expected {expected} positional argument(s) and a recipe's parameters "
             f"keyword-only, received {function.__name__}{inspect.signature(function)}"
         )
-    if reserved := [it.name for it in parameters if it.name == "name"]:
-        raise ValueError(f"{kind} {name!r}: expected parameters of other names than the row's, received {reserved}")
+    if "name" in (parameter.name for parameter in parameters):
+        raise ValueError(f"{kind} {name!r}: expected parameters of other names than the row's, received ['name']")

@@ -78,7 +78,7 @@ def finish(
         reporter.say("Evaluating on test, full catalogue …")
         weights = [0.0, *recipe.cooccurrence.weights] if recipe.cooccurrence and trained.cooccurrence else []
         settings = lines(recipe.evaluation, trained.noise(), dial.default, weights)
-        settings += [towers] if towers is not None and towers not in settings else []
+        settings += [towers] if towers not in settings else []
         curve = trained.curve(*dataset.with_past(dataset.test, known_pairs, recipe.evaluation.history), settings)
         dial = dial.measured("test", curve)
         measured = measure_default(trained, dataset, dial, "test", reporter)
@@ -140,7 +140,7 @@ def finish(
             indent=1, by_alias=True, exclude={"data": {*SOURCE_KEYS, "memory"}, "tune": True}
         ).encode(),
     }
-    if by_label is not None and by_label.hits:
+    if by_label.hits:
         reports[FILE] = by_label.to_bytes()
         facts |= by_label.facts()
     if dial.curve:

@@ -95,8 +95,7 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    kind_of_checkpoints = Checkpoints if WORLD.processes == 1 else SharedCheckpoints
-    checkpoints = kind_of_checkpoints(work, f"{identity}-{epochs}")
+    checkpoints = (Checkpoints if WORLD.processes == 1 else SharedCheckpoints)(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables) if work.exists() else None
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)

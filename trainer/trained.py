@@ -266,7 +266,6 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = N
     curve, term, weights = list[CurvePoint](), None, list[float]()
     if len(dataset.valid):
         why = chosen_by(config)
-
         held_out, past = dataset.with_past(dataset.valid, dataset.train, config.history)
         features = trained.encoding.query.with_history(past)
 

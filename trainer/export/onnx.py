@@ -186,7 +186,7 @@ def export_job(folder: str) -> None:
     for module in job["modules"]:
         import_module(module)
     recipe = Recipe.model_validate(job["recipe"])
-    values = [np.load(work / f"{at}.npy", allow_pickle=False) for at in range(len(list(work.glob("*.npy"))))]
+    values = [np.load(work / f"{i}.npy", allow_pickle=False) for i in range(len(list(work.glob("*.npy"))))]
     write_onnx(_rebuilt(recipe, job, values), job["sides"], work)
 
 

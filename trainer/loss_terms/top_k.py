@@ -26,8 +26,7 @@ from longtail.trainer.backend import Tensor, Tensors, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.limits import compute_log_frequencies
+from longtail.trainer.limits import assign_buckets, compute_log_frequencies
 from longtail.trainer.losses import LossTerm, SampledLogits, StepInputs
 from longtail.trainer.losses.implied_noise import compute_q_exponent, compute_slope, implied_noise
 
@@ -140,9 +139,8 @@ class WeighByTopK(LossTerm):
 
     def __init__(self, recipe: Recipe, config: TopKConfig, dataset: Dataset) -> None:
         self._request_keys = dataset.train.request_keys
-        counts_L = dataset.label_counts()
-        buckets_L = buckets_for(recipe.evaluation, counts_L).assign(counts_L)
-        labels, buckets = len(counts_L), [BUCKET_NAMES.index(name) for name in config.by_bucket]
+        buckets_L = assign_buckets(recipe, dataset)
+        labels, buckets = len(buckets_L), [BUCKET_NAMES.index(name) for name in config.by_bucket]
         group_L = np.full(labels, len(buckets), np.int32) if buckets else np.zeros(labels, np.int32)
         for group, bucket in enumerate(buckets):
             group_L[buckets_L == bucket] = group

@@ -14,9 +14,7 @@ batched product computes all nodes, large and small.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +24,7 @@ import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.proposal import PADDING, PADDING_BIAS
+from longtail.trainer.threads import map_in_threads
 
 _ROUNDS = 50
 """Largest number of splits of a node."""
@@ -35,7 +34,6 @@ _SHORTEST_STEP = 2.0**-30
 _PAIRS_TOGETHER, _NODES_TOGETHER = 2**17, 2**12
 """Limits of the nodes that a thread fits together: about 100 MB per thread at K = 16."""
 _TALLEST_BLOCK = 256
-_THREADS = 8
 
 
 def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.1) -> tuple[Float32, Float32, Int32]:
@@ -63,10 +61,9 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
         right_L = np.zeros(labels, bool)
         chunks = list(_chunks(sizes_J, counts_L[rows_L]))
         fit = partial(_fit_chunk, rows_L=rows_L, sizes_J=sizes_J, pairs=tree, sums_LE=sums_LE, penalty=penalty)
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads:
-            for (nodes, label_slice), (theta, right) in zip(chunks, threads.map(fit, chunks), strict=True):
-                theta_JE[(1 << level) + nodes.start : (1 << level) + nodes.stop] = theta
-                right_L[label_slice] = right
+        for (nodes, label_slice), (theta, right) in zip(chunks, map_in_threads(fit, chunks), strict=True):
+            theta_JE[(1 << level) + nodes.start : (1 << level) + nodes.stop] = theta
+            right_L[label_slice] = right
         rows_L = rows_L[np.lexsort((rows_L, 2 * nodes_J + right_L))]
         sizes_J = np.stack([sizes_J - sizes_J // 2, sizes_J // 2], axis=1).ravel()
     leaf_labels = np.full(1 << depth, PADDING, np.int32)

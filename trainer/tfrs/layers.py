@@ -72,7 +72,7 @@ def find_row_indices(layer: Any, ids: Sequence[str]) -> Int64:
     """Compute a lookup's index for every row of a vocabulary, int64 [V]: row 0, which is no id, then every id."""
     with tf.init_scope():  # a lookup can list its words only in eager mode
         unknown = _unknown(layer)
-        index = {str(token): at for at, token in enumerate(layer.get_vocabulary()) if at != unknown}
+        index = {str(token): i for i, token in enumerate(layer.get_vocabulary()) if i != unknown}
     return np.array([unknown, *(index.get(id_, unknown) for id_ in ids)], np.int64)
 
 

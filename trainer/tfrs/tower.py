@@ -82,7 +82,7 @@ def _to_onnx(tower: TracedTower, title: str) -> bytes:
     specs = tower.specs
 
     def named(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"embedding": tower.function({spec.name: at for spec, at in zip(specs, inputs, strict=True)})}
+        return {"embedding": tower.function({spec.name: tensor for spec, tensor in zip(specs, inputs, strict=True)})}
 
     traced = tf.function(named)
     graph = traced.get_concrete_function(*specs).graph

@@ -98,7 +98,7 @@ def trace(model: tf.Module, raw: RawColumns, title: str) -> TracedTower:
     if len(set(names)) < len(names):
         raise ExportError(f"{title}: expected columns that become features of distinct names, found {names}")
     _graph(
-        lambda *inputs: tower.function({spec.name: at for spec, at in zip(tower.specs, inputs, strict=True)}),
+        lambda *inputs: tower.function({spec.name: tensor for spec, tensor in zip(tower.specs, inputs, strict=True)}),
         tower.specs,
         title,
     )
@@ -138,8 +138,8 @@ def _uses(
 
     sources: dict[Any, str] = {}
     specs = [
-        tf.TensorSpec([None, *column.shape[1:]], column.dtype, f"raw_{at}")
-        for at, column in enumerate(raw.tensors.values())
+        tf.TensorSpec([None, *column.shape[1:]], column.dtype, f"raw_{i}")
+        for i, column in enumerate(raw.tensors.values())
     ]
     graph = _graph(traced, specs, title)
     if faults:
