@@ -216,7 +216,7 @@ def train(run: Run, epochs: int) -> tuple[float, float]:
     for epoch in range(epochs):
         trained.step.begin_epoch()
         batches = epoch_batches(
-            trained.dataset.train, trained.encoding.query, trained.step.methods, batch_size=run.batch_size,
+            trained.dataset.train, trained.encoding.query, trained.step.terms, batch_size=run.batch_size,
             seed=trained.recipe.seed, epoch=epoch, visits=visits,
         )  # fmt: skip
         for step, (_, batch) in enumerate(batches):
