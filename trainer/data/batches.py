@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import Inputs
-from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import LAST_SLOTS, POSITIONS, SEGMENTS, HistoryBags, pack
@@ -139,13 +139,7 @@ class QueryInputs:
             inputs |= take_rows([feature], self._encoded, rows_B)
         return inputs
 
-    def _history(
-        self,
-        feature: FeatureConfig,
-        starts_B: Int64,
-        ends_B: Int64,
-        positives_B: Int32 | None,
-    ) -> Inputs:
+    def _history(self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, positives_B: Int32 | None) -> Inputs:
         """Return padded histories without the positives, label rows int32 [B].
 
         Positives are compared as label rows, since several labels may share a row of the vocabulary. A sequence keeps
@@ -174,46 +168,43 @@ class QueryInputs:
         if feature.sample is None:
             return self._history(feature, starts_B, ends_B, self._past.pairs.labels[pairs_B])
         ends_B = np.minimum(ends_B, starts_B + feature.max_length)
-        return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
+        return self._sample_history(feature, starts_B, ends_B, pairs_B, rng)
 
     def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
-        ids_L, there_SP = self._history_ids[feature.name], packing.segments_SP > 0
-        ids_SP = (
-            np.where(there_SP, ids_L[labels[packing.entries_SP]], np.int32(0)) if len(labels) else packing.segments_SP
-        )
+        ids_L, filled_SP = self._history_ids[feature.name], packing.segments_SP > 0
+        ids_SP = packing.segments_SP
+        if len(labels):
+            ids_SP = np.where(filled_SP, ids_L[labels[packing.entries_SP]], np.int32(0))
         return {
             feature.name: ids_SP,
-            f"{feature.name}__weight": there_SP.astype(np.float32),
+            f"{feature.name}__weight": filled_SP.astype(np.float32),
             f"_{feature.name}{SEGMENTS}": packing.segments_SP,
             f"_{feature.name}{POSITIONS}": packing.positions_SP,
             f"_{feature.name}{LAST_SLOTS}": packing.last_slots_B,
         }
 
-    def _drawn(
+    def _sample_history(
         self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
     ) -> Inputs:
         """Sample each history `starts:ends` without the pair itself [METHODS §10.1].
 
         The history is cut into `sample` equal parts. Each part gives one entry, whose weight is the size of the part.
         """
-        history, width, positives_B = (
-            self._histories[feature.name],
-            feature.sample or 1,
-            self._past.pairs.labels[pairs_B],
-        )
-        # The pair's own place in the history, if its event type is in the history and the place is in the range.
-        own_B, labels = history.count_earlier(pairs_B), history.bags.ids
-        there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
-        there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
-        each_B1, more_B1 = (part[:, None] for part in np.divmod(ends_B - starts_B - there_B, width))
-        slots_P = np.arange(width)
-        sizes_BP = each_B1 + (slots_P < more_B1)
-        at_BP = starts_B[:, None] + slots_P * each_B1 + np.minimum(slots_P, more_B1)
-        at_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
-        at_BP += there_B[:, None] & (at_BP >= own_B[:, None])  # skip the pair itself, which the parts do not count
-        labels_BP = labels[np.where(sizes_BP > 0, at_BP, 0)] if len(labels) else np.zeros(at_BP.shape, np.int32)
+        history, width = self._histories[feature.name], feature.sample or 1
+        labels, positives_B = history.bags.ids, self._past.pairs.labels[pairs_B]
+        # The pair itself is an entry if its event type is in the history and the entry is in the range.
+        entry_B = history.count_earlier(pairs_B)
+        is_entry_B = (entry_B >= starts_B) & (entry_B < np.minimum(ends_B, len(labels)))
+        is_entry_B[is_entry_B] = labels[entry_B[is_entry_B]] == positives_B[is_entry_B]
+        size_B1, remainder_B1 = (column[:, None] for column in np.divmod(ends_B - starts_B - is_entry_B, width))
+        parts_P = np.arange(width)
+        sizes_BP = size_B1 + (parts_P < remainder_B1)
+        drawn_BP = starts_B[:, None] + parts_P * size_B1 + np.minimum(parts_P, remainder_B1)
+        drawn_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
+        drawn_BP += is_entry_B[:, None] & (drawn_BP >= entry_B[:, None])  # the parts do not count the pair itself
+        labels_BP = labels[np.where(sizes_BP > 0, drawn_BP, 0)] if len(labels) else np.zeros(drawn_BP.shape, np.int32)
         weights_BP = np.where(labels_BP == positives_B[:, None], 0, sizes_BP).astype(np.float32)
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
         return {feature.name: ids_BP, f"{feature.name}__weight": weights_BP}
@@ -265,7 +256,7 @@ def epoch_batches(
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(pairs)) if visits is None else visits(rng)
     if features.packs:
-        order = _by_query(order, pairs, seed=seed, epoch=epoch)
+        order = _group_by_query(order, pairs, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         # A generator per step, and per term: a resumed run gets the same batches without the steps before.
@@ -310,24 +301,20 @@ def one_period_per_batch(pairs: Pairs, periods: int, batch_size: int, visits: Vi
     assert pairs.times is not None
     times = pairs.times
 
-    def grouped(rng: np.random.Generator) -> Int64:
+    def group_visits(rng: np.random.Generator) -> Int64:
         order = rng.permutation(len(pairs)) if visits is None else visits(rng)
-        return _by_period(order, times, periods, batch_size, rng)
+        steps, remainder = divmod(len(order), batch_size)
+        start = int(rng.integers(remainder + 1))
+        by_time = order[np.argsort(times[order], kind="stable")][start : start + steps * batch_size]
+        parts = np.array_split(by_time.reshape(steps, batch_size), min(periods, steps))
+        batches = np.concatenate([rng.permutation(part.reshape(-1)) for part in parts]).reshape(steps, batch_size)
+        shuffled: Int64 = rng.permutation(batches).reshape(-1)
+        return shuffled
 
-    return grouped
-
-
-def _by_period(order: Int64, times: Float64, periods: int, batch_size: int, rng: np.random.Generator) -> Int64:
-    steps, remainder = divmod(len(order), batch_size)
-    start = int(rng.integers(remainder + 1))
-    by_time = order[np.argsort(times[order], kind="stable")][start : start + steps * batch_size]
-    parts = np.array_split(by_time.reshape(steps, batch_size), min(periods, steps))
-    batches = np.concatenate([rng.permutation(part.reshape(-1)) for part in parts]).reshape(steps, batch_size)
-    shuffled: Int64 = rng.permutation(batches).reshape(-1)
-    return shuffled
+    return group_visits
 
 
-def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
+def _group_by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
     """Group rows by query, queries in random order; int64."""
     queries = pairs.queries[rows]
     rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)

@@ -30,7 +30,7 @@ from longtail.tables.values import double
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import name_sources
 from longtail.trainer.data.columns import Bags, FeatureTable
-from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
+from longtail.trainer.data.cut import column_names, cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts, describe_example
 from longtail.trainer.data.interactions import InteractionLog, check_log, read_log
 from longtail.trainer.data.pairs import Pairs, Requests, keep_latest, occurrences
@@ -226,13 +226,8 @@ class _Loading:
         self, database: Database, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
         folder: Path | None,
     ) -> None:  # fmt: skip
-        self.database, self.data, self.table_columns, self.context, self.folder = (
-            database,
-            data,
-            columns,
-            context,
-            folder,
-        )
+        self.database, self.data, self.folder = database, data, folder
+        self.table_columns, self.context = columns, context
         self.sources = {name: source for name in _SPLITS if (source := getattr(data, name)) is not None}
         self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
         self.files: dict[str, list[DataFile]] = {}
@@ -393,14 +388,14 @@ class _Loading:
         if len(keys) == 1:
             return None, None, attributes
         rank = f"(dense_rank() OVER (ORDER BY {', '.join(keys)}) - 1)::INTEGER AS request"
-        ways = database.name("requests")
+        requests = database.name("requests")
         database.run(
-            f"CREATE TABLE {ways} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
+            f"CREATE TABLE {requests} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
         )
         self._replace(
-            f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {ways} USING ({', '.join(keys)})"
+            f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {requests} USING ({', '.join(keys)})"
         )
-        columns = database.arrow(f"SELECT * FROM {ways} ORDER BY request")
+        columns = database.arrow(f"SELECT * FROM {requests} ORDER BY request")
         arrays = {key: columns[key].to_numpy().astype(np.int32) for key in keys}
         return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
 
@@ -509,7 +504,7 @@ class _Loading:
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
 
     def _columns(self) -> list[str]:
-        return [row[0] for row in self.database.rows(f"DESCRIBE {self.pairs}")]
+        return column_names(self.database, self.pairs)
 
     def _replace(self, query: str, stored: bool = True) -> None:
         """Replace the pairs by the result of an SQL query."""

@@ -54,7 +54,7 @@ class Encoding:
         """Return the number of rows of every table of ids."""
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
-    def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
+    def first_labels(self, limit: int) -> tuple[Int32, Inputs]:
         """Return the first label rows, at most `limit`, and their tower inputs."""
         if self.audience is not None:
             rows = self.audience.first_rows(limit)
@@ -134,13 +134,15 @@ class Encoding:
             },
         )
         pairs = {
-            ("query", feature.name): _by_row(
+            ("query", feature.name): _average_pairs(
                 histories[feature.name], queries.history_labels(feature.name), vocabularies[feature.table_name]
             )
             for feature in recipe.query.features
             if feature.weights == "symmetric"
         } | {
-            ("label", feature.name): _by_row(audiences[feature.name], train.queries, vocabularies[feature.table_name])
+            ("label", feature.name): _average_pairs(
+                audiences[feature.name], train.queries, vocabularies[feature.table_name]
+            )
             for feature in recipe.label.features
             if feature.weights == "symmetric"
         }
@@ -151,9 +153,11 @@ class Encoding:
             pairs=pairs,
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
-                _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
+                _describe_feature(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
             ],
-            label_features=[_described(feature, encoded_labels.get(feature.name)) for feature in recipe.label.features],
+            label_features=[
+                _describe_feature(feature, encoded_labels.get(feature.name)) for feature in recipe.label.features
+            ],
             numbers=numbers,
             entry_ids={
                 feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
@@ -163,7 +167,7 @@ class Encoding:
         )
 
 
-def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
+def _average_pairs(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
     """Average the pairs of the ids of every vocabulary row, at least 1, float32 [rows]."""
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
@@ -174,7 +178,7 @@ def _path(sources: Sources | None) -> str | None:
     return None if sources is None else name_sources(sources)
 
 
-def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
+def _describe_feature(feature: FeatureConfig, column: Encoded | None) -> Feature:
     return Feature(
         name=feature.name,
         kind=feature.kind,

@@ -59,7 +59,7 @@ class InteractionLog:
         table: table of `file`, `query` and `label` as texts, and, if the recipe has them, `number` and `micros` of the
             time, `weight`, `event`, `shown`, and contexts under `context:NAME`.
         splits: split of each file, by the file's number.
-        parts: files that could be read, by number.
+        files: files that could be read, by number.
         time: SQL expression of the time, a DOUBLE.
         clock: unit and newest of the times; None without times.
         alive: SQL condition of the rows that `data.since` keeps.
@@ -68,7 +68,7 @@ class InteractionLog:
     database: Database
     table: Table
     splits: list[str]
-    parts: dict[int, FileRows]
+    files: dict[int, FileRows]
     time: str | None = None
     clock: Clock | None = None
     alive: str = "true"
@@ -101,14 +101,14 @@ def read_log(
         return {"file": (f"{number}::INTEGER", "INTEGER"), **columns}
 
     table = read_table(
-        database, [file for _, file in every], columns_of_file, f"data.{' and data.'.join(files)}", errors
+        database, [data_file for _, data_file in every], columns_of_file, f"data.{' and data.'.join(files)}", errors
     )
-    log = InteractionLog(database, table, splits, {part.number: part for part in table.parts})
-    for part in table.parts:
-        report.read += part.rows + len(part.rejected)
-        report.reject(part.rejected)
-        for note in notes[part.number]:
-            report.notes[note] = report.notes.get(note, 0) + part.rows
+    log = InteractionLog(database, table, splits, {file.number: file for file in table.parts})
+    for file in table.parts:
+        report.read += file.rows + len(file.rejected)
+        report.reject(file.rejected)
+        for note in notes[file.number]:
+            report.notes[note] = report.notes.get(note, 0) + file.rows
     if data.timestamp is not None and table.rows:
         try:
             _set_clock(log, data, report, now)
@@ -197,7 +197,7 @@ def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: da
     number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
     times = read_file_times(log.database, log.table.name, file, number, micros, condition=log.alive, now=now)
     for file_number in times.without:
-        opened = log.parts[file_number].opened
+        opened = log.files[file_number].opened
         name = data.timestamp if data.timestamp in opened.names else None
         if name is not None and is_text(opened.column(name)[1]):
             raise opened.file.wrong(name, "numbers or timestamps", "text")
@@ -205,8 +205,8 @@ def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: da
     if times.dated and order and times.unit is None:
         raise DataError(
             f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
-            f"{log.parts[order[0]].opened.file.name}, as there are dates in "
-            f"{log.parts[times.dated[0]].opened.file.name}, found other numbers"
+            f"{log.files[order[0]].opened.file.name}, as there are dates in "
+            f"{log.files[times.dated[0]].opened.file.name}, found other numbers"
         )
     log.time, report.dates = times.time, bool(times.dated) and not times.numbered
     log.clock = Clock.measure(log.database, log.time, log.table.name, log.alive, now)
@@ -216,7 +216,7 @@ def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: da
     if log.clock.unit is None or log.clock.newest is None:
         raise DataError(
             "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
-            f"since 1970, found other numbers in {log.parts[min(times.dated + times.numbered)].opened.file.name}"
+            f"since 1970, found other numbers in {log.files[min(times.dated + times.numbered)].opened.file.name}"
         )
     scale = UNITS[log.clock.unit]
     first_time = log.clock.newest - span_seconds(data.since) * scale if isinstance(data.since, str) else (
@@ -265,10 +265,10 @@ def check_log(
     checks = [*queries.checks("query", data.query_id, data.placeholders),
               *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
               *_weight_checks(log, data)]  # fmt: skip
-    bad = find_problems(database, table, checks, log.parts.values(), report)
+    bad = find_problems(database, table, checks, log.files.values(), report)
     unused = "false"
     if log.has("event"):
-        unweighted_types = [i for i, weight_ in enumerate(_weights(data).values()) if weight_ == 0]
+        unweighted_types = [i for i, factor in enumerate(_weights(data).values()) if factor == 0]
         unused = f"coalesce(event IN ({_listed(unweighted_types) or 'NULL'}), false)"
     dropped, unweighted = database.row(
         f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {table}"
@@ -280,7 +280,7 @@ def check_log(
     if weight is not None:
         zeros = database.rows(f"SELECT file FROM {table} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
         errors.extend(
-            f"{log.parts[number].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
+            f"{log.files[number].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
             "found only zeros"
             for (number,) in zeros
         )

@@ -49,9 +49,8 @@ class Past:
         """Create a growing past of sorted held-out pairs; row e is the e-th of these pairs."""
         has_row_Q = np.zeros(queries, np.bool_)
         has_row_Q[held_out.queries] = True
-        earlier_pairs = known_pairs.take(
-            has_row_Q[known_pairs.queries]
-        )  # a small part, if most held-out queries are new
+        # A small part of the known pairs, if most held-out queries are new.
+        earlier_pairs = known_pairs.take(has_row_Q[known_pairs.queries])
         ends = earlier_pairs.insertion_points(held_out) + np.arange(len(held_out))
         pairs = earlier_pairs.merge_later(held_out)
         return cls(known_pairs, pairs, pairs.offsets(queries), None, held_out, ends)

@@ -35,9 +35,9 @@ class Problem:
     fatal: bool = True
 
     @property
-    def kind(self) -> tuple[str, str, str, str, bool]:
-        """Return the file and the kind of the problem."""
-        return self.file, self.column, self.expected, self.content.partition(" (")[0], self.fatal
+    def kind(self) -> tuple[str, str, str, bool]:
+        """Return what equal problems of several files share."""
+        return self.column, self.expected, self.content.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
         return self.describe(1, self.count)
@@ -57,9 +57,9 @@ class Problem:
 
 def format_problems(problems: list[Problem]) -> list[str]:
     """Describe problems, and merge equal problems of several files."""
-    alike: dict[tuple[str, str, str], list[Problem]] = {}
+    alike: dict[object, list[Problem]] = {}
     for problem in problems:
-        alike.setdefault((problem.column, problem.expected, problem.content.partition(" (")[0]), []).append(problem)
+        alike.setdefault(problem.kind, []).append(problem)
     return [same[0].describe(len(same), sum(it.count for it in same)) for same in alike.values()]
 
 
@@ -188,9 +188,9 @@ def find_problems(
         f"arg_min({check.value}, place) FILTER ({check.condition})"
         for check in checks
     )
-    part_by_number = {file_rows.number: file_rows for file_rows in files}
+    rows_of_file = {file_rows.number: file_rows for file_rows in files}
     for file, *row in database.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
-        file_rows, problems = part_by_number[file], []
+        file_rows, problems = rows_of_file[file], []
         opened = file_rows.opened
         for i, check in enumerate(checks):
             count, row_numbers, value = row[3 * i : 3 * i + 3]

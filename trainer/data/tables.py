@@ -114,8 +114,8 @@ def _good_rows(
         since = table.column(_SINCE)
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
         checks.append(RowCheck(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
-    for part in table.parts:
-        report.reject(part.rejected)
+    for file in table.parts:
+        report.reject(file.rejected)
     bad = find_problems(database, view, checks, table.parts, report)
     report.dropped += database.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]

@@ -61,7 +61,7 @@ def to_bundle(
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:
-        rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
+        rows_C, sample = trained.encoding.first_labels(_CALIBRATION_QUERIES)
         check_parity(LABEL_TOWER, folder / LABEL_TOWER, sample, label_side.embeddings[rows_C])
     display = pa.table({}) if dataset.label_table is None else dataset.label_table.select(recipe.data.display)
     encoding, vocabularies = trained.encoding, trained.encoding.vocabularies
