@@ -547,7 +547,7 @@ def test_stationary_log_keeps_the_training_prior(tmp_path: Path) -> None:
     recipe, text = drafted(tmp_path, noise_N, days_N)
 
     assert recipe.prior.kind == "count"
-    assert "So popularity does not pass, and that of training is served." in text
+    assert "So popularity lasts, and that of training is served." in text
 
 
 @pytest.mark.parametrize("passes", [True, False])

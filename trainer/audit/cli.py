@@ -25,7 +25,7 @@ class AuditOptions:
     ] = None
     query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id"
     label_id: Annotated[
-        str, typer.Option("--label-id", help="Column of label ids, in every table; or of lists, as is `labels`.")
+        str, typer.Option("--label-id", help="Column of label ids, in every table; lists may have `labels` instead.")
     ] = "item_id"
     timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None
     rank: Annotated[
@@ -54,7 +54,7 @@ class AuditOptions:
         str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
     ] = "quantile"
     include_seen: Annotated[
-        bool, typer.Option("--include-seen", help="Labels that a query is known by may be listed and found.")
+        bool, typer.Option("--include-seen", help="Labels of a query's history may be listed and found.")
     ] = False
 
 

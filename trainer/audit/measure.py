@@ -81,8 +81,8 @@ class AuditInputs:
                 "baselines": self.baselines, "buckets": self.buckets, "exclude_seen": not self.include_seen,
             })  # fmt: skip
         except ValidationError as error:
-            of = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
-            raise RecipeError(format_errors(error.errors(), of)) from error
+            section = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
+            raise RecipeError(format_errors(error.errors(), section)) from error
         if self.rank is not None and self.score is not None:
             raise RecipeError("--rank and --score are not allowed together because one orders a list; use one")
         if self.groups and self.queries is None:
@@ -183,11 +183,9 @@ def audit(inputs: AuditInputs) -> Audit:
     learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED, ordered=dataset.ordered)
     tuning = None
     if len(dataset.valid):
-        past_of_valid = Past.fixed(dataset.train, queries=queries)
-        valid = Task.of(
-            dataset.valid, past_of_valid, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES
-        )  # fmt: skip
-        tuning = valid, replace(learnt, past=past_of_valid)
+        valid_past = Past.fixed(dataset.train, queries=queries)
+        valid = Task.of(dataset.valid, valid_past, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES)
+        tuning = valid, replace(learnt, past=valid_past)
     compared, left_out = compare(task, aligned.top_NK, facts, learnt, config, tuning=tuning)
     compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
@@ -248,7 +246,7 @@ def _findings(
     findings = [
         AuditFinding(
             "seen_listed", int(seen_NK.sum()), entries,
-            f"entries are labels that the query is known by already{allowed}",
+            f"entries are labels of the query's history{allowed}",
         ),
         AuditFinding("seen_test", to_find.repeated, to_find.distinct, f"test pairs are in train or valid too{allowed}"),
         AuditFinding("repeated", aligned.repeats, entries, "entries repeat a label of their list, and find nothing"),
@@ -272,7 +270,7 @@ def _findings(
             AuditFinding(
                 BEFORE_TRAIN_ENDS, int((test.times < newest).sum()), len(test),
                 f"test pairs are older than the newest pair of train and valid, {format_time(newest, unit)}: "
-                "popularity and other queries tell of what is to come",
+                "popularity and other queries tell of the future",
             ),
             AuditFinding(
                 BEFORE_OWN_TRAIN, int((test.times < last_Q[test.queries]).sum()), len(test),

@@ -117,10 +117,10 @@ class Recipe(Section):
             earlier = first_uses.setdefault(name, feature)
             pair = (earlier, feature)
             received = " and ".join(f"{it.name!r} ({it.kind}, {it.dim}, {it.table_rows or 'own'} rows)" for it in pair)
-            fixed = [feature.kind if feature.table_rows else None for feature in pair]
+            fixed = [it.kind if it.table_rows else None for it in pair]
             if earlier.dim != feature.dim or fixed[0] != fixed[1] or earlier.table_rows != feature.table_rows:
                 yield f"table {name!r}: expected one dim, and either ids or one kind and size, received {received}"
-            of_labels = {feature.kind == "history" or feature.name == self.data.label_id for feature in pair}
+            of_labels = {it.kind == "history" or it.name == self.data.label_id for it in pair}
             if len(of_labels) == 2 and "audience" in (earlier.kind, feature.kind):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 

@@ -366,8 +366,8 @@ class EvaluationConfig(Section):
 
     def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
         """Return whether a metric is measured and better when higher; `of_buckets` also exist per bucket."""
-        name, _, reference = metric.partition("@")
-        k, bucketed, bucket = reference.partition("/")
+        name, _, suffix = metric.partition("@")
+        k, bucketed, bucket = suffix.partition("/")
         if k not in map(str, self.ks):
             return False
         if bucketed:

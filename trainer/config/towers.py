@@ -284,8 +284,8 @@ class FeatureConfig(Section):
             (self.entries == "label_tower", {"table", "min_count"}, "entries = 'label_tower' are in no table"),
             (self.encoder is not None, _POOLING, "an encoder reads entries in their order"),
         ):
-            if holds and (values := sorted(keys & changed)):
-                yield f"{feature} of kind {self.kind!r}: expected no {', '.join(values)}: {why}"
+            if holds and (refused := sorted(keys & changed)):
+                yield f"{feature} of kind {self.kind!r}: expected no {', '.join(refused)}: {why}"
         if (self.kind == "audience" or self.sample is not None) and self.combiner == "sqrtn":
             yield f"{feature}: expected another combiner than 'sqrtn' where training draws some of the entries"
         if self.kind == "vector" and self.dims is None:

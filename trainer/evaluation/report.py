@@ -273,13 +273,13 @@ def groups_html(groups: Sequence[Group], metric: str) -> str:
 
 def by_time_html(by_time: Sequence[NatsAt]) -> str:
     """Write the likelihood by weekday and hour."""
+    if not by_time:
+        return ""
     rows = [
         [period.time, f"{period.pairs:,.0f}", f"{period.nats:.3f}", f"{period.gain:+.3f}"]
         for period in by_time
         if period.pairs
     ]
-    if not by_time:
-        return ""
     words = "Decayed counts, in nats a pair of the last period, UTC, and what the calendar of the forecast adds."
     table = ReportTable(["", "pairs", "nats", "calendar"], rows, name_columns=2)
     return f"<h2>Popularity by weekday and hour</h2><p>{words}</p>{table.html()}"

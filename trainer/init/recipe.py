@@ -43,14 +43,14 @@ from longtail.trainer.init.columns import (
     read_times,
     spelled,
     split_words,
-)  # fmt: skip
+)
 from longtail.trainer.init.events import draft_events, draft_ratings
 from longtail.trainer.prior import fit_forecast
 
 _WIDTH = 64
 """Width of embeddings and of the model."""
 _SECONDS_A_DAY = 86_400
-_LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
+_LEAST_PAIRS, _LEAST_GAIN, _LEAST_FORECAST_GAIN = 1000, 0.02, 0.01
 """Least number of pairs to measure a prior; least gain of a prior over counts, and of a forecast over decay, nats."""
 _TOP = 20
 """Length of the lists by which the term of co-occurrence is compared with popularity."""
@@ -58,8 +58,8 @@ _SHRINKAGE, _MOST_SHRUNK = 30, 0.001
 """`l2` times the number of training pairs, and the most that `l2` may be."""
 _PERIODS = 8
 """Parts of the time of training, where popularity passes."""
-_MANY, _BAD = 0.05, 0.05
-"""Share of repeated pairs from which repeats are dropped, and share of bad rows that `fit` skips by default."""
+_MOST_REPEATS, _MOST_BAD_ROWS = 0.05, 0.05
+"""Share of repeated pairs from which repeats are dropped, and share of bad rows that the recipe skips."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
 _MOST_TITLES, _MOST_SHOWN = 3, 10
 _SINCE = re.compile(r"creat|added|\badd\b|avail|publi[sc]|releas|launch|listed|first ?seen|since|introduc|onboard"
@@ -186,18 +186,18 @@ def _recipe(
     tried: dict[str, Any] = {"kind": "forecast", "features": [feature["name"] for feature in read], "since": since}
     draft, dataset = _read(data, paths, roles, tried if roles.timestamp else {}, read)
     report, queries, labels = dataset.report, len(dataset.query_ids), len(dataset.label_ids)
-    kept_Q = np.bincount(np.concatenate([pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]))
-    median, pairs = np.median(kept_Q[kept_Q > 0]), int(kept_Q.sum())
+    pairs_Q = np.bincount(np.concatenate([pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]))
+    median, pairs = np.median(pairs_Q[pairs_Q > 0]), int(pairs_Q.sum())
     repeats = report.repeats / (pairs + report.repeats)
-    drop = repeats > _MANY
+    drop = repeats > _MOST_REPEATS
     described = bool(of_labels)
     bad = f"{report.dropped / report.read:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows"
     unlisted = [
         f"# {without:,} of the {every:,} {side} have no row in {name_sources([*paths[side]])}{example}."
         for side, (without, every, example) in report.unlisted.items()
     ]
-    data += [*([f"# {bad}."] if report.dropped > _BAD * report.read else []),
-             f"# {repeats:.0%} of the rows are a pair that is there already.",
+    data += [*([f"# {bad}."] if report.dropped > _MOST_BAD_ROWS * report.read else []),
+             f"# {repeats:.0%} of the rows repeat an earlier pair.",
              f'repeats = "{"drop" if drop else "keep"}"', *unlisted]  # fmt: skip
     if "labels" in tables:
         data += _label_columns(tables["labels"], profiles["labels"], roles.label_id, name_sources([*paths["labels"]]))
@@ -223,12 +223,14 @@ def _recipe(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths["train"][0].stem).lstrip("._-") or "job"
     source = name_sources([path.name for path in paths["train"]])
     history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
-    query = ["# What it interacted with before; also what a query that training never saw is known by."]
+    query = ["# Labels that the query chose before. A query that is not in training is known by these alone."]
     label, label_feature = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
     if described:
         history |= {"entries": "both", "damping": 5}
-        query.append("# Of all that labels are: two of one brand have that in common. A few entries say little.")
-        label.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
+        query.append(
+            "# Entries are read by id and features: labels of one brand are alike. Damping shrinks short histories."
+        )
+        label.append("# Training makes one id in twenty unknown, so that new labels are found by their features.")
         label_feature["unknown_rate"] = 0.05
     query.append(f"{_toml(history)},")
     label.append(f"{_toml(label_feature)},")
@@ -246,7 +248,7 @@ def _recipe(
     )
     about = [f"# {source}: {report.read:,} rows, {queries:,} queries × {labels:,} labels.", *head]
     return f"""{_joined(about)}
-# Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
+# Written by `longtail-train init`, with its reasons in the comments.
 # Run      longtail-train fit {out.name} --out runs/{name}
 name = {_toml(name)}
 
@@ -264,7 +266,7 @@ dim = {_WIDTH}
 {dot if described else ""}temperature = "auto"  # the best on valid of a few short runs
 
 [loss]
-# The other labels of a batch are the negatives. They come by popularity, and so λ has all of it to give back.
+# The other labels of a batch are the negatives, drawn by popularity. λ gives the popularity back.
 sampler = "in_batch"
 weight = "unit"
 
@@ -283,7 +285,7 @@ refit = true  # then train again on train + valid
 
 [evaluation]
 {ks}metric = "recall@{k}"
-# A query's training labels are not in its lists. Where people come back for the same label, say false.
+# Lists leave out a query's training labels. Say false if people choose the same label again.
 exclude_seen = true
 bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
@@ -314,11 +316,11 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
         if choices[IMPRESSIONS].null_count < len(choices):
             lines += ["# What the answers showed. `loss.impressions = 1` makes what was not chosen negatives.",
                       f"impressions = {_toml(IMPRESSIONS)}"]  # fmt: skip
-    lines += ["max_bad_rows = 0.05  # of the rows are left out; `longtail-train check` lists them"]
+    lines += [f"max_bad_rows = {_MOST_BAD_ROWS}  # of the rows are left out; `longtail-train check` lists them"]
     texts = [log[name] for name in (roles.query_id, roles.label_id) if is_text(log.schema.field(name).type)]
     unique = [pc.unique(text.drop_null()).cast(pa.string()) for text in texts]
-    nobody = {value for texts in unique for value in find_placeholders(texts)} - {""}
-    lines += [f"placeholders = {_toml(sorted(nobody))}  # rows of these are bad, too"] if nobody else []
+    placeholders = {value for texts in unique for value in find_placeholders(texts)} - {""}
+    lines += [f"placeholders = {_toml(sorted(placeholders))}  # rows with these ids are bad"] if placeholders else []
     return lines
 
 
@@ -386,15 +388,19 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> tuple[str, list[str]]:
     nats, days = settings.nats, settings.horizon / _SECONDS_A_DAY
     life = settings.half_lives[settings.base] / _SECONDS_A_DAY
     decayed, forecast = nats["decayed"] - nats["count"], nats["forecast"] - nats["count"]
-    kind = "count" if max(decayed, forecast) < _LEAST_GAIN else "decayed" if forecast - decayed < _MORE else "forecast"
-    calendar = None if settings.calendar is None or settings.calendar.gain < _LEAST_GAIN else settings.calendar
-    kind = "forecast" if calendar is not None else kind
+    kind = "count"
+    if max(decayed, forecast) >= _LEAST_GAIN:
+        kind = "decayed" if forecast - decayed < _LEAST_FORECAST_GAIN else "forecast"
+    calendar = settings.calendar
+    if calendar is not None and calendar.gain < _LEAST_GAIN:
+        calendar = None
+    kind = kind if calendar is None else "forecast"
     lines = [
         f"# In the last {days:.3g} days before test, pairs are {forecast:+.2f} nats likelier by a forecast of",
         f"# popularity than by all earlier pairs alike, {decayed:+.2f} by pairs that weigh half after {life:.3g} days.",
     ]
     if kind == "count":
-        return kind, [*lines, "# So popularity does not pass, and that of training is served.", ""]
+        return kind, [*lines, "# So popularity lasts, and that of training is served.", ""]
     if calendar is not None:
         when = " and ".join(calendar.windows)
         lines += [
