@@ -53,7 +53,7 @@ def test_mixed() -> None:
     np.testing.assert_allclose(dense(built)[2], [1 / 6, (1 / 3 + 1 / 2) / 2, 0], rtol=1e-6)
 
 
-def test_several_powers_from_one_pass() -> None:
+def test_several_powers_share_one_pass() -> None:
     both = cooccurrences(PAIRS, 3, [settings(power=0.0), settings(power=1.0)])
     np.testing.assert_allclose(np.array(dense(both[0])) / [2, 3, 2], dense(both[1]), rtol=1e-6)
 

@@ -54,7 +54,7 @@ def test_missing_and_null_features_are_out_of_vocabulary_empty_or_the_training_m
 
 
 def test_rows_without_known_features_are_found() -> None:
-    """Missing ones, unknown ids, empty lists, and a number where the mean of training stands."""
+    """Missing values, unknown ids, empty lists, and the training mean of a number."""
     features = [
         *FEATURES,
         Feature(name="since", kind="date", parts=["hour", "age"], reference=datetime(2026, 1, 1, tzinfo=UTC)),
@@ -170,7 +170,7 @@ def test_other_values_are_refused_by_row_and_feature(features: Features, field: 
 
 
 def test_ids_of_requests_equal_ids_of_columns() -> None:
-    """Of a column and of a request, 39.0 is 39, true is `true`, and a number is its shortest decimal text."""
+    """In columns and requests 39.0 is 39, true is `true`, and a number is its shortest decimal text."""
     columns = [
         pa.array([39.0, 0.1, 1e22, 1e-7, -0.0]),
         pa.array([39.0, 0.1], pa.float32()),

@@ -1,4 +1,4 @@
-"""Sets as rising arrays, beside NumPy's."""
+"""Compare sets as ascending arrays with NumPy's."""
 
 import numpy as np
 import pytest

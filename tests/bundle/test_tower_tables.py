@@ -1,4 +1,4 @@
-"""Embedding tables in files beside the towers that read them."""
+"""Embedding tables in files next to the towers that read them."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What pydantic refuses, said with the place, what was expected, and the name that was probably meant."""
+"""Errors of pydantic name the key, the expected value, and the name that was probably meant."""
 
 from __future__ import annotations
 

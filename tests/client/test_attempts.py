@@ -101,16 +101,21 @@ def test_retry_keeps_the_idempotency_key(asker: Make) -> None:
 def test_error_has_the_message_of_the_service(asker: Make, status: int, kind: str, error: type[LongtailError]) -> None:
     with pytest.raises(LongtailError) as raised:
         asker(Script(refusal(status, kind, field="queries.0.k")), retries=0)("retrieve", features={})
-    said = raised.value
-    assert type(said) is error
-    assert (said.status, said.type, said.field, said.request_id) == (status, kind, "queries.0.k", "r-1")
-    assert str(said) == f"{status} {kind} in queries.0.k: expected less, received more (request r-1)"
-    copy = pickle.loads(pickle.dumps(said))
-    assert (type(copy), str(copy), copy.status) == (error, str(said), status)
+    raised_error = raised.value
+    assert type(raised_error) is error
+    assert (raised_error.status, raised_error.type, raised_error.field, raised_error.request_id) == (
+        status,
+        kind,
+        "queries.0.k",
+        "r-1",
+    )
+    assert str(raised_error) == f"{status} {kind} in queries.0.k: expected less, received more (request r-1)"
+    copy = pickle.loads(pickle.dumps(raised_error))
+    assert (type(copy), str(copy), copy.status) == (error, str(raised_error), status)
 
 
 @pytest.mark.parametrize("content", [b"<html>Bad Gateway</html>", b"[]", b'{"error": "no"}', b"\xff", b""])
-def test_an_error_of_another_than_the_service(asker: Make, content: bytes) -> None:
+def test_an_error_of_a_gateway_has_its_status(asker: Make, content: bytes) -> None:
     answer = httpx.Response(502, content=content, headers={"X-Request-ID": "g-1"})
     with pytest.raises(LongtailError, match=r"502 http_502: .*POST http://longtail.test/v1/retrieve") as raised:
         asker(Script(answer))("retrieve", features={})
@@ -118,7 +123,7 @@ def test_an_error_of_another_than_the_service(asker: Make, content: bytes) -> No
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[]", b"null", b"{}", b'{"results": [7]}', b'{"results": 7}', b""])
-def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
+def test_a_success_with_an_unexpected_body_is_an_error(asker: Make, content: bytes) -> None:
     with pytest.raises(LongtailError, match="unexpected_answer: expected the answer of POST") as raised:
         asker(Script(httpx.Response(200, content=content)))("retrieve", features={})
     assert (raised.value.status, raised.value.type) == (200, "unexpected_answer")
@@ -144,7 +149,7 @@ def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, o
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("cause", "kind"), [(httpx.ConnectError, "connection"), (httpx.ReadTimeout, "timeout")])
-def test_no_answer_at_all(asker: Make, cause: type[httpx.TransportError], kind: str) -> None:
+def test_error_without_an_answer_has_its_cause(asker: Make, cause: type[httpx.TransportError], kind: str) -> None:
     with pytest.raises(NoAnswerError) as raised:
         asker(Script(cause))("label", "a/b")
     assert (raised.value.status, raised.value.type) == (None, kind)

@@ -1,4 +1,4 @@
-"""Bands, tuning and the recall floor."""
+"""Tune indexes against the recall floor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_fastscan"])
-def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_path: Path) -> None:
+def test_reused_lists_hold_added_removed_and_changed_labels(spec: str, tmp_path: Path) -> None:
     build(make_bundle(labels=700).write(tmp_path / "bundle"), tmp_path / "r", spec=spec, name="first")
     other = make_bundle(labels=800, seed=1).write(tmp_path / "other")
     manifest = build(other, tmp_path / "r", name="second", spec=IndexSpec(lists_of="first"))
@@ -76,23 +76,23 @@ def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
     assert 0.4 < expected < 0.6
 
 
-def places(bundle: Bundle) -> list[tuple[float, float]]:
+def list_dial_pairs(bundle: Bundle) -> list[tuple[float, float]]:
     points = Calibration(bundle, bundle.rows()).dial_points
     return [(bias_removal, popularity) for bias_removal, popularity, _ in points]
 
 
-def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_for_it() -> None:
+def test_a_bundle_with_a_tree_is_measured_at_zero_outside_the_limits() -> None:
     bundle = make_bundle(labels=40, proposal=True)
     dial = BiasRemoval(default=1, minimum=0.5)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial}))
     at_zero, prior_alone = [(0.0, 0), (0.5, 0), (0.75, 0), (1.0, 0), (1.5, 0), (2.0, 0)], [(0.0, -1), (0.0, 2)]
-    assert places(bundle) == at_zero + prior_alone
+    assert list_dial_pairs(bundle) == at_zero + prior_alone
     without = replace(bundle, proposal=None)
-    assert places(without) == at_zero[1:]
+    assert list_dial_pairs(without) == at_zero[1:]
 
 
 @pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq"])
-def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
+def test_the_chosen_index_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=6000, dim=16, popularity=True, queries=20).write(tmp_path / "bundle")
     manifest = build(bundle, tmp_path / "releases", spec=spec, name="both")
     assert len([at for at in manifest.recall if not any(at.priors.values())]) == 15
@@ -104,11 +104,13 @@ def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Pat
     queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal, popularity)
     _, rows = searcher.search(queries, 20)
     exact = np.argsort(-(queries @ bundle.rows().T), axis=1)[:, :20]
-    assert np.mean([len(set(found) & set(best)) for found, best in zip(rows, exact, strict=True)]) / 20 >= 0.97
+    assert (
+        np.mean([len(set(result_rows) & set(best)) for result_rows, best in zip(rows, exact, strict=True)]) / 20 >= 0.97
+    )
 
 
 @pytest.mark.slow
-def test_below_the_floor_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_below_the_floor_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_FINER_NPROBE", [1])
     make_bundle(labels=6000, dim=16, queries=20).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:

@@ -39,7 +39,7 @@ def test_another_kind_is_chosen_if_a_quarter_faster(rates: list[float | None], e
     assert tuning.choose_kind(trials) == expected
 
 
-def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None:
+def test_searchers_take_turns_and_the_fastest_round_counts() -> None:
     now, turns = 0.0, []
 
     def searcher(name: str, seconds: dict[int, list[float]]) -> Searcher:
@@ -55,8 +55,8 @@ def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None
     quick = searcher("quick", {0: [9, 0.1, 0.1, 0.1, 0.1], 1: [0.3, 0.3, 0.3, 0.3, 9]})
     slow = searcher("slow", {0: [0.5] * 5, 1: [0.5] * 5})
     calibration = SimpleNamespace(queries_QE=np.array([[0.0], [1.0]]), k=7)
-    found = tuning.measure_rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
-    assert found == pytest.approx([2 / 0.4, 2 / 1.0])
+    measured_rates = tuning.measure_rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
+    assert measured_rates == pytest.approx([2 / 0.4, 2 / 1.0])
     assert turns[:4] == [("quick", 0, 7), ("quick", 1, 7), ("slow", 0, 7), ("slow", 1, 7)]
 
 
@@ -71,11 +71,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "FLAT_UP_TO", 1_000)
 
 
-def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> TunedIndex:
-    def told(searchers: Sequence[Searcher], _: Calibration) -> list[float]:
+def tune_with_rates(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> TunedIndex:
+    def fixed_rates(searchers: Sequence[Searcher], _: Calibration) -> list[float]:
         return [rates[searcher.index.kind] for searcher in searchers]
 
-    monkeypatch.setattr(tuning, "measure_rates", told)
+    monkeypatch.setattr(tuning, "measure_rates", fixed_rates)
     return tune_index(bundle, IndexSpec(), lambda _: None)
 
 
@@ -84,10 +84,10 @@ def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.Monkey
     ("quick", "expected"),
     [("ivf_fastscan", "ivf_fastscan"), pytest.param(None, "ivf_flat", marks=pytest.mark.nightly)],
 )
-def test_auto_takes_the_quickest_of_the_kinds_it_measured(
+def test_auto_chooses_the_fastest_kind(
     quick: str | None, expected: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = tuned_at({kind: 300 if kind == quick else 100 for kind in KINDS}, bundle, monkeypatch)
+    built = tune_with_rates({kind: 300 if kind == quick else 100 for kind in KINDS}, bundle, monkeypatch)
     assert (built.kind, built.index.kind, built.chosen.kind) == (expected, expected, expected)
     assert tuple(trial.kind for trial in built.kinds) == KINDS
     assert {trial.kind for trial in built.trials} == set(KINDS)
@@ -99,8 +99,8 @@ def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     assert 32 + 8 < sq < 32 + 8 + 6
     assert 5 + 8 < fastscan < sq
     assert built.bytes_per_label == built.kinds[KINDS.index(expected)].bytes_per_label
-    found, _ = Calibration(bundle, bundle.rows()).measure(built.searcher(bundle))
-    assert found == built.recall  # of this kind, not of another at the same params
+    recall, _ = Calibration(bundle, bundle.rows()).measure(built.searcher(bundle))
+    assert recall == built.recall  # of this kind, not of another at the same params
     assert built.chosen.lowest.recall >= 0.99
 
 
@@ -115,7 +115,7 @@ def test_a_kind_that_recalls_too_little_is_not_timed(bundle: Bundle, monkeypatch
         return [recall[0].model_copy(update={"recall": recall[0].recall * lost}), *recall[1:]], rate
 
     monkeypatch.setattr(Calibration, "measure", worse)
-    built = tuned_at({"ivf_flat": 100, "ivf_sq": 100, "ivf_fastscan": 900}, bundle, monkeypatch)
+    built = tune_with_rates({"ivf_flat": 100, "ivf_sq": 100, "ivf_fastscan": 900}, bundle, monkeypatch)
     assert built.kind == "ivf_flat"
     assert [trial.queries_per_second for trial in built.kinds] == [100, 100, None]
     assert built.kinds[2].lowest.recall <= 0.9

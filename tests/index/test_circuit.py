@@ -1,4 +1,4 @@
-"""When a server that may be down is asked, on a clock of the test's own."""
+"""Test the circuit breaker of Milvus requests on a fake clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def failing(circuit: Circuit, times: int) -> None:
         circuit.failed(began)
 
 
-def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
+def test_failures_open_the_circuit_and_a_success_closes_it() -> None:
     clock = Clock()
     circuit = Circuit(clock)
     failing(circuit, 2)
@@ -37,7 +37,7 @@ def test_failures_in_a_row_open_it_and_one_success_closes_it() -> None:
     assert [circuit.admit(1.0)[0] for _ in range(5)] == [0] * 5
 
 
-def test_while_one_tries_the_others_do_not() -> None:
+def test_only_one_request_is_the_trial() -> None:
     clock = Clock()
     circuit = Circuit(clock)
     failing(circuit, 3)
@@ -48,7 +48,7 @@ def test_while_one_tries_the_others_do_not() -> None:
     assert circuit.admit(2.0)[0] == 0
 
 
-def test_many_that_were_under_way_together_open_it_once() -> None:
+def test_concurrent_failures_open_the_circuit_once() -> None:
     clock = Clock()
     circuit = Circuit(clock)
     begun = [circuit.admit(1.0)[1] for _ in range(16)]
@@ -62,7 +62,7 @@ def test_many_that_were_under_way_together_open_it_once() -> None:
     assert circuit.admit(1.0)[0] == 1
 
 
-def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
+def test_failed_trials_lengthen_the_wait_up_to_a_limit() -> None:
     clock = Clock()
     circuit = Circuit(clock)
     failing(circuit, 3)

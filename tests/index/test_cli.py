@@ -79,8 +79,8 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
 def test_user_errors_are_one_line_and_exit_code_2(
     arguments: list[str], message: str, bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"BUNDLE": bundle_path, "MISSING": tmp_path / "missing", "R": tmp_path / "releases"}
-    assert run(*(places.get(argument, argument) for argument in arguments)) == 2
+    paths = {"BUNDLE": bundle_path, "MISSING": tmp_path / "missing", "R": tmp_path / "releases"}
+    assert run(*(paths.get(argument, argument) for argument in arguments)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     last = captured.err.strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Cells whose centroids are found by codes: the same cells, in every kind, through files, updates and a GPU's copy."""
+"""Centroids found by codes give the same cells in every kind, in files, updates and a GPU's copy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trained(kind: str, rows_LE: np.ndarray, centroids_CE: np.ndarray | None = No
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat", pytest.param("ivf_sq", marks=pytest.mark.nightly), "ivf_fastscan"])
-def test_rows_stand_in_the_cell_that_is_nearest_by_all_coordinates(kind: str, bundle: Bundle) -> None:
+def test_rows_are_in_the_nearest_cell_by_all_coordinates(kind: str, bundle: Bundle) -> None:
     rows_LE = bundle.rows()
     index = trained(kind, rows_LE)
     cells = faiss.downcast_index(index.quantizer)
@@ -44,22 +44,22 @@ def test_rows_stand_in_the_cell_that_is_nearest_by_all_coordinates(kind: str, bu
     centroids_CE = index.quantizer.reconstruct_n(0, index.nlist)
     rows_LE = np.pad(rows_LE, ((0, 0), (0, index.d - rows_LE.shape[1])))
     distances_LC = (centroids_CE**2).sum(axis=1) - 2 * rows_LE @ centroids_CE.T
-    held_L = np.empty(LABELS, np.int64)
+    cell_L = np.empty(LABELS, np.int64)
     for cell in range(index.nlist):
         if size := index.invlists.list_size(cell):
-            held_L[faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)] = cell
+            cell_L[faiss.rev_swig_ptr(index.invlists.get_ids(cell), size)] = cell
     best_L = distances_LC.min(axis=1)
-    assert np.mean(distances_LC[np.arange(LABELS), held_L] <= best_L + 1e-4) > 0.95
+    assert np.mean(distances_LC[np.arange(LABELS), cell_L] <= best_L + 1e-4) > 0.95
 
 
 @pytest.mark.parametrize("kind", ["ivf_sq"])
-def test_cells_that_are_given_stay(kind: str, bundle: Bundle) -> None:
+def test_given_centroids_stay(kind: str, bundle: Bundle) -> None:
     rows_LE = bundle.rows()
     plain = trained("ivf_flat", rows_LE)
-    given_CE = plain.quantizer.reconstruct_n()
-    index = trained(kind, rows_LE, given_CE)
-    held_CE = index.quantizer.reconstruct_n()
-    np.testing.assert_array_equal(held_CE[:, : given_CE.shape[1]], given_CE)
+    centroids_CE = plain.quantizer.reconstruct_n()
+    index = trained(kind, rows_LE, centroids_CE)
+    index_centroids_CE = index.quantizer.reconstruct_n()
+    np.testing.assert_array_equal(index_centroids_CE[:, : centroids_CE.shape[1]], centroids_CE)
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat"])

@@ -15,10 +15,10 @@ CODES = ("ivf_sq", "ivf_fastscan")
 
 
 @pytest.mark.parametrize(("spec", "most"), [("ivf_sq", 16), ("ivf_fastscan", 6)])
-def test_a_code_takes_a_byte_or_half_of_one_for_two_coordinates(
+def test_a_code_has_one_byte_per_coordinate_or_half_a_byte_per_two(
     spec: str, most: int, opened: Callable[[str], Release]
 ) -> None:
-    """Of 10 coordinates and 6 of zeros, and of 9 and one of zeros."""
+    """Rows have 10 coordinates and 6 zeros, or 9 and a zero."""
     index = opened(spec).searcher.index
     assert index.kind == spec
     assert index.index.code_size <= most
@@ -37,5 +37,5 @@ def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
         exact = np.stack([brute_force(bundle, query_D, bias_removal) for query_D in bundle.calibration_queries])
         scores, rows = release.searcher.search(queries, 30, [filter_] * len(queries))
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
-        of_codes, found = index.search(queries, 30, release.manifest.params, every)
-        assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4
+        code_scores, code_rows = index.search(queries, 30, release.manifest.params, every)
+        assert np.abs(code_scores - np.take_along_axis(exact, code_rows, 1)).max() > 1e-4

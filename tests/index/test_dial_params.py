@@ -1,4 +1,4 @@
-"""How hard a query is searched for: what the places around its own take, and no less than they need."""
+"""Search parameters of a query are the maximum of the measured points around it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longtail.index.search.dial_params import DialParams
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
-HARDEST = SearchParams(nprobe=500, k_factor=9)
+MOST = SearchParams(nprobe=500, k_factor=9)
 
 
 def at(bias_removal: float, popularity: float, nprobe: int, *, k: int = 100, k_factor: int = 1) -> SearchParamsAt:
@@ -25,22 +25,22 @@ def at(bias_removal: float, popularity: float, nprobe: int, *, k: int = 100, k_f
     return SearchParamsAt(bias_removal=bias_removal, popularity=popularity, recall=1.0, k=k, params=params)
 
 
-def effort_of(
+def get_params(
     bundle: Bundle, measured: list[SearchParamsAt], bias_removal: float, popularity: float, k: int = 100
 ) -> SearchParams:
     query_1E = bundle.augmentation.queries(bundle.calibration_queries[:1], bias_removal, popularity)
-    return DialParams(bundle, HARDEST, measured).get(query_1E[0], k)
+    return DialParams(bundle, MOST, measured).get(query_1E[0], k)
 
 
 @pytest.mark.parametrize(
     ("bias_removal", "popularity", "expected"),
     [(0, 0, 1), (0.5, 0, 2), (0.2, 0, 2), (0.5001, 0, 7), (0.3, 0.2, 2), (0.9, -0.9, 1), (0, 1, 7)],
 )
-def test_where_one_coordinate_holds_both_dials_their_sum_decides(
+def test_the_sum_decides_where_one_coordinate_holds_both_dials(
     bias_removal: float, popularity: float, expected: int
 ) -> None:
     measured = [at(0, 0, 1), at(0.5, 0, 2), at(1, 0, 7), at(0, 1, 5)]
-    assert effort_of(make_bundle(), measured, bias_removal, popularity) == SearchParams(nprobe=expected)
+    assert get_params(make_bundle(), measured, bias_removal, popularity) == SearchParams(nprobe=expected)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_where_one_coordinate_holds_both_dials_their_sum_decides(
         (0.5, 1, SearchParams(nprobe=8, k_factor=4)),
         (0.7, 0, SearchParams(nprobe=3, k_factor=2)),
         (0.2, 0.1, SearchParams(nprobe=16, k_factor=4)),  # all four corners of the box
-        (0.7, 0.1, HARDEST),  # λ = 1, μ = 1 was not measured
-        (-0.1, 0, HARDEST),  # beyond what was measured
-        (1.1, 0, HARDEST),
-        (0, 1.1, HARDEST),
+        (0.7, 0.1, MOST),  # λ = 1, μ = 1 was not measured
+        (-0.1, 0, MOST),  # beyond what was measured
+        (1.1, 0, MOST),
+        (0, 1.1, MOST),
     ],
 )
-def test_a_query_takes_the_hardest_of_the_corners_around_it(
+def test_a_query_takes_the_maximum_of_the_corners_around_it(
     bias_removal: float, popularity: float, expected: SearchParams
 ) -> None:
     measured = [
         at(0, 0, 1), at(0.5, 0, 2), at(1, 0, 3, k_factor=2), at(0, 1, 16), at(0.5, 1, 8, k_factor=4),
     ]  # fmt: skip
-    assert effort_of(make_bundle(popularity=True), measured, bias_removal, popularity) == expected
+    assert get_params(make_bundle(popularity=True), measured, bias_removal, popularity) == expected
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_search_params_reach_the_promised_recall_with_least_effort(
         (k, bias_removal) for k in (10, 100) for bias_removal in (-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
     ]
     for k in (10, 100):
-        found, _ = calibration.measure(release.searcher, k)
-        assert [at.recall for at in found] == [at.recall for at in params_at if at.k == k]
+        measured, _ = calibration.measure(release.searcher, k)
+        assert [at.recall for at in measured] == [at.recall for at in params_at if at.k == k]
     assert [at.recall for at in recall] == [at.recall for at in params_at if at.k == 100]
     assert min(at.recall for at in params_at) >= 0.99
     assert max(at.params.nprobe for at in params_at) == release.manifest.params.nprobe
@@ -103,21 +103,21 @@ def test_search_params_reach_the_promised_recall_with_least_effort(
             k: calibration.measure(Searcher(release.bundle, index, SearchParams(nprobe=nprobe // 2)), k)[0]
             for k in (10, 100)
         }
-        for place, at_place in enumerate(params_at):
-            if at_place.params.nprobe == nprobe:
-                assert less[at_place.k][place % 9].recall < 0.99
+        for position, point in enumerate(params_at):
+            if point.params.nprobe == nprobe:
+                assert less[point.k][position % 9].recall < 0.99
 
 
-def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> None:
+def test_a_batch_is_answered_like_single_queries(release: Release) -> None:
     bundle = release.bundle
     queries = np.concatenate([bundle.augmentation.queries(bundle.calibration_queries[:7], at) for at in (-1, 0.2, 2)])
     order = np.random.default_rng(0).permutation(len(queries))
     scores, rows = release.searcher.search(queries[order], 10)
     assert len(release.searcher.dial_params.group(queries, 10)) > 1
-    for place, query in enumerate(order):
+    for position, query in enumerate(order):
         alone = release.searcher.search(queries[query : query + 1], 10)
-        np.testing.assert_array_equal(rows[place], alone[1][0])
-        np.testing.assert_allclose(scores[place], alone[0][0], rtol=1e-5)
+        np.testing.assert_array_equal(rows[position], alone[1][0])
+        np.testing.assert_allclose(scores[position], alone[0][0], rtol=1e-5)
 
 
 def test_filters_use_the_search_params_of_depth_100(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +133,8 @@ def test_filters_use_the_search_params_of_depth_100(release: Release, monkeypatc
     monkeypatch.setattr(FaissIndex, "search", recorded)
     query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
     release.searcher.search(query, 10)
-    own = release.searcher.dial_params.get(query[0], 10)
-    assert own.nprobe < release.manifest.params.nprobe
+    query_params = release.searcher.dial_params.get(query[0], 10)
+    assert query_params.nprobe < release.manifest.params.nprobe
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert used == [own, release.searcher.dial_params.get(query[0], 100)]
-    assert used[1].nprobe > own.nprobe
+    assert used == [query_params, release.searcher.dial_params.get(query[0], 100)]
+    assert used[1].nprobe > query_params.nprobe

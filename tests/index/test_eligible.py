@@ -1,4 +1,4 @@
-"""Sets of labels that succeed each other know what was computed before, as if it were computed again."""
+"""Sets of labels reuse what earlier versions of them computed, with equal results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def test_incremental_sets_equal_new_sets() -> None:
     mask_L, latest = rng.random(labels) < 0.5, None
     for step in range(40):
         rows_R = np.sort(rng.choice(labels, rng.choice([0, 1, 9, 400]), replace=False))
-        held_R = rng.random(len(rows_R)) < 0.5
+        is_member_R = rng.random(len(rows_R)) < 0.5
         before = Eligible.from_mask(mask_L) if latest is None else latest
-        mask_L[rows_R] = held_R
-        now = before.changed(rows_R, held_R).succeeding(latest)
+        mask_L[rows_R] = is_member_R
+        now = before.changed(rows_R, is_member_R).succeeding(latest)
         assert now.rows.tolist() == np.flatnonzero(mask_L).tolist()
         assert now.count == mask_L.sum()
         assert now.excluded_rows.tolist() == np.flatnonzero(~mask_L).tolist()
@@ -28,7 +28,7 @@ def test_incremental_sets_equal_new_sets() -> None:
     assert latest.changed(np.empty(0, np.int64), np.empty(0, np.bool_)).succeeding(latest) is latest
 
 
-def test_rows_of_one_set_that_another_lacks() -> None:
+def test_minus_lists_the_rows_that_another_set_lacks() -> None:
     visible_L, filtered_L = np.arange(20) % 4 != 0, np.arange(20) < 10
     filtered = Eligible.from_mask(filtered_L)
     eligible = filtered.intersect(Eligible.from_mask(visible_L)).without(np.array([2, 9]))

@@ -21,9 +21,9 @@ def test_top_k_merges_two_bands_by_score() -> None:
 
 def test_top_k_of_many_candidates_equals_a_sort() -> None:
     scores = np.random.default_rng(0).standard_normal((5, 1000)).astype(np.float32)
-    found, rows = top_k([scores], [np.broadcast_to(np.arange(1000), scores.shape)], 10)
-    assert np.array_equal(found, -np.sort(-scores, axis=1)[:, :10])
-    assert np.array_equal(np.take_along_axis(scores, rows, 1), found)
+    best_scores, rows = top_k([scores], [np.broadcast_to(np.arange(1000), scores.shape)], 10)
+    assert np.array_equal(best_scores, -np.sort(-scores, axis=1)[:, :10])
+    assert np.array_equal(np.take_along_axis(scores, rows, 1), best_scores)
 
 
 def test_rows_and_scores_come_from_the_bundle() -> None:

@@ -18,6 +18,6 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     item = getattr(longtail.index, name)
     (example,) = doctest.DocTestFinder(recurse=False).find(item, name, globs={})
     assert example.examples
-    said: list[str] = []
+    output: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    assert runner.run(example, out=said.append).failed == 0, "".join(said)
+    assert runner.run(example, out=output.append).failed == 0, "".join(output)

@@ -39,11 +39,11 @@ def test_shares_equal_numpy(similarity: str, bias_removal: float) -> None:
         scores_CL = -np.square(queries_CD[:, None] - vectors_LD).sum(axis=2) / 0.5
     scores_CL += bias_removal * np.log((COUNTS_L + 0.5) / (COUNTS_L + 0.5).sum())
     shown_L = np.bincount(np.argsort(-scores_CL)[:, :20].ravel(), minlength=LABELS)
-    found = DialExposure(bundle).measure(bias_removal)
+    point = DialExposure(bundle).measure(bias_removal)
     np.testing.assert_allclose(
-        found.shares, [shown_L[bundle.labels.buckets == bucket].sum() / 1000 for bucket in range(4)], atol=0.002
+        point.shares, [shown_L[bundle.labels.buckets == bucket].sum() / 1000 for bucket in range(4)], atol=0.002
     )
-    assert found.coverage == pytest.approx((shown_L > 0).mean(), abs=0.005)
+    assert point.coverage == pytest.approx((shown_L > 0).mean(), abs=0.005)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])

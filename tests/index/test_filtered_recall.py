@@ -47,7 +47,7 @@ def tuned(request: pytest.FixtureRequest, clustered: Bundle) -> TunedIndex:
 
 
 def measure_labels(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_removal: float, k: int) -> float:
-    """The lowest over all and each bucket, by scores of the whole catalogue."""
+    """Compute the lowest recall over all labels and each bucket by scores of all labels."""
     queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal)
     scores_BL = np.where(mask_L, queries @ bundle.rows().T, -np.inf)
     best_BK = np.argsort(-scores_BL, axis=1)[:, : min(k, int(mask_L.sum()))]
@@ -92,8 +92,8 @@ def test_the_manifest_has_the_measured_recall(clustered: Bundle, tmp_path: Path)
     assert sum(line.startswith("50.0% of the labels, boost 1: lowest recall ") for line in lines) == 1
 
 
-def test_a_build_below_the_floor_looks_harder() -> None:
-    """Vectors without structure: the nearest cells tell little of where the best of a tenth of the labels are."""
+def test_a_build_below_the_floor_visits_more_lists() -> None:
+    """Vectors have no structure, so the best of a tenth of the labels may be in any cell."""
     bundle = make_bundle(labels=4_000, dim=24)
     built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.0), lambda _: None)
     lazy = Searcher(bundle, built.index, SearchParams(nprobe=1))
@@ -112,7 +112,7 @@ def test_a_build_below_the_floor_looks_harder() -> None:
 
 
 def test_lists_by_hand() -> None:
-    """Four cells in the plane, two labels each; the labels of the two on the left may be found."""
+    """Four cells in the plane have two labels each; only labels of the two left cells are eligible."""
 
     def at(*degrees: float) -> np.ndarray:
         angles = np.deg2rad(degrees)
@@ -123,19 +123,19 @@ def test_lists_by_hand() -> None:
     index = faiss.IndexIVFFlat(quantizer, 2, 4, faiss.METRIC_INNER_PRODUCT)
     index.is_trained = True
     index.add(at(-5, 4, 55, 64, 115, 124, 176, 185))
-    lists, left = FaissIndex("ivf_flat", "", index), Eligible.from_mask(np.arange(8) >= 4)
+    lists, left_labels = FaissIndex("ivf_flat", "", index), Eligible.from_mask(np.arange(8) >= 4)
     # One probe is two labels. A query at 0° has seen two that may be found after three cells, six labels: a third, and
     # the 100 best of a third lie among the 300 best. That asks for 2 · 1/3 · 3^1.5 = 3.5 labels: both cells.
     # A query at 179° has them in its first cell: the share is 1, two labels are enough, and −1 stands for no cell.
     queries = at(0, 179)
     for k in (10, 100):
-        near, products = lists.nearest_lists(queries, k, 1, left, 1.0)
+        near, products = lists.nearest_lists(queries, k, 1, left_labels, 1.0)
         assert near.tolist() == [[2, 3], [3, -1]]
         assert products[:, 0].tolist() == pytest.approx([-0.5, np.cos(np.deg2rad(1))], abs=1e-6)
-    assert lists.nearest_lists(queries, 10, 1, left, 0.5)[0].tolist() == [[2], [3]]
-    both = lists.nearest_lists(queries, 10, 1, left, 2.0)
+    assert lists.nearest_lists(queries, 10, 1, left_labels, 0.5)[0].tolist() == [[2], [3]]
+    both = lists.nearest_lists(queries, 10, 1, left_labels, 2.0)
     assert both[0].tolist() == [[2, 3], [3, 2]]
-    scores, ids = lists._search_lists(queries, 5, *both, left)
+    scores, ids = lists._search_lists(queries, 5, *both, left_labels)
     assert ids.tolist() == [[4, 5, 7, 6, -1], [6, 7, 5, 4, -1]]
     assert scores[0, :2].tolist() == pytest.approx(np.cos(np.deg2rad([115, 124])).tolist(), abs=1e-6)
 

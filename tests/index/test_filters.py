@@ -13,7 +13,7 @@ from tests.index.conftest import KINDS, brute_force, masked
 
 
 def eligible_labels(release: Release, filter_: Filter) -> np.ndarray:
-    """bool [L], the filter's definition over all labels."""
+    """Return the labels that a filter admits by its definition, bool [L]."""
     rows = np.arange(release.searcher.labels)
     eligible = np.ones(len(rows), bool)
     if filter_.exclude is not None:
@@ -33,7 +33,7 @@ def check(
     bias_removal: float,
     hidden: tuple[Searcher, np.ndarray] | None = None,
 ) -> None:
-    """One query against every label's own score, of a searcher that hides some rows where one is given."""
+    """Compare the answer to one query with brute force; `hidden` is a searcher and the rows that it hides."""
     bundle = release.bundle
     query_D = bundle.calibration_queries[query]
     queries = bundle.augmentation.queries(query_D[None], bias_removal)
@@ -44,12 +44,12 @@ def check(
         eligible[rows_R] = False
     scores, rows = searcher.search(queries, k, None if filter_ is None else [filter_])
     exact = brute_force(bundle, query_D, bias_removal)
-    found = rows[0][rows[0] >= 0]
-    assert eligible[found].all()
-    assert len(found) == len(set(found)) == min(k, eligible.sum())
-    assert np.allclose(scores[0][: len(found)], exact[found], atol=1e-4)
-    assert (scores[0][len(found) :] == -np.inf).all()
-    assert (rows[0][len(found) :] == -1).all()
+    result_rows = rows[0][rows[0] >= 0]
+    assert eligible[result_rows].all()
+    assert len(result_rows) == len(set(result_rows)) == min(k, eligible.sum())
+    assert np.allclose(scores[0][: len(result_rows)], exact[result_rows], atol=1e-4)
+    assert (scores[0][len(result_rows) :] == -np.inf).all()
+    assert (rows[0][len(result_rows) :] == -1).all()
     if release.manifest.kind in ("flat", "milvus_flat"):
         assert np.allclose(scores[0], masked(exact, eligible, k), atol=1e-5)
 

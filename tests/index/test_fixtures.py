@@ -1,4 +1,4 @@
-"""The files in tests/fixtures/0.1.0, one of each format, still say what they said; `tests.fixtures.make` wrote them."""
+"""The files in tests/fixtures/0.1.0, one of each format, are read unchanged; `tests.fixtures.make` wrote them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_fixture_answers_are_unchanged_at_any_weights() -> None:
         (0.5, 1.0, [-1.0, 1.5], [86, 167, 56, 91, 80], [0.5535121, 0.4994908, 0.4191739]),
     ):
         queries = bundle.augmentation.queries(bundle.calibration_queries, λ, μ, [*weights, 0, 0, 0])
-        found = release.searcher.search(queries, 10)
-        assert found[1][0, :5].tolist() == rows
-        np.testing.assert_allclose(found[0][0, :3], scores, rtol=1e-5)
+        hits = release.searcher.search(queries, 10)
+        assert hits[1][0, :5].tolist() == rows
+        np.testing.assert_allclose(hits[0][0, :3], scores, rtol=1e-5)
         exact = np.array([brute_force(bundle, query_D, λ, μ) for query_D in bundle.calibration_queries])
         exact += 0.1 * bundle.priors.values_LP[:, :2].astype(np.float64) @ np.array(weights)
-        np.testing.assert_allclose(found[0], np.take_along_axis(exact, found[1], axis=1), atol=1e-5)
-        assert np.array_equal(found[1], np.argsort(-exact, axis=1)[:, :10])
+        np.testing.assert_allclose(hits[0], np.take_along_axis(exact, hits[1], axis=1), atol=1e-5)
+        assert np.array_equal(hits[1], np.argsort(-exact, axis=1)[:, :10])
 
 
 def test_the_bundle_runs() -> None:
@@ -58,8 +58,8 @@ def test_the_bundle_runs() -> None:
     np.testing.assert_allclose(labels.log_pn, np.log((pi + 1 / 200) / 2), rtol=1e-6)
     assert bundle.label_model is not None
     label = Tower(bundle.label_model, manifest.label_features, bundle.vocabularies, 4, file="label_tower.onnx")
-    found = label.embed(label.read([{"item_id": "item-4", "genres": ["g4"], "year": 0}]))
-    np.testing.assert_allclose(found, bundle.embeddings[4:5], rtol=1e-5)
+    embedding = label.embed(label.read([{"item_id": "item-4", "genres": ["g4"], "year": 0}]))
+    np.testing.assert_allclose(embedding, bundle.embeddings[4:5], rtol=1e-5)
 
 
 def test_the_label_changes_are_merged(tmp_path: Path) -> None:
@@ -72,25 +72,25 @@ def test_the_label_changes_are_merged(tmp_path: Path) -> None:
     merged = Bundle.load(tmp_path / "merged")
     assert merged.labels.ids.to_pylist()[-2:] == ["item-199", "new-1"]
     assert merged.labels.display["title"].to_pylist()[5] == "Renamed"
-    own, genres = (np.load(FIXTURES / f"releases/ivf/bundle/tables/{name}.npy") for name in ("own", "genres"))
-    added = own[0] + genres[2] + genres[4] + genres[0] / 2
+    own_rows, genres = (np.load(FIXTURES / f"releases/ivf/bundle/tables/{name}.npy") for name in ("own", "genres"))
+    added = own_rows[0] + genres[2] + genres[4] + genres[0] / 2
     np.testing.assert_allclose(merged.embeddings[-1], added / np.linalg.norm(added), rtol=1e-5)
 
 
 def test_the_events_are_read() -> None:
-    """Of a finished file, Parquet, and of one that a service was writing."""
+    """The events are in a finished Parquet file and in a file that a service was writing."""
     names = (
         "kind, epoch(time), answer, release, bias_removal, priors, arm, unit, labels, positions, propensities, buckets"
     )
     with open_events(FIXTURES / "state" / "events") as connection:
-        found = connection.sql(f"SELECT {names} FROM events ORDER BY time").fetchall()
+        event_rows = connection.sql(f"SELECT {names} FROM events ORDER BY time").fetchall()
         (choice,) = connection.sql(
             "SELECT idempotency_key, event, weight, json_extract_string(features, 'user_id') FROM events "
             "WHERE kind = 'choice'"
         ).fetchall()
         ((options,),) = connection.sql("SELECT options FROM events WHERE kind = 'answer'").fetchall()
     at = 1_780_315_200.0  # 2026-06-01 12:00 UTC
-    assert found == [
+    assert event_rows == [
         ("answer", at, "4f2a", "ivf", 0.5, [0.5, 0.0], "tail", 7, ["item-4", "item-9"], [0, 1], [1.0, 0.25], [0, 2]),
         ("choice", at + 60, "4f2a", "ivf", None, None, None, None, ["item-9"], [1], [0.25], [2]),
     ]
@@ -98,7 +98,7 @@ def test_the_events_are_read() -> None:
     assert json.loads(options) == {"k": 2, "explore": {"tail": 1}, "candidates": 100}
 
 
-def test_keys_of_answer_ids_go_on(tmp_path: Path) -> None:
+def test_stored_keys_of_answer_ids_are_used(tmp_path: Path) -> None:
     shutil.copy(FIXTURES / "state" / "answer_keys.json", tmp_path)
     keys = AnswerKeys(tmp_path, 172_800, lambda: 1_780_315_200.0 + 3_600)
     keys.load()

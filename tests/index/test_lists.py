@@ -71,19 +71,19 @@ def test_the_best_labels_of_visited_lists_are_found(
 
 
 def test_labels_of_largest_max_score_have_separate_lists(index: FaissIndex, order: Int64) -> None:
-    """About a hundred to a list; others are few there, for a row goes to the nearest list of all."""
+    """A list of the head has about a hundred labels of the head and few others, which are nearest to it."""
     lists = len(index.centroids)
     in_head_L = np.zeros(LABELS, np.bool_)
     in_head_L[order[:HEAD]] = True
     head_C = np.bincount(index.lists[in_head_L], minlength=lists)
     share_C = head_C / np.maximum(np.bincount(index.lists, minlength=lists), 1)
     assert index.head_lists == HEAD // 100
-    own = share_C[lists - HEAD // 100 :]
-    assert own.mean() > 0.8
+    head_shares = share_C[lists - HEAD // 100 :]
+    assert head_shares.mean() > 0.8
     assert share_C[: lists - HEAD // 100].mean() < 0.05
 
 
-def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
+def test_short_answers_visit_more_lists_before_every_label(
     bundle: Bundle, index: FaissIndex, queries: Float32, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searcher = Searcher(bundle, index, SearchParams(nprobe=1))

@@ -80,7 +80,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
-def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
+def test_an_opened_release_answers_after_a_prune(spec: str, bundle_path: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):
         build(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)
     releases = open_releases(tmp_path)
@@ -92,7 +92,7 @@ def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_pa
 
 
 @pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq", "ivf_fastscan"])
-def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
+def test_a_truncated_file_is_not_published_even_with_its_checksum(
     spec: str, opened: Callable[[str], Release], tmp_path: Path
 ) -> None:
     """FAISS's mapping reader may read beyond the end of such a file; the copying one refuses it."""
@@ -114,7 +114,7 @@ def test_mapped_lists_equal_the_index(spec: str, opened: Callable[[str], Release
 
 @pytest.mark.parametrize("file", ["index/lists.npy"])
 @pytest.mark.parametrize("change", ["beyond", "below", "shorter", "another type"])
-def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bundle_path: Path, tmp_path: Path) -> None:
+def test_invalid_list_numbers_are_refused(file: str, change: str, bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
     path = tmp_path / "good" / file
     numbers = np.load(path)

@@ -1,4 +1,4 @@
-"""Label changes taken into a bundle: what an overlay would answer, the merged bundle holds as rows."""
+"""Merge label changes into the rows of a bundle."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def hide(id_: str) -> Hide:
     return Hide(id=id_, at=AT)
 
 
-def kept(state: Path, *records: LabelRecord) -> None:
+def append_changes(state: Path, *records: LabelRecord) -> None:
     with closing(LabelStore(state)) as store:
         store.append(records)
 
 
 def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path, Path, Bundle]:
     bundle = make_bundle(labels=L, **({"label_tower": True} | variant))
-    seen = np.array([[0, 5], [0, 7], [2, 0], [2, 59]], np.int32)
+    seen_pairs = np.array([[0, 5], [0, 7], [2, 0], [2, 59]], np.int32)
     reports = {"report.html": b"<p>", "metrics.json": b"{}"}
     histories = np.array([[-1, 7, 5], [59, 7, 8], [-1, -1, -1]] + [[-1, -1, 0]] * 47, np.int32)
     histories = histories if bundle.cooccurrence else None
-    bundle = replace(bundle, reports=reports, calibration_seen=seen, calibration_histories=histories)
+    bundle = replace(bundle, reports=reports, calibration_seen=seen_pairs, calibration_histories=histories)
     bundle = bundle.write(tmp_path / "bundle")
-    kept(tmp_path, *records)
+    append_changes(tmp_path, *records)
     return tmp_path / "bundle", tmp_path, bundle
 
 
@@ -68,28 +68,28 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     assert (report.labels, report.added, report.reembedded, report.removed) == (61, 2, 1, 1)
     assert report.skipped == {}
     assert after.calibration_seen.tolist() == [[0, 5], [2, 0], [2, 58]]
-    kept = np.delete(np.arange(L), 7)
+    remaining_rows = np.delete(np.arange(L), 7)
     old, new = before.labels, after.labels
-    assert new.counts.tolist() == [*old.counts[kept], 0, 0]
-    assert new.buckets.tolist() == [*old.buckets[kept], 3, 3]
-    assert new.display["title"].to_pylist() == ["Renamed" if row == 5 else f"Title {row}" for row in kept] + [
+    assert new.counts.tolist() == [*old.counts[remaining_rows], 0, 0]
+    assert new.buckets.tolist() == [*old.buckets[remaining_rows], 3, 3]
+    assert new.display["title"].to_pylist() == ["Renamed" if row == 5 else f"Title {row}" for row in remaining_rows] + [
         "New",
         None,
     ]
-    p = np.exp(np.append(old.log_pn[kept], [old.log_pn.min()] * 2).astype(np.float64))
+    p = np.exp(np.append(old.log_pn[remaining_rows], [old.log_pn.min()] * 2).astype(np.float64))
     np.testing.assert_allclose(np.exp(new.log_pn), p / p.sum(), rtol=1e-5)
     if "popularity" in variant:
-        pi = np.exp(np.append(old.log_popularity[kept], [old.log_popularity.min()] * 2).astype(np.float64))
+        pi = np.exp(np.append(old.log_popularity[remaining_rows], [old.log_popularity.min()] * 2).astype(np.float64))
         np.testing.assert_allclose(np.exp(new.log_popularity), pi / pi.sum(), rtol=1e-5)
         assert after.rows().shape == (61, 8 + 2)
-    unchanged = kept != 5
-    np.testing.assert_array_equal(after.embeddings[:59][unchanged], before.embeddings[kept][unchanged])
+    unchanged = remaining_rows != 5
+    np.testing.assert_array_equal(after.embeddings[:59][unchanged], before.embeddings[remaining_rows][unchanged])
     adder = LabelAdder(before)
     added, _ = adder.add([records[0], records[4], records[1]])
     np.testing.assert_array_equal(after.embeddings[[59, 60, 5]], added.embeddings)
     if old.bias is not None:
         assert new.bias is not None
-        assert new.bias.tolist() == [*old.bias[kept], 0, 0]
+        assert new.bias.tolist() == [*old.bias[remaining_rows], 0, 0]
     assert after.manifest.training_data == before.manifest.training_data | {
         "read_at": "2026-06-01T00:00:00+00:00",
         "labels_added": 2,
@@ -109,7 +109,7 @@ def test_merging_twice_changes_no_label(tmp_path: Path) -> None:
     first, second = Bundle.load(tmp_path / "merged"), Bundle.load(tmp_path / "again")
     np.testing.assert_array_equal(first.embeddings, second.embeddings)
     assert first.labels.ids == second.labels.ids
-    kept(log, upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5))
+    append_changes(log, upsert("new-1", at=AT + timedelta(seconds=1), year=5), upsert("new-2", at=AT, year=5))
     later = merge_labels(tmp_path / "merged", log, tmp_path / "later")
     assert (later.labels, later.added, later.reembedded) == (61, 1, 1)
     assert Bundle.load(tmp_path / "later").manifest.own_id == "item_id"
@@ -134,8 +134,8 @@ def test_columns_keep_their_types(tmp_path: Path) -> None:
     manifest = bundle.manifest.model_copy(update={"display": display.column_names})
     bundle = replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display))
     bundle.write(tmp_path / "bundle")
-    shown = {"day": "2021-02-03", "tags": ["b", "c"], "kind": "song"}
-    kept(tmp_path, upsert("new", display=shown), upsert("item-0", display={"kind": "play"}))
+    new_display = {"day": "2021-02-03", "tags": ["b", "c"], "kind": "song"}
+    append_changes(tmp_path, upsert("new", display=new_display), upsert("item-0", display={"kind": "play"}))
     merge_labels(tmp_path / "bundle", tmp_path, tmp_path / "merged")
     merged = Bundle.load(tmp_path / "merged").labels.display
     assert merged.schema.field("day").type == pa.date32()
@@ -155,7 +155,7 @@ def test_impossible_merges_are_refused_without_writing(tmp_path: Path, monkeypat
         patch.setitem(sys.modules, "onnxruntime", None)
         with pytest.raises(TowerError, match="expected ONNX Runtime to run it with; install it with `pip install"):
             merge_labels(path, log, tmp_path / "merged")
-    kept(log, *(hide(f"item-{row}") for row in range(L)), hide("new-1"))
+    append_changes(log, *(hide(f"item-{row}") for row in range(L)), hide("new-1"))
     with pytest.raises(LongtailIndexError, match="expected a label that is left, found all 60 hidden"):
         merge_labels(path, log, tmp_path / "merged")
     make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")
@@ -192,5 +192,5 @@ def test_merged_cooccurrence_keeps_its_labels(tmp_path: Path) -> None:
     assert before.remembered is not None
     assert after.remembered is not None
     for user in ("u3", "u6", "u12", "nobody"):
-        kept = [old_ids[row] for row in before.remembered.history(user) if row != 7]
-        assert [ids[row] for row in after.remembered.history(user)] == kept
+        remaining_ids = [old_ids[row] for row in before.remembered.history(user) if row != 7]
+        assert [ids[row] for row in after.remembered.history(user)] == remaining_ids

@@ -76,7 +76,7 @@ def test_contract(
     contract(spec, opened)
 
 
-def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) -> None:
+def test_the_exact_kind_answers_like_faiss(opened: Callable[[str], Release]) -> None:
     flat, milvus = opened("flat"), opened("milvus_flat")
     rng = np.random.default_rng(0)
     queries = flat.bundle.augmentation.queries(flat.bundle.calibration_queries, rng.uniform(-1, 2, 50).astype("f4"))
@@ -87,15 +87,15 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
         Filter(allow=rng.choice(LABELS, 3_000)),
         Filter(selection=FilterMask(rng.random(LABELS) < 0.4)),
     ] * 10
-    expected, found = (release.searcher.search(queries, 30, filters) for release in (flat, milvus))
-    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
-    assert (found[1] == expected[1]).mean() > 0.999  # ties
+    expected, results = (release.searcher.search(queries, 30, filters) for release in (flat, milvus))
+    np.testing.assert_allclose(results[0], expected[0], atol=1e-5)
+    assert (results[1] == expected[1]).mean() > 0.999  # ties
 
 
 @pytest.mark.parametrize("in_expression", [pytest.param(10_000, marks=pytest.mark.nightly), 50])
 @pytest.mark.parametrize("share", [pytest.param(0.3, marks=pytest.mark.nightly), 0.97])
 @pytest.mark.parametrize("spec", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
-def test_where_many_are_hidden_as_many_are_answered(
+def test_answers_are_complete_where_many_labels_are_hidden(
     spec: str, share: float, in_expression: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longtail.index.search.milvus_searcher._MOST_IN_EXPRESSION", in_expression)
@@ -116,7 +116,7 @@ def test_where_many_are_hidden_as_many_are_answered(
 
 @pytest.mark.nightly
 def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], Release], tmp_path: Path) -> None:
-    kept = opened("milvus_flat")
+    other_release = opened("milvus_flat")
     bundle = make_bundle(labels=1_200, seed=1).write(tmp_path / "bundle")
     releases = open_releases(tmp_path / "releases")
     for name, filterable in (("one", ["title"]), ("two", ["title"]), ("three", [])):
@@ -128,12 +128,12 @@ def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], 
     assert releases.rollback() == "one"
     releases.publish("three")
     assert releases.prune(1) == ["two"]
-    assert _collections(kept) & set(named.values()) == {named["one"], named["three"]}
+    assert _collections(other_release) & set(named.values()) == {named["one"], named["three"]}
     releases.publish("three")
     build(bundle, releases.root, spec="flat", name="four")
     releases.publish("four")
     assert releases.prune(1) == ["one"]
-    assert _collections(kept) & set(named.values()) == {named["three"]}
+    assert _collections(other_release) & set(named.values()) == {named["three"]}
 
 
 @pytest.mark.nightly
@@ -168,10 +168,10 @@ def test_labels_of_long_texts_are_written_in_parts(
     replace(bundle, labels=long, manifest=manifest).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a")
     release = open_releases(tmp_path / "releases").open("a")
-    held = _client(opened("milvus_flat")).query(
+    entities = _client(opened("milvus_flat")).query(
         _named(release), filter="row in [0, 1099]", output_fields=["display", "value_0"], consistency_level="Strong"
     )
-    assert sorted(row["display"]["text"][:4] for row in held) == ["0 éé", "1099"]
+    assert sorted(row["display"]["text"][:4] for row in entities) == ["0 éé", "1099"]
 
 
 def test_filters_are_the_servers_own_and_equal_masks(milvus: RunningMilvus, tmp_path: Path) -> None:  # noqa: ARG001
@@ -212,14 +212,14 @@ def test_other_priors_make_another_collection(opened: Callable[[str], Release], 
     releases = open_releases(tmp_path / "r")
     pq.write_table(pa.table(table | {"recent": np.linspace(1, -1, LABELS)}), tmp_path / "priors.parquet")
     refresh_priors(tmp_path / "r", tmp_path / "priors.parquet", source="one", name="two")
-    one, two = (releases.open(name) for name in ("one", "two"))
-    assert len({_named(each) for each in (release, one, two)}) == 3
-    for each in (one, two):
-        queries = each.bundle.augmentation.queries(
-            each.bundle.calibration_queries[:5], 0.5, 0.0, np.full((5, 1), 2, np.float32)
+    first, second = (releases.open(name) for name in ("one", "two"))
+    assert len({_named(version) for version in (release, first, second)}) == 3
+    for version in (first, second):
+        queries = version.bundle.augmentation.queries(
+            version.bundle.calibration_queries[:5], 0.5, 0.0, np.full((5, 1), 2, np.float32)
         )
-        expected = -np.sort(-(queries @ each.bundle.rows().T), axis=1)[:, :20]
-        np.testing.assert_allclose(each.searcher.search(queries, 20)[0], expected, atol=1e-4)
+        expected = -np.sort(-(queries @ version.bundle.rows().T), axis=1)[:, :20]
+        np.testing.assert_allclose(version.searcher.search(queries, 20)[0], expected, atol=1e-4)
 
 
 def test_a_search_of_many_filters_has_one_deadline(
@@ -287,7 +287,7 @@ def _named(release: Release) -> str:
 
 
 def _eventually(work: Callable[[], object], seconds: float = 10) -> None:
-    """What Milvus shows of a change a moment later, raised."""
+    """Repeat until Milvus shows a change, and raise the error that it causes."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         work()

@@ -77,11 +77,11 @@ def test_a_table_in_any_order_gives_every_label_its_own_numbers(suffix: str, bun
     table["stock"] = table["stock"].astype(bool)
     path = tmp_path / f"priors{suffix}"
     (pq.write_table if suffix == ".parquet" else pyarrow.csv.write_csv)(pa.table(table), path)
-    told: list[str] = []
-    priors = PriorTable(path).read(bundle, progress=told.append)
+    progress_lines: list[str] = []
+    priors = PriorTable(path).read(bundle, progress=progress_lines.append)
     assert priors.names == ["stock", "recent"]
     np.testing.assert_array_equal(priors.values_LP, np.stack([stock, recent], 1).astype(np.float32))
-    assert told == ["priors: 60 of 60 labels found, 1 rows of no label"]
+    assert progress_lines == ["priors: 60 of 60 labels found, 1 rows of no label"]
     limits = [(prior.minimum, prior.default, prior.maximum) for prior in priors.settings]
     assert limits[1] == (-float(f"{3 / recent.astype(np.float32).std():.1g}"), 0.0, -limits[1][0])
 
@@ -133,8 +133,8 @@ def test_every_kind_of_table_of_priors_is_read_by_the_same_rules(bundle: Bundle,
     limits = {name: Limits(0, 1) for name in ("small", "in_stock", "price")}
     expected = np.array([[at / 1e7, at % 2 == 0, at / 4] for at in range(L)], np.float32)
     expected[3, 0] = 9
-    for place in (tmp_path / "t.csv.gz", tmp_path / "folder", f"file://{tmp_path}/t.csv.gz"):
-        priors = PriorTable(place, limits, missing=9).read(bundle, progress=quiet)
+    for source in (tmp_path / "t.csv.gz", tmp_path / "folder", f"file://{tmp_path}/t.csv.gz"):
+        priors = PriorTable(source, limits, missing=9).read(bundle, progress=quiet)
         assert priors.names == ["small", "in_stock", "price"]
         np.testing.assert_array_equal(priors.values_LP, expected)
 
@@ -159,9 +159,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_table_is_refused_with_its_row(what: str, bundle: Bundle, tmp_path: Path) -> None:
-    text, said = BROKEN[what]
+    text, message = BROKEN[what]
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(PriorsError, match=said):
+    with pytest.raises(PriorsError, match=message):
         PriorTable(tmp_path / "t.csv", missing=0).read(bundle, progress=quiet)
 
 
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "no priors": ({}, r"expected 1 to 8 priors, found \[\]"),
     "text": ({"r": ["x"] * L}, "column 'r', row 0: expected a number that float32 holds, found 'x'"),
     "infinite": ({"r": [1.0] * 9 + [1e39] * (L - 9)}, r"column 'r', row 9: expected a number that float32 holds"),
-    "too many": ({f"r{place}": [1.0] * L for place in range(9)}, "expected 1 to 8 priors"),
+    "too many": ({f"r{column}": [1.0] * L for column in range(9)}, "expected 1 to 8 priors"),
 }
 
 
@@ -181,7 +181,7 @@ def test_a_table_that_cannot_be_read_is_refused(
         PriorTable(write(tmp_path / "t.parquet", bundle, **columns)).read(bundle, progress=quiet)
 
 
-def test_ids_twice_absent_columns_and_files_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+def test_repeated_ids_missing_columns_and_files_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     def read(**table: object) -> None:
         pq.write_table(pa.table(table), tmp_path / "t.parquet")
         PriorTable(tmp_path / "t.parquet", {"r": Limits(0, 1)}).read(bundle, progress=quiet)
@@ -240,13 +240,13 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
             + 0.4 * bundle.labels.log_popularity
             + numbers @ weights[:2]
         )
-        found = np.take_along_axis(formula, rows, 1)
-        np.testing.assert_allclose(scores / bundle.manifest.temperature, found, rtol=1e-4, atol=1e-4)
+        row_scores = np.take_along_axis(formula, rows, 1)
+        np.testing.assert_allclose(scores / bundle.manifest.temperature, row_scores, rtol=1e-4, atol=1e-4)
         best = -np.sort(-formula, 1)[:, :10]
         if spec in ("ivf_sq", "ivf_fastscan"):
-            assert (found >= best[:, -1:] - 1e-4).mean() >= 0.95
+            assert (row_scores >= best[:, -1:] - 1e-4).mean() >= 0.95
         else:
-            np.testing.assert_allclose(found, best, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(row_scores, best, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "r/first/bundle/embeddings.npy").samefile(tmp_path / "r/second/bundle/embeddings.npy")
 
 
@@ -261,9 +261,7 @@ def test_the_head_by_max_score_has_labels_that_a_prior_lifts() -> None:
     assert chosen.chosen.lowest.recall >= 0.99
 
 
-def test_a_refresh_that_falls_below_the_floor_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refresh_below_the_floor_leaves_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = make_bundle(labels=60).write(tmp_path / "model")
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(60))
     build(bundle, tmp_path / "r", spec="ivf_flat", name="first", priors=path)
@@ -293,14 +291,16 @@ def test_impossible_refreshes_are_refused(bundle: Bundle, tmp_path: Path) -> Non
     assert max(at.priors["r"] for at in narrower.recall) == 0.5
 
 
-def test_a_refresh_whose_source_a_prune_deletes_says_so_and_leaves_nothing(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_refresh_of_a_pruned_release_fails_without_leftovers(bundle: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
     for name in ("source", "newer"):
         build(bundle, tmp_path / "r", name=name, priors=path)
-    there = open_releases(tmp_path / "r")
+    releases = open_releases(tmp_path / "r")
     with pytest.raises(LongtailIndexError, match="deleted while its release was written"):
-        refresh_priors(there.root, path, source="source", name="late", progress=lambda _: there.prune(keep=1) and None)
-    assert there.names() == ["newer"]
+        refresh_priors(
+            releases.root, path, source="source", name="late", progress=lambda _: releases.prune(keep=1) and None
+        )
+    assert releases.names() == ["newer"]
 
 
 def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
     assert shelf.current() == "without"
 
 
-def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path) -> None:
+def test_bonuses_slopes_and_decay_stay_in_later_releases(tmp_path: Path) -> None:
     bundle = shop_bundle().write(tmp_path / "model")
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(400))
     options = [
@@ -378,7 +378,7 @@ def test_bonuses_slopes_and_decay_of_a_release_stay_in_later_ones(tmp_path: Path
         ({"bonuses": {f"x{n}": {"open": True} for n in range(9)}}, "expected at most 8 priors, bonuses, slopes and"),
     ],
 )
-def test_bonuses_slopes_and_decay_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_impossible_bonuses_slopes_and_decay_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(PriorsError, match=message):
         PriorSpec(**options).read(shop_bundle())
 

@@ -39,7 +39,7 @@ SETTINGS = CooccurrenceSettings(
 
 
 def write_log(folder: Path, users: list[str], labels: list[str], begin: float) -> Path:
-    times = pa.array([int(1e6 * (begin + place)) for place in range(len(users))], pa.timestamp("us", "UTC"))
+    times = pa.array([int(1e6 * (begin + second)) for second in range(len(users))], pa.timestamp("us", "UTC"))
     pq.write_table(pa.table({"query_id": users, "label_id": labels, "time": times}), folder / "log.parquet")
     return folder / "log.parquet"
 
@@ -60,9 +60,9 @@ def releases(tmp_path: Path) -> Releases:
     """Release `first`, published, of a bundle with co-occurrence."""
     with_cooccurrence(make_bundle(labels=LABELS, users=USERS, label_tower=True)).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
-    there = open_releases(tmp_path / "releases")
-    there.publish("first")
-    return there
+    releases = open_releases(tmp_path / "releases")
+    releases.publish("first")
+    return releases
 
 
 def weight(bundle: Bundle, label: str, neighbour: str) -> float:
@@ -104,23 +104,23 @@ def test_a_command_adds_later_pairs_and_links_the_index(
     assert {*releases.names()} == {"first", "second"}
 
 
-def test_the_whole_log_and_the_later_pairs_give_the_same(releases: Releases, tmp_path: Path) -> None:
+def test_a_whole_log_equals_later_pairs(releases: Releases, tmp_path: Path) -> None:
     users = [f"u{user}" for user in FIRST[0]] + ["u1", "u2", "new"] * 10
     labels = [f"item-{row}" for row in FIRST[1]] + [f"item-{row}" for row in range(30)]
     refresh(releases.root, write_log(tmp_path, users, labels, BEGIN), name="later")
     assert run("refresh", releases.root, tmp_path / "log.parquet", "--whole", "--name", "whole") == 0
 
-    later, whole = (releases.open(name).bundle for name in ("later", "whole"))
+    later, from_whole_log = (releases.open(name).bundle for name in ("later", "whole"))
     assert later.cooccurrence is not None
-    assert whole.cooccurrence is not None
+    assert from_whole_log.cooccurrence is not None
     np.testing.assert_allclose(
-        later.cooccurrence.matrix().todense(), whole.cooccurrence.matrix().todense(), rtol=1e-4, atol=1e-6
+        later.cooccurrence.matrix().todense(), from_whole_log.cooccurrence.matrix().todense(), rtol=1e-4, atol=1e-6
     )
-    assert later.cooccurrence.settings == whole.cooccurrence.settings
+    assert later.cooccurrence.settings == from_whole_log.cooccurrence.settings
     assert later.remembered is not None
-    assert whole.remembered is not None
+    assert from_whole_log.remembered is not None
     for name in ("u1", "u2", "u3", "new"):
-        assert later.remembered.history(name).tolist() == whole.remembered.history(name).tolist()
+        assert later.remembered.history(name).tolist() == from_whole_log.remembered.history(name).tolist()
 
 
 def test_labels_added_while_serving_become_rows_with_neighbours(
@@ -154,9 +154,9 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
 
 
 def test_pairs_of_labels_that_the_release_lacks_are_counted(releases: Releases, tmp_path: Path) -> None:
-    log, said = write_log(tmp_path, ["u1", "u1"], [NEW, "item-7"], BEGIN + 1000), list[str]()
-    refresh(releases.root, log, name="second", progress=said.append)
-    assert "pairs: 1 of 2 left out, of labels that the release lacks" in said
+    log, progress_lines = write_log(tmp_path, ["u1", "u1"], [NEW, "item-7"], BEGIN + 1000), list[str]()
+    refresh(releases.root, log, name="second", progress=progress_lines.append)
+    assert "pairs: 1 of 2 left out, of labels that the release lacks" in progress_lines
 
 
 def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path
     log = log.append_column("kind", pa.array(["buy", "click", "view", None, "search"]))
     log = log.append_column("given", pa.array([1.0, 0.5, 1.0, 1.0, 1.0]))
     pq.write_table(log, tmp_path / "log.parquet")
-    said = list[str]()
-    refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second", progress=said.append)
-    assert 'pairs: 3 of 5 left out, of weight 0, or of types without a weight: "search", null' in said
+    progress_lines = list[str]()
+    refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second", progress=progress_lines.append)
+    assert 'pairs: 3 of 5 left out, of weight 0, or of types without a weight: "search", null' in progress_lines
 
     term, rows = releases.open("second").bundle.cooccurrence, bundle.labels.rows_by_id
     assert term is not None
@@ -182,7 +182,7 @@ def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path
     assert [added[rows[f"item-{row}"]] for row in range(1, 6)] == [4, 0.5, 0, 0, 0]
 
 
-def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
+def test_a_calendar_changes_shares_without_events(tmp_path: Path) -> None:
     """Even labels sell at noon and odd ones at midnight; no event comes for twelve hours."""
     day, noon = 86_400.0, BEGIN + 43_200
     labels, days = np.tile(np.arange(LABELS), 28), np.repeat(np.arange(28), LABELS)
@@ -202,16 +202,16 @@ def test_a_calendar_moves_in_silence(tmp_path: Path) -> None:
         tmp_path / "bundle"
     )
     build(tmp_path / "bundle", tmp_path / "releases", name="first")
-    there = open_releases(tmp_path / "releases")
-    there.publish("first")
+    releases = open_releases(tmp_path / "releases")
+    releases.publish("first")
     columns = {"query": pa.int64(), "label": pa.string(), "time": pa.float64(), "id": pa.string(), "event": pa.string()}
     nothing = pa.table({name: pa.array([], type_) for name, type_ in (columns | {"weight": pa.float64()}).items()})
 
-    at_noon = refresh(there.root, lambda *_: nothing, RefreshOptions(until=noon, ahead=3600.0))
-    shares = np.exp(there.open(at_noon.name).bundle.labels.log_popularity)
+    at_noon = refresh(releases.root, lambda *_: nothing, RefreshOptions(until=noon, ahead=3600.0))
+    shares = np.exp(releases.open(at_noon.name).bundle.labels.log_popularity)
     assert shares[::2].sum() > 0.99 * shares.sum()
     with pytest.raises(NothingNewError, match="found none"):
-        refresh(there.root, lambda *_: nothing, RefreshOptions(ahead=3600.0))
+        refresh(releases.root, lambda *_: nothing, RefreshOptions(ahead=3600.0))
 
 
 def test_a_rollback_holds_until_somebody_publishes(
@@ -256,9 +256,9 @@ def test_killed_refreshes_leave_complete_releases_only(releases: Releases, tmp_p
         assert process.exitcode == -signal.SIGKILL
     for name in releases.names():
         releases.verify(name)
-    left = [*releases.root.glob(".*.tmp")]
+    leftovers = [*releases.root.glob(".*.tmp")]
     refresh(releases.root, log, name="last")
-    assert left
+    assert leftovers
     assert not [*releases.root.glob(".*.tmp")]
     assert releases.current() == "first"
     assert os.path.samefile(releases.root / "first/index/index.faiss", releases.root / "last/index/index.faiss")

@@ -1,4 +1,4 @@
-"""A release is there whole or not at all, and anything but what was written is refused."""
+"""A release is written completely or not at all, and changed files are refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_another_version_is_refused_with_what_to_do(release: Path) -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool, release: Path) -> None:
+def test_an_index_that_claims_more_memory_than_its_file_is_refused(mapped: bool, release: Path) -> None:
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
     file = release / "index" / "index.faiss"
     content = bytearray(file.read_bytes())

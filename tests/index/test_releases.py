@@ -128,7 +128,7 @@ def test_prune_keeps_the_newest_and_the_published(releases: Releases) -> None:
         releases.prune(keep=0)
 
 
-def test_prune_keeps_what_rollback_would_go_to(releases: Releases) -> None:
+def test_prune_keeps_the_rollback_target(releases: Releases) -> None:
     for name in ("a", "b", "c"):
         releases.publish(name)
     assert releases.prune(keep=1) == ["a"]
@@ -143,13 +143,13 @@ def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Rele
     assert releases.rollback() == "a"
 
 
-def test_prune_keeps_what_arms_of_experiments_name_and_says_so(releases: Releases) -> None:
+def test_prune_keeps_and_reports_releases_of_arms(releases: Releases) -> None:
     releases.publish("c")
     arms = '[experiments.dial.arms.x]\nrelease = "a"\n[experiments.dial.arms.y]\nbias_removal = 0.5\n'
     (releases.root / "experiments.toml").write_text(arms + '[experiments.old]\narms.z.release = "c"\n')
-    said: list[str] = []
-    assert releases.prune(keep=1, say=said.append) == ["b"]
-    assert said == ["kept: a, which answers for an arm of experiments.toml"]
+    lines: list[str] = []
+    assert releases.prune(keep=1, say=lines.append) == ["b"]
+    assert lines == ["kept: a, which answers for an arm of experiments.toml"]
     (releases.root / "experiments.toml").write_text("")
     assert releases.prune(keep=1) == ["a"]
 
@@ -182,7 +182,7 @@ def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> N
             running.kill()
 
 
-def test_a_prune_goes_on_after_one_that_was_killed_between_deleting_and_saying_so(releases: Releases) -> None:
+def test_a_prune_resumes_one_that_was_killed_after_deleting(releases: Releases) -> None:
     releases.publish("b")
     pointers = json.loads((releases.root / "CURRENT").read_text())
     (releases.root / "CURRENT").write_text(json.dumps(pointers | {"deleting": ["long-gone"]}))
@@ -199,12 +199,12 @@ def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Rele
     writers = [
         subprocess.Popen([sys.executable, "-c", repeat, str(releases.root), name], cwd=ROOT) for name in ("a", "b")
     ]
-    seen = set()
+    names_read = set()
     while any(writer.poll() is None for writer in writers):
-        seen.add(releases.current())
+        names_read.add(releases.current())
         time.sleep(0.001)
     assert [writer.returncode for writer in writers] == [0, 0]
-    assert seen <= {None, "a", "b"}
+    assert names_read <= {None, "a", "b"}
     current = releases.current()
     assert current in ("a", "b")
     history = releases.pointers().history
@@ -213,14 +213,14 @@ def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Rele
     assert not list(releases.root.glob(".*.tmp"))
 
 
-def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_a_release_being_deleted_is_not_listed(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings = []
     remove = shutil.rmtree
     monkeypatch.setattr(
-        releases_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path))
+        releases_module.shutil, "rmtree", lambda path, **_: (listings.append(releases.names()), remove(path))
     )
     releases.prune(keep=2)
-    assert seen == [["b", "c"]]
+    assert listings == [["b", "c"]]
 
 
 def test_staging_is_a_pointer_that_publishing_clears(releases: Releases) -> None:

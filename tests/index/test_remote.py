@@ -1,4 +1,4 @@
-"""Releases at an object store: the same releases, pointers that two cannot move at once, copies that are whole."""
+"""Releases at an object store: publishing, races of writers, and verified copies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shelf(bundle_path: Path, s3_server: S3Server, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def url(shelf: str, s3: S3Server) -> str:
-    """As `shelf`, of the test's own."""
+    """Return the URL of the test's own copy of the releases."""
     copied = s3.url()
     source, target = ObjectStore(shelf), ObjectStore(copied)
     for path in source.list():
@@ -61,7 +61,7 @@ def url(shelf: str, s3: S3Server) -> str:
 
 
 def local(url: str, folder: Path) -> Releases:
-    """The releases as another host sees them."""
+    """Open the releases with the cache of another host."""
     return open_releases(url, folder)
 
 
@@ -72,13 +72,13 @@ def answers(release: Release) -> tuple[np.ndarray, np.ndarray]:
 
 
 def downloads(s3: S3Server) -> list[str]:
-    """What was read of the index, by name."""
+    """List the index files that were downloaded."""
     return [path.rsplit("/", 1)[1] for method, path in s3.requests if method == "GET" and path.endswith(".faiss")]
 
 
 @contextmanager
 def published_by_another(url: str, name: str, patched: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another host publishes in the middle of what is done in here."""
+    """Publish from another host while this host verifies the next release."""
     verify = Releases.verify
 
     def at_last(releases: Releases, which: str) -> object:
@@ -90,13 +90,13 @@ def published_by_another(url: str, name: str, patched: pytest.MonkeyPatch) -> It
     yield
 
 
-def test_a_release_at_a_url_answers_as_the_one_that_was_built(bundle_path: Path, url: str, tmp_path: Path) -> None:
+def test_a_release_at_a_url_answers_like_a_local_one(bundle_path: Path, url: str, tmp_path: Path) -> None:
     releases = open_releases(url)
     assert (str(releases), releases.names(), releases.current()) == (url, ["a", "b", "c"], None)
     build(bundle_path, tmp_path / "local", name="a", spec="flat")
-    there, here = (answers(each.open("a")) for each in (releases, open_releases(tmp_path / "local")))
-    np.testing.assert_array_equal(there[1], here[1])
-    np.testing.assert_array_equal(there[0], here[0])
+    remote_hits, local_hits = (answers(source.open("a")) for source in (releases, open_releases(tmp_path / "local")))
+    np.testing.assert_array_equal(remote_hits[1], local_hits[1])
+    np.testing.assert_array_equal(remote_hits[0], local_hits[0])
 
 
 def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: 
 
 @pytest.mark.parametrize("name", ["b", "c"])
 def test_a_write_whose_answer_was_lost_counts_once(name: str, url: str, s3: S3Server) -> None:
-    """The store has written the pointer and says 503: what is there tells."""
+    """The store writes the pointer but answers 503; the stored content decides."""
     if name == "c":  # by the tag of one before, else the first
         open_releases(url).publish("a")
 
@@ -163,7 +163,7 @@ def test_the_probe_of_a_store_has_the_version_that_gcs_demands(url: str, monkeyp
     assert tags[0].keys() == {"e_tag", "version"}
 
 
-def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
+def test_an_existing_copy_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     releases.verify("a")
     assert downloads(s3) == ["index.faiss"]
@@ -172,16 +172,16 @@ def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp
 
 
 @pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
-def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
+def test_a_failing_store_leaves_no_partial_copy(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
-    told = pytest.raises(ObjectStoreError, match=rf"{url}.*a/index/index\.faiss")
-    with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None), told:
+    raises = pytest.raises(ObjectStoreError, match=rf"{url}.*a/index/index\.faiss")
+    with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None), raises:
         releases.verify("a")
     assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
     assert releases.verify("a").name == "a"
 
 
-def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str, tmp_path: Path) -> None:
+def test_a_replaced_object_is_refused(url: str, tmp_path: Path) -> None:
     store = ObjectStore(url)
     file = tmp_path / "file"
     file.write_bytes(bytes(len(store.read("a/index/index.faiss") or b"")))
@@ -193,7 +193,7 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
         local(url, tmp_path / "other").verify("a")
 
 
-def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
+def test_a_release_with_a_reused_name_replaces_the_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
     releases, other = open_releases(url), local(url, tmp_path / "other")
     for name in ("a", "b", "c"):
         releases.publish(name)
@@ -222,7 +222,7 @@ def test_unused_copies_are_deleted(
     assert sorted(path.name for path in releases.root.iterdir() if path.is_dir()) == ["b", "c", "new"]
 
 
-def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_deletes_releases_and_unfinished_uploads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     releases, store = open_releases(url), ObjectStore(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
@@ -237,7 +237,7 @@ def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, m
     assert (releases.current(), releases.rollback()) == ("c", "b")
 
 
-def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
+def test_an_interrupted_prune_blocks_its_names_and_resumes(
     bundle_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     releases = open_releases(url)
@@ -272,13 +272,13 @@ def test_a_prune_during_a_publication_reports_its_deletions(url: str, monkeypatc
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
+def test_a_missing_bucket_is_an_error() -> None:
     for method in (RemoteReleases.names, RemoteReleases.current):
         with pytest.raises(ObjectStoreError, match="expected a store that answers, could not"):
             method(RemoteReleases("s3://nosuchbucket/releases"))
 
 
-def test_a_store_that_does_not_say_what_condition_fails(
+def test_a_store_need_not_name_the_failed_condition(
     bundle_path: Path, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = s3.url()
@@ -292,7 +292,7 @@ def test_a_store_that_does_not_say_what_condition_fails(
     assert local(url, tmp_path / "other").rollback() == "b"
 
 
-def test_a_published_release_that_is_damaged_there_is_replaced(url: str, tmp_path: Path) -> None:
+def test_another_release_can_replace_a_damaged_one(url: str, tmp_path: Path) -> None:
     open_releases(url).publish("a")
     ObjectStore(url).delete(["a/index/index.faiss"])
     other = local(url, tmp_path / "other")
@@ -302,7 +302,7 @@ def test_a_published_release_that_is_damaged_there_is_replaced(url: str, tmp_pat
     assert other.current() == "b"
 
 
-def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_downloaded_again(url: str, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     file = releases.verify("a").path / "index" / "index.faiss"
     file.chmod(0o644)
@@ -311,12 +311,12 @@ def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, 
     assert any(file.read_bytes())
 
 
-def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3Server) -> None:
+def test_a_failed_upload_names_the_command_that_resumes_it(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
-    told = pytest.raises(
+    raises = pytest.raises(
         ObjectStoreError, match=rf"the release is built: longtail-index upload (\S+)/x {url} resumes it"
     )
-    with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told as error:
+    with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), raises as error:
         build(bundle_path, url, name="x", spec="flat")
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
     open_releases(url).upload(Path(path))
@@ -327,9 +327,9 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     url = s3.url()
     copy = tmp_path / "copy"
     shutil.copytree(bundle_path, copy)
-    said = json.loads((copy / "manifest.json").read_text())
-    said["files"]["../../../out"] = said["files"].pop("labels.arrow")
-    (copy / "manifest.json").write_text(json.dumps(said))
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["files"]["../../../out"] = manifest["files"].pop("labels.arrow")
+    (copy / "manifest.json").write_text(json.dumps(manifest))
     (copy / "manifest.sha256").write_text(file_sha256(copy / "manifest.json"))
     store = ObjectStore(url)
     for name in ("manifest.sha256", "manifest.json"):
@@ -349,7 +349,7 @@ def test_a_release_name_is_used_once(bundle_path: Path, url: str, tmp_path: Path
     assert open_releases(url).names() == ["a", "b", "c"]
 
 
-def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
+def test_a_bundle_is_uploaded_and_downloaded(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     with pytest.raises(BundleCorruptError, match=r"expected a bundle \(a folder with manifest.json\), found none"):
         local_bundle(url)
@@ -415,8 +415,8 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
-def test_a_garbled_current_file_is_refused(said: bytes, url: str) -> None:
-    ObjectStore(url).put("CURRENT", said)
+def test_a_garbled_current_file_is_refused(content: bytes, url: str) -> None:
+    ObjectStore(url).put("CURRENT", content)
     for use in (open_releases(url).current, lambda: open_releases(url).publish("a")):
         with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):
             use()
@@ -432,7 +432,7 @@ def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
     assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.requests] == [("GET", "CURRENT")]
 
 
-def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_store_is_an_error(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects_module, "_CLIENT", objects_module._CLIENT | {"read_timeout": "300ms"})
     releases = open_releases(url)
     with s3.failing(lambda *_: "hang"):

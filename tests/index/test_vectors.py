@@ -40,18 +40,18 @@ def vectors_of(seed: int = 0) -> np.ndarray:
 
 def written(folder: Path, **columns: Any) -> Path:
     """Write a table of labels; a column of None is left out."""
-    given = {
+    table = {
         "label_id": [f"i{row}" for row in range(LABELS)], "count": np.arange(LABELS)[::-1] ** 2,
         "vector": list(vectors_of()), "title": [f"Item {row}" for row in range(LABELS)],
     } | columns  # fmt: skip
     pq.write_table(
-        pa.table({name: value for name, value in given.items() if value is not None}), folder / "labels.parquet"
+        pa.table({name: value for name, value in table.items() if value is not None}), folder / "labels.parquet"
     )
     return folder / "labels.parquet"
 
 
-def read(labels: Path, **given: Any) -> Bundle:
-    return VectorFiles(labels, **given).read("given", lambda _: None)
+def read(labels: Path, **options: Any) -> Bundle:
+    return VectorFiles(labels, **options).read("given", lambda _: None)
 
 
 def scores(bundle: Bundle, queries: np.ndarray, bias_removal: float) -> np.ndarray:
@@ -76,8 +76,10 @@ def test_a_bundle_of_its_vectors_answers_the_same(tmp_path: Path) -> None:
     assert after.labels.display.equals(labels.display)
     np.testing.assert_array_equal(after.labels.buckets, labels.buckets)
     for bias_removal in LAMBDAS:
-        found, expected = (scores(each, before.calibration_queries, bias_removal) for each in (after, before))
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        bundle_scores, expected = (
+            scores(scored_bundle, before.calibration_queries, bias_removal) for scored_bundle in (after, before)
+        )
+        np.testing.assert_allclose(bundle_scores, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
@@ -94,8 +96,8 @@ def test_scores_equal_vectors_plus_log_pi(tmp_path: Path, similarity: str) -> No
         of_vectors = -((queries[:, None] - vectors) ** 2).sum(axis=2)
     for bias_removal in LAMBDAS:
         expected = of_vectors / 0.5 + bias_removal * np.log(counts / counts.sum())
-        found = scores(bundle, queries, bias_removal)
-        np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=2e-4)
+        bundle_scores = scores(bundle, queries, bias_removal)
+        np.testing.assert_allclose(bundle_scores - bundle_scores[:, :1], expected - expected[:, :1], atol=2e-4)
 
 
 def test_noise_may_differ_from_popularity(tmp_path: Path) -> None:
@@ -142,24 +144,24 @@ def tower(inputs: dict[str, list[Any]], kind: int = TensorProto.FLOAT) -> bytes:
     return content
 
 
-def test_without_a_tower_a_vector_is_a_feature_too(tmp_path: Path) -> None:
+def test_a_vector_is_a_feature_without_a_tower(tmp_path: Path) -> None:
     bundle = read(written(tmp_path), similarity="cosine")
     served = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
-    found = served.embed(served.read([{"vector": [3.0, 4.0] + [0.0] * 6}, {}]))
-    np.testing.assert_allclose(found[:, :2], [[0.6, 0.8], [0, 0]], rtol=1e-6)
+    embeddings = served.embed(served.read([{"vector": [3.0, 4.0] + [0.0] * 6}, {}]))
+    np.testing.assert_allclose(embeddings[:, :2], [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
 def test_towers_of_vectors_and_numbers_are_served(tmp_path: Path) -> None:
     (tmp_path / "tower.onnx").write_bytes(tower({"profile": ["N", 8], "scale": ["N"]}))
     bundle = read(written(tmp_path), query_tower=tmp_path / "tower.onnx", label_tower=tmp_path / "tower.onnx")
 
-    assert [(each.name, each.kind) for each in bundle.manifest.label_features] == [
+    assert [(feature.name, feature.kind) for feature in bundle.manifest.label_features] == [
         ("profile", "vector"),
         ("scale", "number"),
     ]
     served = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
-    found = served.embed(served.read([{"profile": [1.0] * 8, "scale": 3.0}, {"scale": 3.0}]))
-    assert found.tolist() == [[3.0] * 8, [0.0] * 8]
+    embeddings = served.embed(served.read([{"profile": [1.0] * 8, "scale": 3.0}, {"scale": 3.0}]))
+    assert embeddings.tolist() == [[3.0] * 8, [0.0] * 8]
 
 
 def test_towers_may_have_other_ids() -> None:
@@ -179,8 +181,8 @@ def test_towers_may_have_other_ids() -> None:
 
     assert bundle.manifest.own_id == "user"
     served = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, DIM)
-    found = served.embed(served.read([{"user": "b"}, {"user": "?"}]))
-    np.testing.assert_array_equal(found, np.eye(3, DIM, dtype=np.float32)[[2, 0]])
+    embeddings = served.embed(served.read([{"user": "b"}, {"user": "?"}]))
+    np.testing.assert_array_equal(embeddings, np.eye(3, DIM, dtype=np.float32)[[2, 0]])
     swapped = by_id._replace(vocabularies={"user": Vocabulary(pa.array(["b", "a"]))})
     both = bundle_from_vectors(vectors_of(), facts, name="both", query_tower=by_id, label_tower=swapped)
     assert [both.vocabularies[name].ids.to_pylist() for name in ("user", "label_user")] == [["a", "b"], ["b", "a"]]
@@ -206,13 +208,13 @@ REFUSED = {
 
 @pytest.mark.parametrize(("columns", "given", "message"), REFUSED.values(), ids=REFUSED)
 def test_invalid_vectors_are_refused(
-    tmp_path: Path, columns: dict[str, Any], given: dict[str, Any], message: str
+    tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(VectorsError, match=message):
-        read(written(tmp_path, **columns), **given)
+        read(written(tmp_path, **columns), **options)
 
 
-def test_several_files_have_no_order_that_vectors_of_another_could_have(tmp_path: Path) -> None:
+def test_several_label_files_are_refused_with_a_vector_file(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for part in range(12):
         pq.write_table(pa.table({"label_id": [f"i{part}"], "count": [1]}), tmp_path / f"parts/part-{part}.parquet")
@@ -223,7 +225,7 @@ def test_several_files_have_no_order_that_vectors_of_another_could_have(tmp_path
         read(tmp_path / "parts", vectors=tmp_path / "vectors.npy")
 
 
-def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
+def test_unfitting_rows_and_models_are_refused(tmp_path: Path) -> None:
     ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), vectors_of(), np.ones(LABELS, np.int64)
     infinite = vectors.copy()
     infinite[[7, 9], 3] = np.nan

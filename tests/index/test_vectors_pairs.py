@@ -25,7 +25,7 @@ def log(folder: Path, name: str = "log", **columns: list[Any]) -> Path:
     """Write a log whose times are seconds after BEGIN."""
     table = columns or HAND
     if "time" in table:
-        table = table | {"time": [BEGIN + each for each in table["time"]]}
+        table = table | {"time": [BEGIN + seconds for seconds in table["time"]]}
     pq.write_table(pa.table(table), folder / f"{name}.parquet")
     return folder / f"{name}.parquet"
 
@@ -36,7 +36,7 @@ def in_groups(rng: np.random.Generator, begin: int, queries: int = 60) -> dict[s
     return {
         "query_id": [f"q{query}" for query in range(queries) for _ in range(5)],
         "label_id": [f"i{row}" for row in chosen],
-        "time": [begin + place for place in range(5 * queries)],
+        "time": [begin + second for second in range(5 * queries)],
     }
 
 
@@ -85,9 +85,9 @@ def test_held_out_pairs_choose_the_weight_where_queries_have_ids(tmp_path: Path)
     last = [int(id_[1:]) for id_ in in_groups(np.random.default_rng(1), 0)["label_id"][4::5]]
     pq.write_table(pa.table(queries | {"vector": list(1000 * vectors_of()[last])}), tmp_path / "queries.parquet")
     unit = vectors_of() / np.linalg.norm(vectors_of(), axis=1, keepdims=True)
-    known = read(written(tmp_path, vector=list(unit)), pairs=pairs, queries=tmp_path / "queries.parquet").cooccurrence
-    assert known is not None
-    assert known.settings.default == 0
+    term = read(written(tmp_path, vector=list(unit)), pairs=pairs, queries=tmp_path / "queries.parquet").cooccurrence
+    assert term is not None
+    assert term.settings.default == 0
 
 
 def test_the_command_adds_the_term_and_the_release_is_refreshed(
@@ -114,15 +114,15 @@ def test_the_command_adds_the_term_and_the_release_is_refreshed(
     assert bundle.cooccurrence.settings.log == LogColumns(query_id="user", label_id="label_id", timestamp="at")
 
 
-def test_pairs_that_no_term_can_be_made_of() -> None:
+def test_pairs_without_known_labels_are_refused() -> None:
     ids, counts = pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64)
     table = pa.table({"query_id": ["a"], "label_id": ["other"]})
     with pytest.raises(BundleInvariantError, match="pairs name labels"):
         bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=ChosenTogether(table)), name="none")
-    known = ChosenTogether(pa.table({"query_id": ["a"], "label_id": ["i0"]}), query_ids=pa.array(["a"]))
+    pairs = ChosenTogether(pa.table({"query_id": ["a"], "label_id": ["i0"]}), query_ids=pa.array(["a"]))
     with pytest.raises(BundleInvariantError, match="every query has an id"):
-        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=known), name="none")
-    facts = TrainingFacts(ids, counts, pairs=known._replace(query_ids=None))
+        bundle_from_vectors(vectors_of(), TrainingFacts(ids, counts, pairs=pairs), name="none")
+    facts = TrainingFacts(ids, counts, pairs=pairs._replace(query_ids=None))
     lonely = bundle_from_vectors(vectors_of(), facts, name="one")
     assert lonely.cooccurrence is not None
     assert (lonely.cooccurrence.rows_LN == -1).all()

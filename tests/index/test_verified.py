@@ -20,7 +20,7 @@ LONG_AGO = 1_700_000_000
 
 @pytest.fixture
 def releases(bundle_path: Path, tmp_path: Path) -> Releases:
-    """One release, a copy of the test's own, written long ago and verified since."""
+    """One release, copied for the test, written long ago and verified since."""
     build(bundle_path, tmp_path / "built", spec="flat", name="first")
     shutil.copytree(tmp_path / "built", tmp_path / "releases")
     for path in (tmp_path / "releases").rglob("*"):
@@ -31,17 +31,17 @@ def releases(bundle_path: Path, tmp_path: Path) -> Releases:
 
 
 @pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each opening from now on read every byte."""
-    seen: list[bool] = []
+def full_reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Record for each opening whether it read every byte."""
+    openings: list[bool] = []
     open_ = release_module._open
 
     def noting(*arguments: object, verify: bool, **more: object) -> Release:
-        seen.append(verify)
+        openings.append(verify)
         return open_(*arguments, verify=verify, **more)
 
     monkeypatch.setattr(release_module, "_open", noting)
-    return seen
+    return openings
 
 
 def reopen(releases: Releases) -> Release:
@@ -55,16 +55,16 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_verified_files_are_not_read_again(releases: Releases, whole: list[bool]) -> None:
+def test_verified_files_are_not_read_again(releases: Releases, full_reads: list[bool]) -> None:
     assert reopen(releases).searcher.labels == 600
-    assert whole == [False]
+    assert full_reads == [False]
     releases.open("first")
     releases.verify("first")
-    assert whole == [False, True, True], "without a state, and before publishing, every byte is read"
+    assert full_reads == [False, True, True], "without a state, and before publishing, every byte is read"
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_was_written_is_read_again(file: str, releases: Releases) -> None:
+def test_a_changed_file_is_read_again(file: str, releases: Releases) -> None:
     spoil(releases.root / "first" / file)
     for _ in range(2):
         with pytest.raises((ReleaseCorruptError, BundleCorruptError)):
@@ -74,7 +74,7 @@ def test_a_file_that_was_written_is_read_again(file: str, releases: Releases) ->
 
 
 @pytest.mark.parametrize("change", ["touched", "replaced", "shorter", "gone", "another"])
-def test_any_change_of_its_files_is_seen(change: str, releases: Releases, whole: list[bool]) -> None:
+def test_any_change_of_files_is_noticed(change: str, releases: Releases, full_reads: list[bool]) -> None:
     path = releases.root / "first" / "index" / "index.faiss"
     if change == "touched":
         os.utime(path, (LONG_AGO, LONG_AGO + 1))
@@ -89,11 +89,11 @@ def test_any_change_of_its_files_is_seen(change: str, releases: Releases, whole:
             reopen(releases)
         return
     reopen(releases)
-    assert whole == [True, False]
+    assert full_reads == [True, False]
 
 
 def test_files_written_a_moment_ago_are_not_trusted(
-    releases: Releases, whole: list[bool], monkeypatch: pytest.MonkeyPatch
+    releases: Releases, full_reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another write in the same tick of the clock would leave the same time."""
     now = LONG_AGO + 0.5
@@ -103,17 +103,17 @@ def test_files_written_a_moment_ago_are_not_trusted(
     now = LONG_AGO + 3
     reopen(releases)
     reopen(releases)
-    assert whole == [True, False, True, False, False]
+    assert full_reads == [True, False, True, False, False]
 
 
-def test_of_several_that_start_together_one_verifies(releases: Releases, whole: list[bool]) -> None:
+def test_one_of_several_workers_verifies(releases: Releases, full_reads: list[bool]) -> None:
     shutil.rmtree(releases.root / ".state")
     threads = [threading.Thread(target=reopen, args=(releases,)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(whole) == [False, False, False, True]
+    assert sorted(full_reads) == [False, False, False, True]
 
 
 def test_publish_refuses_a_bundle_that_contradicts_its_contract(

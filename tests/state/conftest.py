@@ -1,4 +1,4 @@
-"""Both kinds of place, for tests of what is the same in both."""
+"""Both kinds of state location, for tests that hold for both."""
 
 from __future__ import annotations
 

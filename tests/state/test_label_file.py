@@ -70,7 +70,7 @@ def damaged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_other_files_damaged_ones_and_newer_versions_are_refused_and_stay(tmp_path: Path) -> None:
+def test_foreign_damaged_and_newer_files_are_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "labels.sqlite"
     store = LabelStore(tmp_path)
     store.append([upsert(f"label-{count}", text="x" * 100) for count in range(200)])

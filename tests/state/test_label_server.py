@@ -29,7 +29,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """One of the test's own, to be killed."""
+    """A database server of the test's own, to be killed."""
     with postgres() as started:
         yield started
 
@@ -41,7 +41,7 @@ def position_of(server: PostgresServer) -> Postgres:
 
 
 def until_read(store: LabelStore, position: object, seconds: float = 10) -> tuple[list[str], float]:
-    """Ids that come, and how long it took."""
+    """Return the ids of new changes and the seconds until they arrived."""
     began = time.monotonic()
     while time.monotonic() < began + seconds:
         read = store.read_from(position)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Label changes in both kinds of place: an order that all see, nothing lost that was acknowledged."""
+"""Label changes in both kinds of location have one order, and no acknowledged change is lost."""
 
 from __future__ import annotations
 

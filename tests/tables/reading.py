@@ -9,12 +9,12 @@ from longtail.tables.table import all_columns, read_table
 
 
 def rows_of(sources: Path | str | list[Path | str]) -> list[dict[str, Any]]:
-    """Return all rows of some places, by the names of their columns."""
+    """Return all rows of some sources, by the names of their columns."""
     return read(sources)[0]
 
 
 def read(sources: Path | str | list[Path | str]) -> tuple[list[dict[str, Any]], dict[str, str], list[Rejected]]:
-    """Return rows of some places, the types of their columns, and lines that are no rows."""
+    """Return rows of some sources, the types of their columns, and rejected lines."""
     with open_database() as built:
         table = read_table(built, find_files(sources), all_columns, "places")
         rejected = [line for part in table.parts for line in part.rejected]

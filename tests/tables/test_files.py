@@ -1,4 +1,4 @@
-"""Which files a place is: links, loops, Hive folders, object stores."""
+"""Find the files of a source: links, loops, Hive folders, object stores."""
 
 import time
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_broken_link_is_skipped(logs: Path) -> None:
     assert len(find_files(logs)) == 3
 
 
-def test_two_long_queries_are_two() -> None:
+def test_long_queries_that_begin_alike_are_distinct() -> None:
     query = "SELECT a_rather_long_name_of_a_column, another_name_of_a_column FROM 'a.csv' WHERE day = "
     single, other = find_files([query + "1", query + "2"])
     assert single.name == other.name

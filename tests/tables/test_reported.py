@@ -35,7 +35,7 @@ def clicks(folder: Path, *, item: str = "p{}", ending: str = ".csv", stray: dict
 
 
 def drafted(log: Path, **neighbour: Path) -> str:
-    """Return the recipe that `init` writes beside a log."""
+    """Return the recipe that `init` writes next to a log."""
     recipe = log.with_name("recipe.toml")
     draft_recipe(log, recipe, **neighbour)
     return recipe.read_text()
