@@ -414,7 +414,7 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
         open_releases(tmp_path).upload(tmp_path / "a")
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
 def test_a_garbled_current_file_is_refused(content: bytes, url: str) -> None:
     ObjectStore(url).put("CURRENT", content)
     for use in (open_releases(url).current, lambda: open_releases(url).publish("a")):

@@ -206,7 +206,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("columns", "given", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("columns", "options", "message"), REFUSED.values(), ids=REFUSED)
 def test_invalid_vectors_are_refused(
     tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
