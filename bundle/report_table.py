@@ -63,7 +63,7 @@ class ReportTable:
         rows = [*self._cells()]
         table = Table(
             title=self.title or None, title_justify="left", caption=self.caption or None, caption_justify="left",
-            pad_edge=False,
+            pad_edge=False, show_edge=False,  # an edge would touch the outer columns; with padding 80 columns are short
         )  # fmt: skip
         for column, heading in enumerate(self.headings):
             numeric = all(row[column][:1] in "+-–0123456789" for row, _ in rows)
