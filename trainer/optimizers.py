@@ -175,7 +175,8 @@ class LazyAverage:
         """Return the average after a step, float32 [rows, D]; after step 0 it is the table itself."""
         weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
         sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
-        return sum_RD / (1 - ops.power(self.decay, step + 1))
+        average_RD: Tensor = sum_RD / (1 - ops.power(self.decay, step + 1))
+        return average_RD
 
 
 class DenseAverage:
@@ -195,13 +196,17 @@ class DenseAverage:
         return self._next() / (1 - ops.power(self.decay, step + 1))
 
     def _next(self) -> Tensor:
-        return self.decay * self.sum.value + (1 - self.decay) * self.weight.value
+        next_sum: Tensor = self.decay * self.sum.value + (1 - self.decay) * self.weight.value
+        return next_sum
 
 
 def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
     """Create a schedule over steps from 0: `constant`, or `linear` or `cosine` down to 0 at `total_steps`."""
     schedules = keras.optimizers.schedules
-    if schedule == "cosine":
-        return schedules.CosineDecay(rate, max(total_steps, 1))
     end = rate if schedule == "constant" else 0.0
-    return schedules.PolynomialDecay(rate, max(total_steps, 1), end)
+    rates: Callable[[Tensor], Tensor] = (
+        schedules.CosineDecay(rate, max(total_steps, 1))
+        if schedule == "cosine"
+        else schedules.PolynomialDecay(rate, max(total_steps, 1), end)
+    )
+    return rates

@@ -233,12 +233,14 @@ def compile_tower(
 
     def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return tower(inputs)
+            embeddings_BD: jax.Array = tower(inputs)
+            return embeddings_BD
 
     compiled = jax.jit(pure, out_shardings=out_shardings)
 
     def run(inputs: Mapping[str, Any]) -> jax.Array:
-        return compiled([variable.value for variable in variables], put(inputs))
+        embeddings_BD: jax.Array = compiled([variable.value for variable in variables], put(inputs))
+        return embeddings_BD
 
     return run
 

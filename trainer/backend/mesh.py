@@ -40,7 +40,8 @@ _DEVIATIONS = 5
 
 
 def _mesh() -> Mesh:
-    return keras.distribution.distribution().device_mesh.backend_mesh
+    mesh: Mesh = keras.distribution.distribution().device_mesh.backend_mesh
+    return mesh
 
 
 def devices() -> int:
@@ -108,7 +109,8 @@ def _gather_whole(mesh: Mesh, rows: int) -> Callable[..., jax.Array]:
 
     def read(part_RD: jax.Array, ids: jax.Array) -> jax.Array:
         local = part_RD.at[_part_rows(ids, rows, len(part_RD))].get(mode="fill", fill_value=0)
-        return jax.lax.psum(local, AXIS)
+        summed_rows: jax.Array = jax.lax.psum(local, AXIS)
+        return summed_rows
 
     return jax.jit(jax.shard_map(read, mesh=mesh, in_specs=(_PARTS, _REPLICATED), out_specs=_REPLICATED))
 
@@ -133,7 +135,8 @@ def gather(table: keras.Variable, ids: jax.Array | Requested | Owned) -> jax.Arr
     def read(part_RD: jax.Array, ids_U: jax.Array) -> jax.Array:
         return part_RD.at[_part_rows(ids_U, rows, len(part_RD))].get(mode="fill", fill_value=0)
 
-    return _map_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
+    rows_UD: jax.Array = _map_parts(fetch if isinstance(ids, Requested) else read)(table.value, ids.ids_U)
+    return rows_UD
 
 
 def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array) -> None:
@@ -265,12 +268,14 @@ class _Rounds:
 
     def fold(self, run: Callable[[jax.Array, jax.Array], jax.Array], start: jax.Array) -> jax.Array:
         """Fold `run` over all rounds."""
-        return jax.lax.fori_loop(0, self.number, run, start)
+        result: jax.Array = jax.lax.fori_loop(0, self.number, run, start)
+        return result
 
 
 def _exchange(sent: jax.Array) -> jax.Array:
     """Send each device its row of an array's first axis, and receive one row from each device."""
-    return jax.lax.all_to_all(sent, AXIS, 0, 0)
+    received: jax.Array = jax.lax.all_to_all(sent, AXIS, 0, 0)
+    return received
 
 
 def sum_of_blocks(

@@ -35,7 +35,8 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 
 def gather(table: keras.Variable, ids: Tensor) -> Tensor:
     """Return rows of a variable without reading its other rows, shape [*ids.shape, D]."""
-    return tf.gather(table.value, ids)
+    rows: Tensor = tf.gather(table.value, ids)
+    return rows
 
 
 def scatter(table: keras.Variable, ids_U: Tensor, rows_UD: Tensor) -> None:
@@ -70,7 +71,8 @@ def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tupl
 
 def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:  # noqa: ARG001
     """Return rows by positions among the ids of `distinct`, shape [*positions.shape, D]."""
-    return keras.ops.take(rows_UD, positions, axis=0)
+    rows: Tensor = keras.ops.take(rows_UD, positions, axis=0)
+    return rows
 
 
 def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, shared: bool = False) -> Tensor:
@@ -81,7 +83,8 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
     """
     if not on_cpu():
         gathered_BPD = take(rows_UD, positions_BP, shared=shared)
-        return keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)
+        sums_BD: Tensor = keras.ops.einsum("bpd,bp->bd", gathered_BPD, weights_BP)
+        return sums_BD
     entries_n2 = tf.where(tf.not_equal(weights_BP, 0))
     columns_n = tf.cast(tf.gather_nd(positions_BP, entries_n2), tf.int64)
     size = tf.cast([tf.shape(positions_BP)[0], tf.shape(rows_UD)[0]], tf.int64)
@@ -95,11 +98,13 @@ def bag_sums(rows_UD: Tensor, positions_BP: Tensor, weights_BP: Tensor, *, share
         def backward(upstream_BD: Tensor) -> Tensor:
             # Transposed by an operation of its own: `transpose_a` would sum in the order in which threads end.
             weights_UB = tf.raw_ops.SparseMatrixTranspose(input=weights_BU, type=tf.float32)
-            return tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
+            gradients_UD: Tensor = tf.raw_ops.SparseMatrixMatMul(a=weights_UB, b=upstream_BD)
+            return gradients_UD
 
         return tf.raw_ops.SparseMatrixMatMul(a=weights_BU, b=rows_UD), backward
 
-    return tf.custom_gradient(product)(rows_UD)
+    products_BD: Tensor = tf.custom_gradient(product)(rows_UD)
+    return products_BD
 
 
 def sums(
@@ -118,7 +123,10 @@ def sums(
 
 def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
     """Count the occurrences of every distinct id, float32 [U]."""
-    return tf.math.unsorted_segment_sum(tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0])
+    counts_U: Tensor = tf.math.unsorted_segment_sum(
+        tf.ones(tf.shape(positions_N)), positions_N, tf.shape(distinct_U)[0]
+    )
+    return counts_U
 
 
 def value_and_gradients(
@@ -153,7 +161,8 @@ def sum_of_blocks(
     def cut(column: Tensor) -> Tensor:
         if height * blocks != row_count:  # fill the last block with repeats of the last row
             column = tf.gather(column, tf.minimum(tf.range(height * blocks), row_count - 1))
-        return tf.reshape(column, (blocks, height, *column.shape[1:]))
+        stacked: Tensor = tf.reshape(column, (blocks, height, *column.shape[1:]))
+        return stacked
 
     fixed_blocks = keras.tree.map_structure(cut, fixed)
 
@@ -219,17 +228,20 @@ def on_cpu() -> bool:
 
 def compile_loss(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a pure function of fixed shapes with XLA: one kernel instead of a pass over memory per operation."""
-    return tf.function(function, jit_compile=True, autograph=False)
+    compiled: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
+    return compiled
 
 
 def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:  # noqa: ARG001 (updated in place)
     """Compile a step that assigns to variables."""
-    return tf.function(step, reduce_retracing=True, autograph=False)
+    compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
+    return compiled
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
     """Return the tower itself: TensorFlow compiles each operation."""
-    return tower
+    embed: Callable[[Mapping[str, Any]], Tensor] = tower
+    return embed
 
 
 def make_deterministic() -> None:

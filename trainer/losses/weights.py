@@ -236,7 +236,8 @@ def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Flo
     """
     log_weight_L = -reweight * log_pi_L
     weight_L = np.exp(log_weight_L - log_weight_L.max())  # the largest exponent is 0, so nothing overflows
-    return (weight_L / (share_L @ weight_L)).astype(np.float32)
+    mean_one_L: Float32 = (weight_L / (share_L @ weight_L)).astype(np.float32)
+    return mean_one_L
 
 
 WEIGHTS: dict[str, Callable[..., LogWeight]] = {

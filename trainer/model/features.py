@@ -43,7 +43,8 @@ class OrMissing(keras.layers.Layer):
     def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
         """Return rows, float32 [B, D]; `missing_B` is 1 for a missing row, else 0."""
         missing_B1 = ops.expand_dims(missing_B, 1)
-        return x_BD * (1 - missing_B1) + missing_B1 * self.vector
+        rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
+        return rows_BD
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,8 @@ class Smoothing(keras.layers.Layer):
             total_SP1 = ops.sum(weights_SPW, axis=2, keepdims=True)
             mean_SPD = ops.matmul(weights_SPW, x_SWD) / ops.maximum(total_SP1, 1.0)  # an entry weighs 1 for itself
             parts.append(self.gains[i] * mean_SPD)
-        return sum(parts[1:], parts[0])
+        smoothed: Tensor = sum(parts[1:], parts[0])
+        return smoothed
 
 
 class PointwiseAttention(keras.layers.Layer):

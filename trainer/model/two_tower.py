@@ -206,4 +206,5 @@ def _by_length(inputs: Inputs, encoded: Sequence[str]) -> Iterator[tuple[Int64, 
 def _ends(weights_BP: Float32) -> Int64:
     """Return the number of positions up to each row's last entry, int64 [B]."""
     ends_BP = (weights_BP != 0) * np.arange(1, weights_BP.shape[1] + 1)
-    return ends_BP.max(axis=1, initial=0)
+    ends_B: Int64 = ends_BP.max(axis=1, initial=0)
+    return ends_B
