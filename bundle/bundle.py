@@ -1,6 +1,6 @@
 """Write, load and check bundles.
 
-Legend: `L` labels, `D` embedding dimensions, `C` calibration queries, `N` pairs of one and a label.
+Legend: `L` labels, `D` embedding dimensions, `C` calibration queries, `N` pairs of a calibration query and a label.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require, require_array
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.histories import REMEMBERED, REMEMBERED_IDS, Remembered, check_histories
-from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, record_files, verify_files
 from longtail.bundle.labels import Labels
-from longtail.bundle.manifest import SCHEMA_VERSION, Feature, FileRecord, Manifest
+from longtail.bundle.manifest import SCHEMA_VERSION, Feature, Manifest
 from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
@@ -193,12 +193,8 @@ class Bundle:
                 vocabulary.write(working / VOCABULARIES / f"{name}.arrow")
             for name, content in self.reports.items():
                 (working / name).write_bytes(content)
-            files = {
-                path.relative_to(working).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
-                for path in sorted(working.rglob("*"))
-                if path.is_file()
-            }
-            manifest = self.manifest.model_copy(update={"files": files, "schema_version": SCHEMA_VERSION})
+            update = {"files": record_files(working, working), "schema_version": SCHEMA_VERSION}
+            manifest = self.manifest.model_copy(update=update)
             (working / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             (working / MANIFEST_SHA256).write_text(file_sha256(working / MANIFEST) + "\n", encoding="utf-8")
         tables = {name: target / TABLES / f"{name}.npy" for name in self.tables}

@@ -26,12 +26,11 @@ from pydantic import JsonValue
 
 from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.dates import parse_time
-from longtail.bundle.errors import ConditionError, describe
+from longtail.bundle.errors import LONGEST_NAME, ConditionError, describe
 from longtail.bundle.filterable import FilterKind
-from longtail.bundle.mapped_table import combine_chunks
+from longtail.bundle.mapped_table import decode_chunks
 from longtail.bundle.validation import did_you_mean
 
-_LONGEST_NAME = 100
 _DAY_US = 86_400 * 10**6
 _COMPARE: dict[str, Callable[[Any, float], Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
@@ -82,10 +81,10 @@ class ValueColumn:
     def __init__(self, column: pa.ChunkedArray) -> None:
         self._labels = len(column)
         self._rows: npt.NDArray[Any] | None = None
-        array = _decode(column)
+        array = decode_chunks(column)
         if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
             self._rows = pc.list_parent_indices(array).to_numpy(zero_copy_only=False)
-            array = _decode(pa.chunked_array([pc.list_flatten(array)]))
+            array = decode_chunks(pa.chunked_array([pc.list_flatten(array)]))
         if pa.types.is_boolean(array.type):
             array = pc.cast(array, pa.string())
         encoded = array.dictionary_encode()
@@ -119,7 +118,7 @@ class NumberColumn:
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        array, self._unit = _decode(column), 1
+        array, self._unit = decode_chunks(column), 1
         if pa.types.is_date(array.type) or pa.types.is_timestamp(array.type):
             array = pc.cast(pc.cast(array, pa.timestamp("us"), safe=False), pa.int64())
             self._unit = _DAY_US
@@ -139,8 +138,8 @@ class NumberColumn:
     @property
     def present(self) -> Bools:
         """Labels that have a value, bool [L]."""
-        known_L: Bools = pc.is_valid(self._array).to_numpy(zero_copy_only=False)
-        return known_L & ~np.isnan(self._values_L) if self._values_L.dtype.kind == "f" else known_L
+        valid_L: Bools = pc.is_valid(self._array).to_numpy(zero_copy_only=False)
+        return valid_L & ~np.isnan(self._values_L) if self._values_L.dtype.kind == "f" else valid_L
 
     def having(self, values: Iterable[float]) -> Bools:
         """Compute which labels have one of some numbers, bool [L]."""
@@ -151,8 +150,8 @@ class NumberColumn:
             limits = np.iinfo(type_)
             numbers = [int(value) for value in values if value == value // 1 and limits.min <= value <= limits.max]
         with np.errstate(over="ignore"):
-            found_L: Bools = np.isin(self._values_L, np.array(numbers, type_))
-        return found_L & self.present
+            matches_L: Bools = np.isin(self._values_L, np.array(numbers, type_))
+        return matches_L & self.present
 
     def compare(self, sign: str, value: float) -> Bools:
         """Compare the labels' numbers with a value by `lt`, `le`, `gt` or `ge`, bool [L]."""
@@ -161,8 +160,8 @@ class NumberColumn:
             # Integers are compared as integers, because a float cannot represent all of them.
             limit = int(-(-value // 1) if sign in ("lt", "ge") else value // 1)
         with np.errstate(over="ignore"):
-            found_L: Bools = _COMPARE[sign](self._values_L, limit)
-        return found_L & self.present
+            matches_L: Bools = _COMPARE[sign](self._values_L, limit)
+        return matches_L & self.present
 
 
 class Attributes:
@@ -212,15 +211,15 @@ def read_conditions(kinds: Mapping[str, FilterKind], filter_: Mapping[str, JsonV
     """Get the conditions of a filter in a canonical order; raises ConditionError."""
     conditions = []
     for name in sorted(filter_):
-        kind, field = kinds.get(name), f"{path}.{name[:_LONGEST_NAME]}"
+        kind, field = kinds.get(name), f"{path}.{name[:LONGEST_NAME]}"
         if kind is None:
             raise ConditionError(unfilterable_message(name, list(kinds)), field=field)
         operators_json = filter_[name]
         for sign, value in sorted(
             (operators_json if isinstance(operators_json, dict) else {"eq": operators_json}).items()
         ):
-            at = field if not isinstance(operators_json, dict) else f"{field}.{sign[:_LONGEST_NAME]}"
-            conditions.append(Condition(name, sign, _values(kind, sign, value, at)))
+            path_of_sign = field if not isinstance(operators_json, dict) else f"{field}.{sign[:LONGEST_NAME]}"
+            conditions.append(Condition(name, sign, _values(kind, sign, value, path_of_sign)))
         if operators_json == {}:
             raise ConditionError(
                 f"expected a value or one of the operators {operators(kind)}, received none", field=field
@@ -284,8 +283,3 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _decode(column: pa.ChunkedArray) -> pa.Array:
-    array = combine_chunks(column)
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -146,7 +146,7 @@ class Cooccurrence:
 
     def check(self, labels: int) -> None:
         """Check the arrays; raises BundleInvariantError."""
-        rows_LN, weights_LN, degrees_L = self._arrays
+        rows_LN, weights_LN, degrees_L = self.rows_LN, self.weights_LN, self.degrees_L
         require_array(FILES[0], rows_LN, np.int32, labels=labels, neighbours=self.settings.neighbours)
         require_array(FILES[1], weights_LN, np.float32, labels=labels, neighbours=self.settings.neighbours)
         require_array(FILES[2], degrees_L, np.float32, labels=labels)
@@ -162,7 +162,3 @@ class Cooccurrence:
             f"{FILES[2]} is finite and >= 0": ~(np.isfinite(degrees_L) & (degrees_L >= 0)),
         }.items():
             require(invariant, not broken.any(), "so in every row", f"otherwise in {np.count_nonzero(broken)} entries")
-
-    @property
-    def _arrays(self) -> tuple[Int32, Float32, Float32]:
-        return self.rows_LN, self.weights_LN, self.degrees_L

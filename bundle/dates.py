@@ -23,8 +23,6 @@ DATE_ROWS = 61
 MISSING_DATE = int(np.iinfo(np.int64).min)
 """Marks a missing time among times in seconds."""
 DAY_SECONDS = 86_400
-
-
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_SECONDS, "w": 7 * DAY_SECONDS}
 _BEFORE_ZONE = re.compile(r"\s+(?=[+-]\d\d(?::?\d\d)?$|Z$)")
@@ -36,8 +34,12 @@ def parse_time(text: str) -> datetime:
 
     Databases print a blank before the zone, `UTC` as its name, or more than six digits of a second, which are cut off.
     """
-    at = datetime.fromisoformat(_BEFORE_ZONE.sub("", _UTC.sub("Z", text.strip())))
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return utc(datetime.fromisoformat(_BEFORE_ZONE.sub("", _UTC.sub("Z", text.strip()))))
+
+
+def utc(time: datetime) -> datetime:
+    """Add the zone UTC to a time without one."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def parse_seconds(text: str) -> int:

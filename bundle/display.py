@@ -14,13 +14,12 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle.dates import parse_time
-from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
-from longtail.bundle.mapped_table import combine_chunks
+from longtail.bundle.errors import LONGEST_NAME, BundleInvariantError, DisplayError, describe
+from longtail.bundle.mapped_table import decode_chunks
 
 Display = Mapping[str, JsonValue]
 
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_LONGEST_NAME = 100
 _FLOAT16 = 1e-3
 """Largest relative rounding error of a number in a float16 column."""
 
@@ -42,7 +41,7 @@ class DisplayColumns:
         names = self._table.column_names
         values: dict[str, JsonValue] = {}
         for name, value in display.items():
-            field = f"display.{name[:_LONGEST_NAME]}"
+            field = f"display.{name[:LONGEST_NAME]}"
             if name not in names:
                 message = f"expected one of the display columns {names}, received {describe(name)}"
                 raise DisplayError(message, row=0, field=field)
@@ -91,9 +90,7 @@ def check_displayable(name: str, column: pa.ChunkedArray) -> None:
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Convert a column [n] to one contiguous array of a JSON type; raises BundleInvariantError."""
-    array = combine_chunks(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decode_chunks(column)
     if _is_json(array.type):
         return array
     try:

@@ -94,6 +94,8 @@ class FixedLabelsError(BundleError):
 
 _LONGEST = 60
 """Most characters of a string that an error message quotes."""
+LONGEST_NAME = 100
+"""Most characters of a client's name of a feature or column that an error's field has."""
 
 
 def describe(value: object) -> str:

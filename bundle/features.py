@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Bools, Float32, Int32
-from longtail.bundle.errors import describe
+from longtail.bundle.errors import LONGEST_NAME, describe
 from longtail.bundle.ids import id_text, split_ids
 from longtail.bundle.manifest import Feature
 from longtail.bundle.validation import did_you_mean
@@ -34,8 +34,6 @@ Inputs = dict[str, Array]
 
 _ONLY_STRINGS = {str}
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
-_LONGEST_NAME = 100
-"""Most characters of a client's feature name that an error quotes."""
 
 
 class FeatureReader:
@@ -61,7 +59,7 @@ class FeatureReader:
                 message = (
                     f"expected one of the features {names}, received {describe(unknown)}{did_you_mean(unknown, names)}"
                 )
-                raise feature_error(row, unknown[:_LONGEST_NAME], message)
+                raise feature_error(row, unknown[:LONGEST_NAME], message)
         inputs: Inputs = {}
         for feature in self.features:
             values_B = [features.get(feature.name) for features in features_B]
@@ -149,7 +147,7 @@ class FeatureReader:
                 ids += strings[last_entries]
             elif feature.kind == "bag" and isinstance(value, dict):
                 weights = [
-                    read_number(weight, row, f"{feature.name}.{id_[:_LONGEST_NAME]}") for id_, weight in value.items()
+                    read_number(weight, row, f"{feature.name}.{id_[:LONGEST_NAME]}") for id_, weight in value.items()
                 ]
                 ids += list(value)[last_entries]
                 weighted.append((row, weights[last_entries]))

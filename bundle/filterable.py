@@ -31,17 +31,15 @@ def filter_kind(type_: pa.DataType) -> FilterKind | None:
     return None
 
 
-ABSENT = "no such column: data.display of a recipe names the columns of a bundle"
-
-
 def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]:
     """Check that columns can be filtered by, and return the distinct names."""
     kinds = {field.name: filter_kind(field.type) for field in display.schema}
+    absent = "no such column: data.display of a recipe names the columns of a bundle"
     for name in names:
         if kinds.get(name) is None:
             raise BundleInvariantError(
                 f"labels.arrow column {name!r} can be filtered by",
                 expected=f"one of {[column for column, kind in kinds.items() if kind is not None]}",
-                actual=f"a column of {display.schema.field(name).type}" if name in kinds else ABSENT,
+                actual=f"a column of {display.schema.field(name).type}" if name in kinds else absent,
             )
     return tuple(dict.fromkeys(names))

@@ -80,6 +80,15 @@ def _verify_manifest(path: Path) -> None:
         raise BundleCorruptError(f"{path / MANIFEST}: expected sha256 {expected[:80]}, found {digest}")
 
 
+def record_files(root: Path, folder: Path) -> dict[str, FileRecord]:
+    """Compute the records of all files below a folder, by path below `root`."""
+    return {
+        path.relative_to(root).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
 def check_names(root: Path, files: Iterable[str]) -> None:
     """Check that file names stay below `root`."""
     for name in files:

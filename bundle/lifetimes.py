@@ -13,7 +13,7 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.dates import parse_seconds
 from longtail.bundle.display import Display
 from longtail.bundle.errors import BundleInvariantError, DisplayError, describe
-from longtail.bundle.mapped_table import combine_chunks
+from longtail.bundle.mapped_table import decode_chunks
 
 FROM, UNTIL = "available_from", "available_until"
 NO_LIMITS = {FROM: int(np.iinfo(np.int64).min), UNTIL: int(np.iinfo(np.int64).max)}
@@ -70,7 +70,7 @@ def _second(name: str, value: object, no_limit: int) -> int:
     if value is None or value == "":
         return no_limit
     try:
-        return parse_seconds(value)  # type: ignore[arg-type]  # what is no text raises AttributeError
+        return parse_seconds(value)  # type: ignore[arg-type]  # values that are not text raise AttributeError
     except (AttributeError, ValueError, OverflowError):
         message = f"expected a date or time in ISO 8601, received {describe(value)}"
         raise DisplayError(message, row=0, field=f"display.{name}") from None
@@ -78,13 +78,11 @@ def _second(name: str, value: object, no_limit: int) -> int:
 
 def _seconds(name: str, column: pa.ChunkedArray, no_limit: int) -> Int64:
     """Read a column of times, int64 [L]."""
-    array, problem = combine_chunks(column), str(column.type)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array, problem = decode_chunks(column), str(column.type)
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
         micros = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
-        known_L = micros.is_valid().to_numpy(zero_copy_only=False)
-        seconds_L: Int64 = np.where(known_L, pc.fill_null(micros, 0).to_numpy(zero_copy_only=False) // _MICRO, no_limit)
+        valid_L = micros.is_valid().to_numpy(zero_copy_only=False)
+        seconds_L: Int64 = np.where(valid_L, pc.fill_null(micros, 0).to_numpy(zero_copy_only=False) // _MICRO, no_limit)
         return seconds_L
     try:
         if pa.types.is_null(array.type) or pa.types.is_string(array.type) or pa.types.is_large_string(array.type):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from longtail.bundle.dates import DatePart
+from longtail.bundle.dates import DatePart, utc
 from longtail.bundle.events import weights_by_type
 from longtail.bundle.frequency import Buckets
 from longtail.bundle.one_line import one_line
@@ -226,7 +226,7 @@ class LogColumns(Record):
 
     @property
     def by_type(self) -> dict[str, float]:
-        """Return the weight of every type, for `events.weights_of`."""
+        """Return the weight of every type, for `event_weights`."""
         return weights_by_type(self.weights, self.negative)
 
 
@@ -322,14 +322,14 @@ class Manifest(Record):
             metrics={},
         )
         curve = self.bias_removal.curve
-        return next((at for at in curve if at.model_copy(update={"metrics": {}}) == default), default)
+        return next((point for point in curve if point.model_copy(update={"metrics": {}}) == default), default)
 
     def in_words(self) -> str:
         """Describe the model and its metric in a few words."""
-        at, metric = self.default_point, self.bias_removal.chosen_by.rpartition(" ")[2]
-        measured = at.metrics.get(metric)
+        point, metric = self.default_point, self.bias_removal.chosen_by.rpartition(" ")[2]
+        measured = point.metrics.get(metric)
         value = "" if measured is None else f", {metric} {measured.value:.4f}"
-        words = dial_words(at.bias_removal, at.popularity, at.cooccurrence, at.bonus)
+        words = dial_words(point.bias_removal, point.popularity, point.cooccurrence, point.bonus)
         return f"{self.name[:60]!r}, {self.labels:,} labels, d = {self.dim}{value} at {words}"
 
     def __repr__(self) -> str:
@@ -366,8 +366,3 @@ def dial_words(
     """Describe a setting, such as `λ = 0.5`; all but λ only if not 0."""
     others = {"μ": popularity, "ω": cooccurrence} | {f"β {bucket}": value for bucket, value in (bonus or {}).items()}
     return f"λ = {bias_removal:g}" + "".join(f", {name} = {value:g}" for name, value in others.items() if value)
-
-
-def utc(at: datetime) -> datetime:
-    """Add the zone UTC to a time without one."""
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -37,6 +37,12 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
+def decode_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Combine a column's chunks, and decode a dictionary."""
+    array = combine_chunks(column)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
 def id_column(table: pa.Table, name: str, file: str) -> pa.Array:
     """Get a column of ids, string or large_string [rows]; raises BundleInvariantError."""
     type_ = table.schema.field(name).type if name in table.column_names else "no such column"

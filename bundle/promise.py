@@ -73,7 +73,7 @@ class QualityPromise(Bounds):
     over: dict[str, dict[str, FiniteFloat]] = {}
     """Least differences to a baseline, by its name and the metric's."""
     in_each_list: dict[Annotated[int, Field(ge=1)], dict[str, FiniteFloat]] = {}
-    """Least share of lists with at least so many labels of a bucket, by the number and the bucket's name."""
+    """Least share of lists with at least N labels of a bucket, by N and the bucket's name."""
     findings: dict[str, int] = {}
     """Most of what a finding counts."""
 
@@ -136,7 +136,7 @@ class QualityPromise(Bounds):
         for key, name, sign, bound, reason in bounds:
             if name not in metrics:
                 unmet.append(missing_figure(key, name, metrics, "the release's curve"))
-            elif key != "max_drop" or old:
+            elif key != "max_drop" or name.rpartition("/")[2] in old:
                 verdicts.append(PromiseVerdict(scope, name, sign, bound, metrics[name], reason))
         lines = [*map(str, verdicts)]
         if point is not None and (new := _by_bucket(point, metric)):

@@ -82,13 +82,10 @@ class AnswerKeys:
         now = int(self._clock())
         with self._lock, store_errors(f"{self._location}: expected keys of answer ids, found"):
             self._loaded_at = monotonic()
-            try:
-                if isinstance(self._location, Postgres):
-                    self._read_server(now)
-                else:
-                    self._read_file(now)
-            except OSError as error:
-                raise StoreError(f"{self._location}: expected keys of answer ids, found {error.strerror}") from error
+            if isinstance(self._location, Postgres):
+                self._read_server(self._location, now)
+            else:
+                self._read_file(self._location / KEYS_FILE, now)
 
     def _use(self, keys: list[_Key]) -> None:
         if keys:
@@ -96,9 +93,7 @@ class AnswerKeys:
             self._newest = keys[-1]
             self.signing = self._newest.number % _NUMBERS, self._newest.secret
 
-    def _read_file(self, now: int) -> None:
-        assert isinstance(self._location, Path)
-        path = self._location / KEYS_FILE
+    def _read_file(self, path: Path, now: int) -> None:
         with path.with_name(f".{KEYS_FILE}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             stored = _read(path)
@@ -109,9 +104,8 @@ class AnswerKeys:
                 replace_file(path, json.dumps({"version": _VERSION, "keys": rows}).encode(), mode=0o600)
             self._use(keys)
 
-    def _read_server(self, now: int) -> None:
-        assert isinstance(self._location, Postgres)
-        server = LabelServer(self._location)
+    def _read_server(self, location: Postgres, now: int) -> None:
+        server = LabelServer(location)
         try:
             engine = server.engine(make=True)
             assert engine is not None

@@ -134,7 +134,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Convert errors of SQLAlchemy and SQLite to StoreError."""
+    """Convert errors of SQLAlchemy, SQLite and files to StoreError."""
     try:
         yield
     except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: SQLite's message quotes damaged text
@@ -143,3 +143,5 @@ def store_errors(what: str) -> Iterator[None]:
         raise StoreError(f"{what}: {str(error.orig).strip()}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{what}: {error}") from error
+    except OSError as error:
+        raise StoreError(f"{what}: {error.strerror}") from error

@@ -9,7 +9,7 @@ from uuid import uuid4
 from sqlalchemy import Connection, Engine, insert
 
 from longtail.bundle.store import fsync_path, working_directory
-from longtail.state.engines import reading, sqlite_engine
+from longtail.state.engines import autocommit, reading, sqlite_engine
 from longtail.state.errors import StoreError
 from longtail.state.tables import VERSION, label_changes, label_store, metadata
 
@@ -56,11 +56,9 @@ class LabelFile:
         if self._engine is None:
             return True
         if self._reader is None:
-            self._reader = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        earlier, self._data_version = (
-            self._data_version,
-            self._reader.exec_driver_sql("PRAGMA data_version").scalar_one(),
-        )
+            self._reader = autocommit(self._engine)
+        earlier = self._data_version
+        self._data_version = self._reader.exec_driver_sql("PRAGMA data_version").scalar_one()
         return self._data_version != earlier
 
     def wrote(self, connection: Connection) -> None:
@@ -97,7 +95,7 @@ def _write(path: Path) -> None:
         with engine.begin() as connection:
             metadata.create_all(connection, [label_store, label_changes])
             connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with autocommit(engine) as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()
             if mode != "wal":
                 raise StoreError(f"{path.name}: expected a disk that SQLite's WAL works on, found one for {mode}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,7 +152,7 @@ class LabelStore:
             self._lock.release()
 
     def _check(self, connection: Connection) -> Any:
-        """Check the version of the store, and return `_STORE`; raises StoreError."""
+        """Check the version of the store, and return its row; raises StoreError."""
         store = connection.execute(_STORE).one_or_none()
         if store is None:
             raise StoreError(f"{self._location}: expected label changes, found tables without a name of their own")
@@ -171,13 +171,8 @@ class LabelStore:
                 f"{self._location}, change {number}: expected an upsert, patch, hide or restore, found {error}"
             ) from error
 
-    @contextmanager
-    def _store_errors(self, what: str) -> Iterator[None]:
-        try:
-            with store_errors(f"{self._location}: {what}"):
-                yield
-        except OSError as error:
-            raise StoreError(f"{self._location}: {what}: {error.strerror}") from error
+    def _store_errors(self, what: str) -> AbstractContextManager[None]:
+        return store_errors(f"{self._location}: {what}")
 
 
 def _to_rows(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
@@ -224,7 +219,7 @@ def read_label_changes(source: str | StateLocation) -> LabelChanges:
 
 
 def copy_label_changes(source: str | StateLocation, target: StateLocation) -> int:
-    """Copy label changes to a place without any; returns their number."""
+    """Copy label changes to a location without any; returns their number."""
     records = read_label_changes(source).records()
     store = LabelStore(target)
     try:

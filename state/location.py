@@ -1,6 +1,4 @@
-"""Locate state: a directory of this host, or a PostgreSQL schema that replicas share. a directory of this host, or a
-PostgreSQL database that replicas share.
-"""
+"""Locate state: a directory of this host, or a PostgreSQL schema that replicas share."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ StateLocation = Path | Postgres
 
 
 def parse_location(text: str | Path | Postgres) -> StateLocation:
-    """Convert text to a state directory or a database URL; return places unchanged."""
+    """Convert text to a state directory or a database URL; return locations unchanged."""
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
     return text

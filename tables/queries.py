@@ -12,7 +12,7 @@ import duckdb
 
 from longtail.tables.database import Database
 from longtail.tables.errors import DataError
-from longtail.tables.files import DataFile, find_files, is_query, shorten_query
+from longtail.tables.files import DataFile, as_source, find_files, is_query, shorten_query
 
 _TABLE_FUNCTIONS = ("unnest", "range", "generate_series")
 _WITHOUT_PARENTHESES = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
@@ -29,7 +29,7 @@ def rename_files(query: str, change: Callable[[Path], Path | str]) -> str:
     """Replace the paths of files in a query; URLs stay."""
     tree, tables = _parse(query)
     for table in tables:
-        if isinstance(source := _source(table), Path):
+        if isinstance(source := as_source(table["table_name"]), Path):
             _rename(table, str(change(source)))
     return _print(tree)
 
@@ -41,7 +41,7 @@ def find_all_files(sources: Path | str | list[Path | str]) -> list[DataFile]:
         if not is_query(source):
             files += find_files(source)
             continue
-        for inner_source in dict.fromkeys(map(_source, _parse(str(source))[1])):
+        for inner_source in dict.fromkeys(as_source(table["table_name"]) for table in _parse(str(source))[1]):
             files += find_files(inner_source)
     return files
 
@@ -57,7 +57,7 @@ def open_query(database: Database, query: str, view: Callable[[list[DataFile], P
     tree, tables = _parse(query)
     views: dict[Path | str, str] = {}
     for table in tables:
-        source = _source(table)
+        source = as_source(table["table_name"])
         if source not in views:
             views[source] = view(find_files(source), source)
         _rename(table, views[source])
@@ -141,11 +141,6 @@ def _tables(node: Any, with_names: Collection[str]) -> Iterator[Tree]:
     for key, value in node.items():
         if key != "cte_map":
             yield from _tables(value, with_names)
-
-
-def _source(table: Tree) -> Path | str:
-    name: str = table["table_name"]
-    return name if "://" in name else Path(name)
 
 
 def _rename(table: Tree, name: str) -> None:

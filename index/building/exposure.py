@@ -12,6 +12,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Float64
+from longtail.bundle.exposure import coverage
 
 _K = 20
 _QUERIES, _SCORES = 200, 2 * 10**7
@@ -58,7 +59,7 @@ class DialExposure:
             for taste_L in self._taste_CL:
                 shown_L[np.argpartition(taste_L + dial_L, -self.k)[-self.k :]] += 1
             shares = np.bincount(self._buckets_L, shown_L, minlength=len(BUCKET_NAMES)) / shown_L.sum()
-            self._measured[bias_removal] = AnswerShares(bias_removal, shares, float((shown_L > 0).mean()))
+            self._measured[bias_removal] = AnswerShares(bias_removal, shares, coverage(shown_L))
         return self._measured[bias_removal]
 
     def useful_range(self) -> tuple[float, float] | None:

@@ -21,10 +21,10 @@ import pyarrow as pa
 from longtail.bundle import Buckets, Bundle, Labels
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle.dates import utc
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.histories import select_histories
 from longtail.bundle.label_changes import LabelChanges
-from longtail.bundle.manifest import utc
 from longtail.bundle.one_line import one_line
 from longtail.bundle.store import refuse_existing
 from longtail.index.errors import LongtailIndexError
@@ -118,7 +118,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         ),
         labels=_labels(source.labels, added, rows_n, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[rows_n],
-        calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
+        calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _renumber_seen(seen_N2, removed),
         calibration_histories=None if histories is None else select_histories(histories, before_n),
         forecast=source.forecast
         and source.forecast.with_labels(
@@ -138,7 +138,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
 
 
 def _labels(labels: Labels, added: AddedLabels, rows_n: Int64, buckets: Buckets) -> Labels:
-    """Append the added labels to the label table, and take the rows `places`."""
+    """Append the added labels to the label table, and take the rows `rows_n`."""
     bias, log_popularity = (
         None if column is None or more is None else np.concatenate([column, more])
         for column, more in ((labels.bias, added.bias), (labels.log_popularity, added.log_popularity))
@@ -161,10 +161,10 @@ def _labels(labels: Labels, added: AddedLabels, rows_n: Int64, buckets: Buckets)
     )
 
 
-def _moved(seen_N2: Int32, removed: Int64) -> Int32:
+def _renumber_seen(seen_N2: Int32, removed: Int64) -> Int32:
     """Take removed labels out of what calibration queries have seen, and number the others as the new rows."""
-    kept_N2 = seen_N2[~np.isin(seen_N2[:, 1], removed)]
-    return np.stack([kept_N2[:, 0], kept_N2[:, 1] - np.sort(removed).searchsorted(kept_N2[:, 1])], 1).astype(np.int32)
+    queries_N, rows_N = seen_N2[~np.isin(seen_N2[:, 1], removed)].T
+    return np.stack([queries_N, rows_N - np.sort(removed).searchsorted(rows_N)], 1).astype(np.int32)
 
 
 def _normalised(log_p_L: Float32) -> Float32:

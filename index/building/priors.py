@@ -190,21 +190,11 @@ class PriorTable:
         return fill
 
     def _setting(self, name: str, values_L: Float32, missing: float, bundle: Bundle, before: Prior | None) -> Prior:
-        limits = self.limits.get(name)
-        if limits is None and before is None:
-            limits = _choose_limits(values_L)
-        elif limits is None and before is not None:
-            limits = Limits(before.minimum, before.maximum, before.default)
-        assert limits is not None
-        kappa = fitted_scale(bundle.embeddings, values_L) if before is None else before.kappa
-        return Prior(
-            name=name,
-            minimum=limits.minimum,
-            default=limits.default,
-            maximum=limits.maximum,
-            missing=missing,
-            kappa=kappa,
-        )
+        if before is None:
+            limits, kappa = _choose_limits(values_L), fitted_scale(bundle.embeddings, values_L)
+        else:
+            limits, kappa = Limits(before.minimum, before.maximum, before.default), before.kappa
+        return _prior(name, "table", self.limits.get(name, limits), missing=missing, kappa=kappa)
 
 
 @dataclass(frozen=True)
@@ -233,29 +223,29 @@ class PriorSpec:
         if self.table is not None:
             source = self.table if isinstance(self.table, PriorTable) else PriorTable(as_source(self.table))
             table = source.read(bundle, progress=progress)
-        declared = [_derived(f"bonus.{name}", "filter", Bonus(), filter=of) for name, of in self.bonuses.items()]
+        declared = [
+            _prior(f"bonus.{name}", "filter", Bonus(), filter=filter_) for name, filter_ in self.bonuses.items()
+        ]
         for name, limits in self.slopes.items():
             numbers = _numbers(f"slope.{name}", "number", bundle)
             limits = _choose_limits(numbers) if limits is None else limits
-            declared.append(_derived(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
+            declared.append(_prior(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
         for name, half_life in self.decay.items():
-            days, limits = _numbers(f"decay.{name}", "date", bundle), Limits(0.0, _per_day(name, half_life))
+            days = _numbers(f"decay.{name}", "date", bundle)
+            limits = Limits(0.0, _parse_span(f"decay.{name}", half_life, nats_per_day))
             # Days from the newest date keep seconds apart in float32 where they matter: 1 s within 100 days.
             newest, oldest = float(days.max()), float(days.min() - days.max())
-            declared.append(_derived(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
+            declared.append(_prior(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
         if self.exposed is not None:
             half_life, limits = Limits.parse(self.exposed) if "=" in self.exposed else (self.exposed, Limits(-1.0, 1.0))
-            try:
-                state = ExposureState(half_life=span_seconds(half_life))
-            except ValueError as error:
-                raise PriorsError(f"{EXPOSED}: {error}") from error
-            declared.append(_derived(EXPOSED, "answers", limits, exposure=state))
+            state = ExposureState(half_life=_parse_span(EXPOSED, half_life, span_seconds))
+            declared.append(_prior(EXPOSED, "answers", limits, exposure=state))
         names = [prior.name for prior in (*table.settings, *declared)]
         if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
         if bucket_names := [name for name in self.bonuses if name in BUCKET_NAMES]:
             raise PriorsError(f"bonus: expected another name than a bucket's, received {bucket_names[0]!r}")
-        buckets = [_derived(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
+        buckets = [_prior(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):
             # Values of answers follow later, with about the spread of log π.
@@ -267,19 +257,19 @@ class PriorSpec:
         return Priors(tuple(settings), np.stack(columns, axis=1))
 
 
-def _derived(name: str, source: str, limits: Limits | Popularity, **others: Any) -> Prior:
-    """Create a derived prior, with κ to be fitted."""
+def _prior(name: str, source: str, limits: Limits | Popularity, **others: Any) -> Prior:
+    """Create a prior; without `kappa`, its κ is to be fitted."""
     fields = {"name": name, "source": source, "missing": 0.0, "kappa": 1.0, **others}
     fields |= {"minimum": limits.minimum, "default": limits.default, "maximum": limits.maximum}
     return Prior.model_validate(fields)
 
 
-def _per_day(name: str, half_life: str) -> float:
-    """Return nats per day at a half-life; raises PriorsError."""
+def _parse_span(name: str, half_life: str, parse: Callable[[str], float]) -> float:
+    """Parse a half-life; raises PriorsError."""
     try:
-        return nats_per_day(half_life)
+        return parse(half_life)
     except ValueError as error:
-        raise PriorsError(f"decay.{name}: {error}") from error
+        raise PriorsError(f"{name}: {error}") from error
 
 
 def _compute_values(prior: Prior, bundle: Bundle) -> Float32:

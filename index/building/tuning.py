@@ -117,7 +117,8 @@ def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissI
     first = candidates[0]
     check_floor(first.chosen.lowest, spec, calibration, len(first.trials), "Use --spec flat")
     kinds = _compare_kinds(bundle, calibration, target, candidates, progress) if len(candidates) > 1 else []
-    best = candidates[choose_kind(kinds) if kinds else 0]
+    fastest = choose_kind(kinds) if kinds else 0
+    best = candidates[fastest]
     index, params = best.index, best.chosen.params
     params_at = tune_dial_params(bundle, index, best.chosen, calibration, progress, target)
     if index.has_lists and (dial_points := derived_dial_points(bundle)):
@@ -137,7 +138,7 @@ def tune_index(bundle: Bundle, spec: IndexSpec, progress: Progress, like: FaissI
         trials=[trial for candidate in candidates for trial in candidate.trials],
         recall_k=calibration.k,
         recall_queries=calibration.queries,
-        bytes_per_label=bytes_per_label(index),
+        bytes_per_label=kinds[fastest].bytes_per_label if kinds else bytes_per_label(index),
         kinds=kinds,
         filtered=tune_filtered(bundle, rows_LE, Searcher(bundle, index, params, (), params_at), spec, progress)
         if index.has_lists

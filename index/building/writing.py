@@ -20,7 +20,7 @@ from pathlib import Path
 import faiss
 
 from longtail.bundle import Bundle, FileRecord
-from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, record_files
 from longtail.bundle.registry import RegisteredVersion
 from longtail.bundle.store import atomic_directory, file_sha256, link_or_copy, working_directory
 from longtail.index.building.milvus import tune_collection
@@ -70,7 +70,7 @@ class ReleaseWriter:
 
         Args:
             like: an earlier index whose kind and lists the index takes over.
-            queries: the bundle of an index of queries, which is built exact if `spec` is, else as `auto`.
+            queries: the bundle of an index of queries; the index is exact if the spec is `flat`, otherwise `auto`.
             queries_like: an earlier index of queries whose lists it takes over.
         """
         _ = bundle.labels.lifetimes  # refuses wrong ones before the work
@@ -148,11 +148,7 @@ class ReleaseWriter:
         with working_directory(working / f"{QUERIES}.bundle") as folder:
             written = replace(queries.write(folder / BUNDLE), priors=queries.priors)
             ReleaseWriter(open_releases(working), QUERIES, spec, lambda _: None)._write(written, tuned, None, None)
-        files = [path for path in sorted((working / QUERIES).rglob("*")) if path.is_file()]
-        return {
-            path.relative_to(working).as_posix(): FileRecord(sha256=file_sha256(path), bytes=path.stat().st_size)
-            for path in files
-        }
+        return record_files(working, working / QUERIES)
 
 
 def free_name(releases: Releases, name: str | None, bundle_name: str) -> str:

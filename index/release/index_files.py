@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle, FileRecord, Priors
-from longtail.bundle.arrays import Array
+from longtail.bundle.arrays import Array, Int32
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.search.faiss_index import ON_GPU, FaissIndex
@@ -70,7 +70,7 @@ def read_index(
         manifest.kind,
         str(manifest.factory),
         index,
-        _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind != "flat" else None,
+        _read_lists(root / LISTS, labels, index.nlist) if manifest.kind != "flat" else None,
         GpuIndex(index) if device == "gpu" and manifest.kind in ON_GPU else None,
         manifest.head_lists,
     )
@@ -144,16 +144,15 @@ def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
         faiss.set_deserialization_loop_limit(before[1])
 
 
-def _read_numbers(path: Path, dtype: type[np.generic], shape: tuple[int, ...], limit: int | None = None) -> Any:
-    """Map an array file of a type and shape, with numbers in 0..limit − 1; raises ReleaseCorruptError."""
-    numbers = _read_array(path)
-    fits = numbers.dtype == dtype and numbers.shape == shape
-    if not fits or (limit is not None and (numbers.min() < 0 or numbers.max() >= limit)):
-        within = "" if limit is None else f" of 0..{limit - 1}"
+def _read_lists(path: Path, labels: int, lists: int) -> Int32:
+    """Map the inverted list of every label, int32 [L]; raises ReleaseCorruptError."""
+    lists_L: Int32 = _read_array(path)
+    fits = lists_L.dtype == np.int32 and lists_L.shape == (labels,)
+    if not fits or lists_L.min() < 0 or lists_L.max() >= lists:
         raise ReleaseCorruptError(
-            f"{path}: expected {np.dtype(dtype)} {list(shape)}{within}, found {numbers.dtype} {list(numbers.shape)}"
+            f"{path}: expected int32 [{labels}] of 0..{lists - 1}, found {lists_L.dtype} {list(lists_L.shape)}"
         )
-    return numbers
+    return lists_L
 
 
 def _read_array(path: Path) -> Any:
