@@ -188,10 +188,10 @@ class LabelAdder:
     ) -> AddedLabels:
         labels = self._bundle.labels
         rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
-        known_M = rows_M != NEW_LABEL
-        like_M = np.where(known_M, rows_M, self._rarest)
+        in_bundle_M = rows_M != NEW_LABEL
+        like_M = np.where(in_bundle_M, rows_M, self._rarest)
         none_BD = np.empty((0, self._bundle.manifest.dim), np.float32)
-        buckets_M = np.where(known_M, labels.buckets[rows_M], np.int8(NEW))
+        buckets_M = np.where(in_bundle_M, labels.buckets[rows_M], np.int8(NEW))
 
         def column(name: str) -> pa.ChunkedArray:
             return pa.chunked_array([self._display.column(name, [values[name] for values in display])])
@@ -200,11 +200,11 @@ class LabelAdder:
             [record.id for record in records],
             rows_M,
             np.concatenate([none_BD, *embeddings]),
-            np.where(known_M, labels.counts[rows_M], 0),
+            np.where(in_bundle_M, labels.counts[rows_M], 0),
             labels.log_pn[like_M],
             self._log_popularity(records, rows_M, like_M),
             buckets_M,
-            None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
+            None if labels.bias is None else np.where(in_bundle_M, labels.bias[rows_M], np.float32(0)),
             display,
             self._priors.added_values(rows_M, [record.priors for record in records], buckets_M, column),
             None
@@ -217,14 +217,14 @@ class LabelAdder:
         popularity_L, forecast = self._bundle.labels.log_popularity, self._bundle.forecast
         if popularity_L is None:
             return None
-        found_M = popularity_L[like_M]
+        log_popularity_M = popularity_L[like_M]
         if forecast is not None:
             new = [record for record, row in zip(records, rows_M, strict=True) if row == NEW_LABEL]
             values = [{**record.display, **(record.features or {})} for record in new]
-            found_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(
+            log_popularity_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(
                 values, [record.at.timestamp() for record in new]
             )
-        return found_M
+        return log_popularity_M
 
     def _require_tower(self, records: Sequence[Upsert]) -> None:
         """Load the tower if a record needs it; raises FixedLabelsError or TowerError."""
@@ -243,7 +243,7 @@ class LabelAdder:
         if model is None:
             raise FixedLabelsError(
                 "expected a release that can embed new labels, found one without label_tower.onnx: train with label "
-                "features beside the id; hiding works"
+                "features other than the id; hiding works"
             )
         manifest = bundle.manifest
         return Tower(model, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)

@@ -83,8 +83,8 @@ class Cooccurrence:
     def parts(self, history_H: npt.NDArray[np.integer], row: int) -> Float32:
         """Compute each last entry's part of the c of one label, float32 [min(H, `last`)]."""
         entries_H = history_H[-self.settings.last :]
-        there_HN = self.rows_LN[entries_H] == row
-        parts_H: Float32 = (self.weights_LN[entries_H] * there_HN).sum(axis=1) * self.factors(len(entries_H))
+        is_label_HN = self.rows_LN[entries_H] == row
+        parts_H: Float32 = (self.weights_LN[entries_H] * is_label_HN).sum(axis=1) * self.factors(len(entries_H))
         return parts_H
 
     def factors(self, entries: int) -> Float32:
@@ -101,10 +101,10 @@ class Cooccurrence:
         from scipy.sparse import csr_matrix
 
         rows_MN = self.rows_LN[labels_M]
-        there_MN = rows_MN != NO_ENTRY
-        starts = np.append(0, np.cumsum(there_MN.sum(axis=1)))
+        is_neighbour_MN = rows_MN != NO_ENTRY
+        starts = np.append(0, np.cumsum(is_neighbour_MN.sum(axis=1)))
         shape = len(rows_MN), len(self.rows_LN)
-        return csr_matrix((self.weights_LN[labels_M][there_MN], rows_MN[there_MN], starts), shape)
+        return csr_matrix((self.weights_LN[labels_M][is_neighbour_MN], rows_MN[is_neighbour_MN], starts), shape)
 
     def deviation(self, histories: Iterable[npt.NDArray[np.integer]]) -> float:
         """Compute the mean standard deviation of c over labels for some histories; 0 without any."""
@@ -121,15 +121,15 @@ class Cooccurrence:
 
     def take(self, rows_M: Int64) -> Cooccurrence:
         """Take the labels of some rows, int64 [M]; −1 for a label without pairs. Others are neighbours of none."""
-        there_M1 = rows_M[:, None] >= 0
-        rows_MN = renumber(rows_M, len(self.rows_LN))[np.where(there_M1, self.rows_LN[rows_M], NO_ENTRY)]
+        stays_M1 = rows_M[:, None] >= 0
+        rows_MN = renumber(rows_M, len(self.rows_LN))[np.where(stays_M1, self.rows_LN[rows_M], NO_ENTRY)]
         order_MN = np.argsort(rows_MN == NO_ENTRY, axis=1, kind="stable")
         weights_MN = np.where(rows_MN == NO_ENTRY, np.float32(0), self.weights_LN[rows_M])
         return replace(
             self,
             rows_LN=np.take_along_axis(rows_MN, order_MN, axis=1),
             weights_LN=np.take_along_axis(weights_MN, order_MN, axis=1),
-            degrees_L=np.where(there_M1[:, 0], self.degrees_L[rows_M], np.float32(0)),
+            degrees_L=np.where(stays_M1[:, 0], self.degrees_L[rows_M], np.float32(0)),
         )
 
     def write(self, folder: Path) -> None:

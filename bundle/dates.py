@@ -61,8 +61,8 @@ def nats_per_day(half_life: str) -> float:
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:
     """Compute the rows of each part of times, int32 [B, parts]."""
-    known_B = seconds_B != MISSING_DATE
-    times_B = np.where(known_B, seconds_B, 0)
+    valid_B = seconds_B != MISSING_DATE
+    times_B = np.where(valid_B, seconds_B, 0)
     days_B = times_B // DAY_SECONDS
     rows: dict[DatePart, Int64] = {
         "hour": 1 + times_B % DAY_SECONDS // 3600,
@@ -70,7 +70,7 @@ def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) 
         "month": 32 + times_B.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64) % 12,
         "age": _age_rows(int(reference.timestamp()) - times_B),
     }
-    return np.stack([np.where(known_B, rows[part], 0) for part in parts], axis=1).astype(np.int32)
+    return np.stack([np.where(valid_B, rows[part], 0) for part in parts], axis=1).astype(np.int32)
 
 
 def _age_rows(seconds_B: Int64) -> Int64:

@@ -244,13 +244,13 @@ class Forecast:
         Args:
             values_M, now_M: see `log_popularity_of_new`.
         """
-        known_M, settings = rows_M >= 0, self.settings
+        in_bundle_M, settings = rows_M >= 0, self.settings
         more: dict[str, list[Any]] = {SINCE: self._read_dates(values_M, now_M).tolist()}
         more |= {name: [id_text(values.get(name)) for values in values_M] for name in settings.attributes}
         more |= {name: [_number(values.get(name)) for values in values_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
         # A label of the catalogue keeps the columns that a change does not set.
-        for position in map(int, np.flatnonzero(known_M)):
+        for position in map(int, np.flatnonzero(in_bundle_M)):
             for name in self.about.column_names:
                 if not any(column in values_M[position] for column in names.get(name, (name,))):
                     more.setdefault(name, [None] * len(values_M))[position] = self.about[name][rows_M[position]].as_py()
@@ -262,17 +262,17 @@ class Forecast:
             columns[name] = joined.combine_chunks().dictionary_encode() if coded else joined
         return replace(
             self,
-            sums=np.concatenate([self.sums, np.where(known_M[:, None], self.sums[rows_M], 0.0)]),
-            first=np.concatenate([self.first, np.where(known_M, self.first[rows_M], np.inf)]),
+            sums=np.concatenate([self.sums, np.where(in_bundle_M[:, None], self.sums[rows_M], 0.0)]),
+            first=np.concatenate([self.first, np.where(in_bundle_M, self.first[rows_M], np.inf)]),
             about=pa.table(columns),
             released=None if self.released is None else np.concatenate(
                 [self.released, np.where(
-                    known_M, self.released[rows_M],
+                    in_bundle_M, self.released[rows_M],
                     self._log_shares_of_new(values_M, now_M) - self._log_ahead_of_new(values_M),
                 )]
             ),
             offset=None if self.offset is None else np.concatenate(
-                [self.offset, np.where(known_M, self.offset[rows_M], settings.offset)]
+                [self.offset, np.where(in_bundle_M, self.offset[rows_M], settings.offset)]
             ),
         )  # fmt: skip
 

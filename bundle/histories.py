@@ -29,7 +29,7 @@ class LogPairs(NamedTuple):
 
     Attributes:
         queries: int32 or int64 [P].
-        labels: label rows [P]; `to_refusals` of them where a query said no.
+        labels: label rows [P]; entries of `to_refusals` where a query said no.
         weights: float32 [P]; None for 1 each.
     """
 
@@ -200,7 +200,7 @@ def remember(pairs: LogPairs, queries: Vocabulary, query_rows_Q: Int32, entries:
 
 
 def renumber(rows_M: Int64, last: int) -> Int32:
-    """Return new row numbers; −1 for rows that do not stay. −1 for rows that do not stay."""
+    """Return the new number of each row; −1 for rows that do not stay."""
     numbers = np.full(max(last, int(rows_M.max(initial=0))) + 2, NO_ENTRY, np.int32)
     stay_M = rows_M >= 0
     numbers[rows_M[stay_M]] = np.flatnonzero(stay_M)

@@ -168,9 +168,9 @@ def keep_largest(indptr: Int32, rows_n: Int32, weights_n: Float64, rows_bN: Int3
         width = max(int(counts_b[order_b[end - 1]]), neighbours)
         begin = max(end - max(_KEYS // width, 1), 0)
         rows_g = order_b[begin:end]
-        there_gw = np.arange(width) < counts_b[rows_g, None]
-        keys_gw = np.zeros(there_gw.shape, np.uint64)
-        keys_gw[there_gw] = keys_n[(indptr[rows_g, None] + np.arange(width))[there_gw]]
+        is_entry_gw = np.arange(width) < counts_b[rows_g, None]
+        keys_gw = np.zeros(is_entry_gw.shape, np.uint64)
+        keys_gw[is_entry_gw] = keys_n[(indptr[rows_g, None] + np.arange(width))[is_entry_gw]]
         keys_gN = np.partition(keys_gw, width - neighbours, axis=1)[:, width - neighbours :]
         keys_gN.sort(axis=1)
         keys_gN = keys_gN[:, ::-1]

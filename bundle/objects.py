@@ -33,7 +33,7 @@ Tag = dict[str, str]
 
 
 def is_url(source: str | Path) -> bool:
-    """Return whether a place is at an object store: a URL other than `file://`."""
+    """Return whether a source is at an object store: a URL other than `file://`."""
     return isinstance(source, str) and _URL.fullmatch(source) is not None and not source.startswith("file://")
 
 

@@ -1,4 +1,4 @@
-"""Objects in one line: arrays by type and shape, long texts and collections by their length."""
+"""Print objects in one line: arrays by type and shape, long texts and collections by their length."""
 
 from __future__ import annotations
 

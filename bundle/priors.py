@@ -34,7 +34,7 @@ EXPOSED = "exposed"
 """Name of the prior that follows from the answers of a service."""
 MAX_PRIORS = 8
 """Most priors that a build declares. Each costs four bytes per label and a coordinate of every search, and multiplies
-the places where recall is measured."""
+the dial points at which recall is measured."""
 _TERMS = 4 * MAX_PRIORS
 """Terms assumed by the overflow check of a score; a real score has fewer."""
 
@@ -103,7 +103,7 @@ class Prior(Record):
 
     @property
     def key(self) -> str:
-        """Return what a request names the prior by, below its group."""
+        """Return the name of the prior in a request, below its group."""
         return self.name.removeprefix(f"{self.group}.")
 
     @property
@@ -171,16 +171,16 @@ class Priors:
     @property
     def exposed(self) -> tuple[int, ExposureState] | None:
         """Return position and state of the prior `exposed`, if there is one."""
-        states = ((at, prior.exposure) for at, prior in enumerate(self.settings))
-        return next(((at, state) for at, state in states if state is not None), None)
+        states = ((p, prior.exposure) for p, prior in enumerate(self.settings))
+        return next(((p, state) for p, state in states if state is not None), None)
 
     def with_exposure(self, state: ExposureState, exposures_L: Float64) -> Priors:
         """Replace the prior `exposed` by decayed exposures, float64 [L]."""
         assert self.exposed is not None
-        at, _ = self.exposed
+        p, _ = self.exposed
         settings, values_LP = [*self.settings], self.values_LP.copy()
         update = {"exposure": state, "missing": float(state.values(np.zeros(1))[0])}
-        settings[at], values_LP[:, at] = settings[at].model_copy(update=update), state.values(exposures_L)
+        settings[p], values_LP[:, p] = settings[p].model_copy(update=update), state.values(exposures_L)
         return Priors(tuple(settings), values_LP)
 
     def with_table(self, table: Priors) -> Priors:
@@ -219,8 +219,8 @@ class Priors:
             if prior.source not in ("table", "answers"):
                 values_MP[:, p] = prior.values(buckets_M, column)
                 continue
-            known_M = rows_M >= 0
-            values_MP[:, p] = np.where(known_M, self.values_LP[np.where(known_M, rows_M, 0), p], prior.missing)
+            in_bundle_M = rows_M >= 0
+            values_MP[:, p] = np.where(in_bundle_M, self.values_LP[np.where(in_bundle_M, rows_M, 0), p], prior.missing)
             for row, values in enumerate(values_M):
                 if prior.source == "table" and prior.name in values:
                     values_MP[row, p] = values[prior.name]

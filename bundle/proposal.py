@@ -70,7 +70,7 @@ class Proposal:
 
     @property
     def labels(self) -> int:
-        """Number of labels L."""
+        """Return the number of labels L."""
         return len(self.label_leaves)
 
     @cached_property
@@ -136,9 +136,9 @@ class Proposal:
             heap_BN = np.concatenate([2 * heap_BN, 2 * heap_BN + 1], axis=1)
             log_p_BN[~self._inhabited[heap_BN]] = -np.inf
             if heap_BN.shape[1] > width:
-                kept_BW = np.argpartition(-log_p_BN, width - 1, axis=1)[:, :width]
-                heap_BN = np.take_along_axis(heap_BN, kept_BW, axis=1)
-                log_p_BN = np.take_along_axis(log_p_BN, kept_BW, axis=1)
+                best_BW = np.argpartition(-log_p_BN, width - 1, axis=1)[:, :width]
+                heap_BN = np.take_along_axis(heap_BN, best_BW, axis=1)
+                log_p_BN = np.take_along_axis(log_p_BN, best_BW, axis=1)
         labels_BN = self.leaf_labels[heap_BN - len(self.leaf_labels)].astype(np.int64)
         labels_BN[np.isneginf(log_p_BN)] = PADDING
         order_BN = np.lexsort((labels_BN, -log_p_BN), axis=1)

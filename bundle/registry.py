@@ -39,7 +39,7 @@ class RegisteredVersion(Record):
 
 
 def is_registered(source: object) -> bool:
-    """Return whether a place is in MLflow's registry: `models:/…`."""
+    """Return whether a source is in MLflow's registry: `models:/…`."""
     return isinstance(source, str) and source.startswith(_SCHEME)
 
 
@@ -67,7 +67,7 @@ def upload_version(bundle: Path, source: str) -> RegisteredVersion:
     The run is that of MLFLOW_RUN_ID, or the one that tracked the bundle's training, or a new one.
 
     Args:
-        artifact: `models:/NAME`, created if missing, or `models:/NAME@ALIAS`, whose alias moves to the new version.
+        source: `models:/NAME`, created if missing, or `models:/NAME@ALIAS`, whose alias moves to the new version.
 
     Raises BundleError, or ObjectStoreError if no version was registered or the alias did not move.
     """

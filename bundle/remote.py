@@ -93,18 +93,18 @@ def download(
 
 
 def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
-    """Copy a folder's files to a store, then its manifest `last`; resumable after a ObjectStoreError.
+    """Copy a folder's files to a store, then its manifest `last`; resumable after an ObjectStoreError.
 
     Raises BundleExistsError if another folder exists at the target, or another process is uploading one.
     """
     content = (folder / last).read_bytes()
     reservation = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}).encode()
     if store.read(f"{prefix}{last}") not in (None, content) or not store.put(f"{prefix}{UPLOAD}", reservation):
-        raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another upload; nothing changed")
+        raise BundleExistsError(f"{store.url}/{prefix}: expected a free folder, found another upload; nothing changed")
     for name in files:
         store.upload(folder / name, f"{prefix}{name}")
     if not store.put(f"{prefix}{last}", content):
-        raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another {last}")
+        raise BundleExistsError(f"{store.url}/{prefix}: expected a free folder, found another {last}")
 
 
 def upload_bundle(bundle: Path, url: str) -> None:

@@ -106,7 +106,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
         hint = ""
         if "external data" in str(error).lower():
             hint = (
-                "its tables must lie beside it, in tables/, and be files of that folder: a bundle of links into other "
-                "folders is copied with its links followed (cp -rL). "
+                "its tables must be files in tables/ of its folder: copy a bundle of links into other folders with its "
+                "links followed (cp -rL). "
             )
         raise TowerError(f"{file}: expected a model that ONNX Runtime loads: {hint}{error}") from error

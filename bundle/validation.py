@@ -1,4 +1,4 @@
-"""Say in words what pydantic refuses: where, what was expected, and which known name was probably meant."""
+"""Describe values that pydantic refuses: their keys, what was expected, and names that were probably meant."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def did_you_mean(
     """Return the end of an error message, `: did you mean 'weight'?`, or nothing.
 
     Args:
-        alike: as of `nearest`.
+        alike: see `nearest`.
         elsewhere: known names by what other libraries call them.
     """
     names = [*names]
@@ -73,7 +73,7 @@ def did_you_mean(
 def describe_problems(
     errors: Sequence[ErrorDetails], model: type[BaseModel], elsewhere: Mapping[str, str] | None = None
 ) -> list[ValidationProblem]:
-    """Describe validation errors of a model, one for each place.
+    """Describe validation errors of a model, one for each key.
 
     Args:
         elsewhere: keys of the model by what other libraries call them.
@@ -92,14 +92,14 @@ def model_keys(location: Sequence[str | int], model: type[BaseModel]) -> list[st
 
 @dataclass(frozen=True)
 class _Location:
-    """Where a location of pydantic's leads."""
+    """The keys and models of a location of pydantic's."""
 
     path: tuple[str, ...]
-    """Without the names of types that pydantic puts into it."""
+    """Keys, without the names of types that pydantic adds."""
     holder: type[BaseModel] | None
     """The model of the object that has the last part as a key."""
     model: type[BaseModel] | None
-    """The model of the place itself."""
+    """The model of the value itself."""
 
 
 def _describe(problem: ErrorDetails, location: _Location, elsewhere: Mapping[str, str]) -> ValidationProblem:
@@ -115,8 +115,8 @@ def _describe(problem: ErrorDetails, location: _Location, elsewhere: Mapping[str
         hint = did_you_mean(location.path[-1], keys, elsewhere)
         return ValidationProblem(path, f"expected one of {', '.join(keys)}, received an unknown key{hint}")
     if kind in _TABLES:
-        of = f" of {', '.join(_keys(location.model))}" if location.model else ""
-        return ValidationProblem(path, f"expected a table{of}", value, True)
+        keys_in_words = f" of {', '.join(_keys(location.model))}" if location.model else ""
+        return ValidationProblem(path, f"expected a table{keys_in_words}", value, True)
     expected = re.sub("^(Input|String|Value) should (be|have) ", "", text)
     if kind in _EXPECTED:
         context = {name: _plain(item) for name, item in problem.get("ctx", {}).items()}
@@ -143,22 +143,22 @@ def _join(faults: Sequence[ValidationProblem]) -> ValidationProblem:
 
 def _walk(location: Sequence[str | int], model: type[BaseModel]) -> _Location:
     path: list[str] = []
-    at: list[Any] = [model]
+    kinds: list[Any] = [model]
     holder = None
     for part in location:
-        if len(at) > 1 and isinstance(part, str):  # the part names a member of the union
-            at = [member for member in at if isinstance(member, type) and member.__name__ in part] or at[:1]
+        if len(kinds) > 1 and isinstance(part, str):  # the part names a member of the union
+            kinds = [member for member in kinds if isinstance(member, type) and member.__name__ in part] or kinds[:1]
             continue
-        kind, of = (at[0], get_origin(at[0])) if at else (None, None)
+        kind, origin = (kinds[0], get_origin(kinds[0])) if kinds else (None, None)
         if part == "[key]":
             continue
         path.append(str(part))
         if (holder := _as_model(kind)) is not None:
             fields = {field.alias or name: field for name, field in holder.model_fields.items()}
-            at = [*_members(fields[str(part)].annotation)] if str(part) in fields else []
+            kinds = [*_members(fields[str(part)].annotation)] if str(part) in fields else []
         else:
-            at = [*_members(get_args(kind)[-1 if of is dict else 0])] if of in (dict, list, tuple) else []
-    return _Location(tuple(path), holder, next(filter(None, map(_as_model, at)), None))
+            kinds = [*_members(get_args(kind)[-1 if origin is dict else 0])] if origin in (dict, list, tuple) else []
+    return _Location(tuple(path), holder, next(filter(None, map(_as_model, kinds)), None))
 
 
 def _as_model(kind: Any) -> type[BaseModel] | None:

@@ -117,7 +117,7 @@ def _vector(feature: Feature, value: JsonValue, row: int) -> Float32:
             vector_D = np.array([np.inf])
         if (np.abs(vector_D) <= _LARGEST_FLOAT32).all():
             return vector_D.astype(np.float32)
-    return np.array([read_number(number, row, f"{feature.name}.{at}") for at, number in enumerate(value)], np.float32)
+    return np.array([read_number(number, row, f"{feature.name}.{i}") for i, number in enumerate(value)], np.float32)
 
 
 def _flags(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:

@@ -100,8 +100,8 @@ class TrainingFacts:
         texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
         require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
         _require_ids(ids)
-        whole_L = (counts_L >= 0) & (counts_L <= _MOST) & (counts_L % 1 == 0)
-        _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, counts_L, ids)
+        is_count_L = (counts_L >= 0) & (counts_L <= _MOST) & (counts_L % 1 == 0)
+        _require("counts", "a count is a whole number from 0 to 2⁵³", is_count_L, counts_L, ids)
         _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD, ids)
 
 
@@ -392,7 +392,11 @@ def _require(subject: str, invariant: str, holds_X: Bools, values: Array, ids: p
     if np.ndim(value):
         wrong = np.flatnonzero(~np.isfinite(value))
         value = (
-            f"{value[wrong[0]]} at place {wrong[0]}" if len(wrong) else "too large numbers" if value.any() else "zeros"
+            f"{value[wrong[0]]} at position {wrong[0]}"
+            if len(wrong)
+            else "too large numbers"
+            if value.any()
+            else "zeros"
         )
     further_rows = int((~holds_X).sum()) - 1
     ending = f", and in {further_rows:,} more" if further_rows else ""

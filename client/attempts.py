@@ -103,7 +103,7 @@ class ConnectionSettings:
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f"url: expected http(s)://HOST…, received one of scheme {url.scheme!r}")
         if url.userinfo or url.query or url.fragment:
-            raise ValueError("url: expected scheme, host, port and path, received a password, query or fragment, too")
+            raise ValueError("url: expected scheme, host, port and path, received also a password, query or fragment")
         # Checked here, because httpx and h11 would quote a refused header, with the key, in their errors.
         key = self.api_key
         if key is not None and (not key or " " in key or not (key.isascii() and key.isprintable())):

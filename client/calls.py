@@ -188,7 +188,7 @@ def retrieve(
         raise ValueError(f"expected a Query or several, received features: did you mean features={dict(queries)!r}?")
     _require_one(queries=queries, features=features)
     if queries is not None and selection:
-        raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
+        raise ValueError(f"expected {', '.join(selection)} in every Query, received them as well as queries")
     sent = [query.json() for query in _list(Query(features, **selection) if queries is None else queries)]
     options = _set_options(
         release=release, preview=preview or None, answer_ids=None if answer_ids else False, unit=unit, arm=arm
@@ -293,7 +293,10 @@ def patch_labels(display: Mapping[LabelId, Mapping[str, Any]]) -> Call[Json]:
     Raises NotFoundError, which names a hidden or unknown label.
     """
     return Call(
-        "PATCH", "/v1/labels", Json, {"labels": [{"id": id, "display": dict(of)} for id, of in display.items()]}
+        "PATCH",
+        "/v1/labels",
+        Json,
+        {"labels": [{"id": id, "display": dict(columns)} for id, columns in display.items()]},
     )
 
 

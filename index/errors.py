@@ -40,7 +40,7 @@ class ReleaseNameError(LongtailIndexError):
 
 
 class ReleaseNotFoundError(LongtailIndexError):
-    """A release that does not exist, or a place where no release is (or was) published."""
+    """A release that does not exist, or a directory or URL where no release is (or was) published."""
 
     @classmethod
     def for_name(cls, name: str, names: Sequence[str], releases: str) -> ReleaseNotFoundError:

@@ -26,7 +26,7 @@ Progress = Callable[[str], None]
 """Callback that gets progress reports, one line at a time."""
 _QUERIES = 200
 _FEW = 10
-"""Results of a short answer, found in fewer lists."""
+"""Results of a short answer, for which a search may visit fewer lists."""
 _ENOUGH = 0.01
 """Least share of a dial point's exact answers that labels must have for their recall to be measured."""
 ROWS_AT_ONCE = 1 << 20
@@ -70,8 +70,7 @@ class Calibration:
     ) -> None:  # fmt: skip
         self.dial_points = usual_dial_points(bundle) if dial_points is None else dial_points
         available = bundle.calibration_queries
-        picked = np.unique(np.linspace(0, len(available) - 1, min(queries, len(available))).astype(np.int64))
-        queries_CD = np.asarray(available[picked])
+        queries_CD = np.asarray(available[spread_rows(len(available), queries)])
         self.queries = len(queries_CD)
         self.k = min(MEASURED_DEPTH, len(bundle.embeddings))
         self.depths = sorted({min(_FEW, self.k), self.k})
@@ -87,8 +86,8 @@ class Calibration:
     def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
         """Measure recall@k at every dial point, and queries per second; k defaults to the largest depth.
 
-        A found label counts if its exact score reaches the exact k-th best, so ties count. Labels that a search adds
-        exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
+        A returned label counts if its exact score reaches the exact k-th best, so ties count. Labels that a search
+        adds exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
         """
         started = time.perf_counter()
         _, hits_QK = self.search(searcher, self.k if k is None else k)
@@ -122,6 +121,11 @@ class Calibration:
             )
             for (bias_removal, popularity, weights), recall in zip(self.dial_points, recalls, strict=True)
         ]
+
+
+def spread_rows(rows: int, most: int) -> Int64:
+    """Choose at most `most` rows, spread evenly and ascending, int64."""
+    return np.unique(np.linspace(0, rows - 1, min(most, rows)).astype(np.int64))
 
 
 def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k: int) -> tuple[Float32, Int64]:
@@ -166,14 +170,14 @@ def derived_dial_points(bundle: Bundle) -> list[DialPoint]:
     ends.
     """
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
-    bonuses = [at for at, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, at].any()]
-    limits = [(priors.settings[at].minimum, priors.settings[at].maximum) for at in bonuses]
-    weights = {_replace_weights(defaults, [at], [most]) for at, (_, most) in zip(bonuses, limits, strict=True)}
+    bonuses = [p for p, prior in enumerate(priors.settings) if prior.indicates and priors.values_LP[:, p].any()]
+    limits = [(priors.settings[p].minimum, priors.settings[p].maximum) for p in bonuses]
+    weights = {_replace_weights(defaults, [p], [most]) for p, (_, most) in zip(bonuses, limits, strict=True)}
     weights |= {_replace_weights(defaults, bonuses, ends) for ends in zip(*limits, strict=True)}
-    for at, prior in enumerate(priors.settings):
+    for p, prior in enumerate(priors.settings):
         parts = {"number": _PARTS[:2], "answers": _PARTS[:2], "date": _PARTS}.get(prior.source, ())
         weights |= {
-            _replace_weights(defaults, [at], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts
+            _replace_weights(defaults, [p], [end * part]) for end in (prior.minimum, prior.maximum) for part in parts
         }
     noise = 0.0 if bundle.proposal is not None else bundle.manifest.bias_removal.default
     return [(noise, bundle.manifest.popularity.default, weights_P) for weights_P in sorted(weights - {defaults})]
@@ -183,8 +187,8 @@ def _replace_weights(
     defaults: tuple[float, ...], numbers: Sequence[int], weights: Sequence[float]
 ) -> tuple[float, ...]:
     """Replace the weights of some priors."""
-    weight_of = dict(zip(numbers, weights, strict=True))
-    return tuple(weight_of.get(number, default) for number, default in enumerate(defaults))
+    replaced = dict(zip(numbers, weights, strict=True))
+    return tuple(replaced.get(number, default) for number, default in enumerate(defaults))
 
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
@@ -216,6 +220,6 @@ def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tri
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
-            f"every place on the dials, measured {lowest.recall:.4f} at {lowest.coordinates} with the best of {trials} "
+            f"every dial point, measured {lowest.recall:.4f} at {lowest.coordinates} with the best of {trials} "
             f"settings; nothing was written. {remedy}, or lower --recall-floor"
         )

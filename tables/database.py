@@ -45,7 +45,7 @@ _STRUCTURAL = {
 """Requirements whose violation may hide other rows, by DuckDB's kind of error."""
 
 _GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[\]]|$)"
-"""Types that DuckDB guesses for JSON strings, and its name for mixed types."""
+"""Types that DuckDB guesses for JSON strings, and JSON, its name for mixed types."""
 
 
 class Rejected(NamedTuple):
@@ -308,12 +308,13 @@ class OpenedFile:
             start, *more = content.splitlines() or [""]
             if kind in _STRUCTURAL:
                 raise DataError(f"{self.file.name}: line {line}: expected {_STRUCTURAL[kind]}, found {start[:80]!r}")
-            if any(piece.count(text.delimiter) >= len(text.names) - 1 for piece in more):
+            if any(part.count(text.delimiter) >= len(text.names) - 1 for part in more):
                 raise DataError(
                     f"{self.file.name}: line {line}: expected quotations without rows in them, found {start[:80]!r} "
                     f"and {len(more)} more lines"
                 )
-            cells = [int(piece) for piece in re.findall(r"Found: (\d+)", " ".join(messages))]  # one of each that lacks
+            # DuckDB repeats the message for every missing column.
+            cells = [int(number) for number in re.findall(r"Found: (\d+)", " ".join(messages))]
             few_or_many = str(min(cells) if kind == "MISSING COLUMNS" else max(cells)) if cells else messages[0]
             rejected.append(Rejected(self.file.name, line, row - 2, f"{len(text.names)} columns", few_or_many))
         return rejected
@@ -472,8 +473,8 @@ def _with_plain_breaks(database: Database, path: str, within: bool) -> str:
             rest = b"\r" if parts[-1].endswith(b"\r") else b""
             parts[-1] = parts[-1].removesuffix(b"\r")
             first = int(is_within and not within)
-            for at in range(first, len(parts), 1 if within else 2):
-                parts[at] = parts[at].replace(b"\r\n", b"\n")
+            for i in range(first, len(parts), 1 if within else 2):
+                parts[i] = parts[i].replace(b"\r\n", b"\n")
             is_within ^= len(parts) % 2 == 0
             copy.write(b'"'.join(parts))
         copy.write(rest)

@@ -74,14 +74,14 @@ def _json_value(value: Any) -> Any:
         return id_text(value)
     if isinstance(value, UUID):
         return str(value)
-    if isinstance(value, bytes):  # text that its writer did not name as such
+    if isinstance(value, bytes):  # text whose writer declared no encoding
         try:
             return value.decode()
         except UnicodeDecodeError:
             return value
-    if isinstance(value, dict):  # of JSON lines, where an entry that a row lacks is null
+    if isinstance(value, dict):  # JSON lines have null for an entry that a row lacks
         return {name: _json_value(entry) for name, entry in value.items() if entry is not None}
     if isinstance(value, list):
-        pairs = value and isinstance(value[0], tuple)  # of a map
+        pairs = value and isinstance(value[0], tuple)  # DuckDB's map
         return {str(id_text(key)): _json_value(entry) for key, entry in value} if pairs else [*map(_json_value, value)]
     return None if value != value else value

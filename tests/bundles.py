@@ -217,7 +217,7 @@ def make_bundle(
         label_tower: whether labels are embedded from features: `item_id` their own id, `label_features` the others.
         popularity: whether log π is a column of its own, beside log ν of the noise (π + 1/L) / 2.
         cooccurrence: whether there is W, of up to 6 neighbours of five labels in six, and the last labels of each user.
-        queries: to calibrate with, 50 at most: every trial of an index searches for all, at every place on the dials.
+        queries: to calibrate with, 50 at most: every trial of an index searches for all, at every dial point.
         seed: of all of it.
     """
     rng = np.random.default_rng(seed)

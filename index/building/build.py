@@ -69,7 +69,7 @@ def build(
         >>> {at.bias_removal: at.recall for at in manifest.recall}
         {-1.0: 1.0, -0.5: 1.0, 0.0: 1.0, 0.25: 1.0, 0.5: 1.0, 0.75: 1.0, 1.0: 1.0, 1.5: 1.0, 2.0: 1.0}
 
-        A `Bundle` works too, such as `longtail.trainer.fit` returns.
+        A `Bundle`, such as the result of `longtail.trainer.fit`, works as well.
 
         >>> from pathlib import Path
         >>> from longtail.bundle import Bundle
@@ -155,7 +155,9 @@ def _index_to_reuse(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIn
             f"lists of {name}: expected a release of FAISS, found one of Milvus, which trains its own lists"
         )
     if spec.text not in ("auto", kind):
-        raise SpecError(f"lists of {name}: expected the spec auto or {kind}, which they are of, received {spec.text}")
+        raise SpecError(
+            f"lists of {name}: expected the spec auto or {kind}, the kind of these lists, received {spec.text}"
+        )
     received = bundle.rows(np.arange(1)).shape[1]
     if before.searcher.index.has_lists and received != dim:
         raise LongtailIndexError(

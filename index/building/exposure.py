@@ -1,4 +1,4 @@
-"""Measure what head, torso and tail get in exact answers along λ, and find the λ between which that changes.
+"""Measure the shares of head, torso and tail in exact answers along λ, and the range of λ that changes them.
 
 Legend: `L` labels, `C` example queries.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Float64
 from longtail.bundle.exposure import coverage
+from longtail.index.recall import spread_rows
 
 _K = 20
 _QUERIES, _SCORES = 200, 2 * 10**7
@@ -25,7 +26,7 @@ _NARROW = 0.5
 
 
 class AnswerShares(NamedTuple):
-    """Shares of the answers by bucket at one λ, float64 [4], and the share of the labels that are in any of them."""
+    """Shares of the answers by bucket at one λ, float64 [4], and the share of labels that are in an answer."""
 
     bias_removal: float
     shares: Float64
@@ -44,8 +45,7 @@ class DialExposure:
         labels, queries_CD = bundle.manifest.labels, bundle.calibration_queries
         self.queries = max(min(len(queries_CD), _QUERIES, _SCORES // labels), 1)
         self.k = min(_K, labels)
-        query_rows = np.linspace(0, len(queries_CD) - 1, self.queries).astype(np.int64)
-        queries_CE = bundle.augmentation.queries(queries_CD[query_rows], 0.0)
+        queries_CE = bundle.augmentation.queries(queries_CD[spread_rows(len(queries_CD), self.queries)], 0.0)
         self._taste_CL: Float32 = queries_CE @ bundle.rows().T / np.float32(bundle.manifest.temperature)
         self._log_noise_L: Float32 = bundle.labels.log_pn
         self._buckets_L = bundle.labels.buckets
@@ -63,7 +63,7 @@ class DialExposure:
         return self._measured[bias_removal]
 
     def useful_range(self) -> tuple[float, float] | None:
-        """Find the λ between which the head goes from a 20th to 19 of 20 places; None if no λ does that."""
+        """Find the λ between which the head goes from a 20th to 19 of 20 answered labels; None if there are none."""
         noise = float(np.std(self._log_noise_L))
         step = float(np.std(self._taste_CL[0])) / noise if noise else 0.0
         if not 0 < step < np.inf:

@@ -20,7 +20,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import FilteredParams, FilteredRecall, FilteredSearch
-from longtail.index.recall import TOLERANCE, Progress
+from longtail.index.recall import TOLERANCE, Progress, spread_rows
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.faiss_index import MEASURED_DEPTH
 from longtail.index.search.filters import Filter, FilterMask
@@ -71,8 +71,7 @@ class FilteredTrial:
         self._exact = ExactRows(bundle)
         self._by_popularity_L = np.argsort(bundle.labels.log_pi, kind="stable")
         available = bundle.calibration_queries
-        picked = np.unique(np.linspace(0, len(available) - 1, min(_QUERIES, len(available))).astype(np.int64))
-        queries_CD = np.asarray(available[picked])
+        queries_CD = np.asarray(available[spread_rows(len(available), _QUERIES)])
         dial = bundle.manifest.bias_removal
         lambdas = sorted({min(max(value, dial.minimum), dial.maximum) for value in (0.0, dial.default, 1.0)})
         if bundle.proposal is not None:  # with a tree p_n(y|x), λ is not a coordinate of the rows

@@ -84,15 +84,15 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
     removed = np.array([rows[id_] for id_ in changes.hidden if hide and id_ in rows], np.int64)
     # Positions in the bundle's rows followed by the added ones: a label that was embedded again takes its new row.
     row_L = np.arange(len(rows))
-    known_M = added.catalogue_rows != NEW_LABEL
-    row_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
-    rows_n = np.concatenate([np.delete(row_L, removed), len(rows) + np.flatnonzero(~known_M)])
+    is_known_M = added.catalogue_rows != NEW_LABEL
+    row_L[added.catalogue_rows[is_known_M]] = len(rows) + np.flatnonzero(is_known_M)
+    rows_n = np.concatenate([np.delete(row_L, removed), len(rows) + np.flatnonzero(~is_known_M)])
     if not rows_n.size:
         raise LongtailIndexError(f"{source.path}: expected a label that is left, found all {len(rows)} hidden")
     report = MergeReport(
         labels=len(rows_n),
-        added=int(np.count_nonzero(~known_M)),
-        reembedded=int(np.count_nonzero(known_M)),
+        added=int(np.count_nonzero(~is_known_M)),
+        reembedded=int(np.count_nonzero(is_known_M)),
         removed=len(removed),
         skipped=skipped,
     )

@@ -135,7 +135,7 @@ class PriorTable:
         names = [name for name in columns if name in required]
         if EXPOSED in names:
             raise PriorsError(
-                f"{self.path}: a prior named {EXPOSED!r} is not allowed, because this name is for shares of places in "
+                f"{self.path}: a prior named {EXPOSED!r} is not allowed, because this name is for shares of "
                 f"answers; use another name, or build with --{EXPOSED}"
             )
         if absent := [name for name in required if name not in columns]:
@@ -158,9 +158,9 @@ class PriorTable:
             wrong += f" OR ({number} IS NULL AND NOT {is_nothing(cell)})"
         query = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
         for row, value in table.database.rows(query):
-            file, at = table.locate(row)
+            file, file_row = table.locate(row)
             raise PriorsError(
-                f"{file}, column {name!r}, row {at}: expected a number that float32 holds, found {value!r}"
+                f"{file}, column {name!r}, row {file_row}: expected a number that float32 holds, found {value!r}"
             )
         numbers = table.database.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
         values: Float64 = np.append(numbers.to_numpy(), np.nan)
@@ -170,7 +170,7 @@ class PriorTable:
         """Return the value of labels without one, float64 [P], for each prior."""
         absent_LP = np.isnan(values_LP)
         if self.missing is None and absent_LP.any():
-            row, i = (int(at) for at in np.argwhere(absent_LP)[0])
+            row, i = map(int, np.argwhere(absent_LP)[0])
             first = bundle.labels.ids[row].as_py()
             raise PriorsError(
                 f"{self.path}, column {names[i]!r}: expected a number for every label, found none for "

@@ -6,7 +6,7 @@ queries that are shown label y makes one choice, Σ p(y|x) of them choose y on a
 k. With b, log ν, log π and the priors of one label fixed, log p(y|x) is u·v/T − log Z(x) plus a constant: the inner
 product of `[v, 1]` and `[u, −T·log Z]`. Z depends on λ, so rows have a coordinate for each of some λ, and a search
 weighs one of them. μ and priors have their defaults in Z; co-occurrence is left out of s and Z. Where a query makes n
-choices, n·p(y|x) of them are expected to be y: a search may add log n, which the index holds in the place of log ν.
+choices, n·p(y|x) of them are expected to be y: a search may add log n, which the index holds instead of log ν.
 
 An index of queries is itself a release: its rows are the queries, and −log Z at each λ are its priors.
 
@@ -31,6 +31,7 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.manifest import BiasRemoval
 from longtail.bundle.one_line import one_line
 from longtail.index.errors import QueriesError
+from longtail.index.recall import spread_rows
 from longtail.tables import DataError, find_files
 from longtail.tables.database import OpenedFile, open_database
 from longtail.tables.features import WRITTEN, as_written, feature_columns
@@ -197,7 +198,7 @@ def log_normalisers(
     rows_M, draws_M = np.unique(np.random.default_rng(0).choice(labels, most, p=share_L), return_counts=True)
     log_weights_MG = log_weights_LG[rows_M] + np.log(draws_M / (most * share_L[rows_M]))[:, None]
     log_z_QG = _log_sums(bundle, vectors_QD, rows_M, log_weights_MG)
-    checked = np.linspace(0, len(vectors_QD) - 1, min(_CHECKED, len(vectors_QD))).astype(np.int64)
+    checked = spread_rows(len(vectors_QD), _CHECKED)
     exact = _log_sums(bundle, vectors_QD[checked], slice(None), log_weights_LG)
     return log_z_QG, float(np.sqrt(np.mean((log_z_QG[checked] - exact) ** 2, axis=0)).max())
 

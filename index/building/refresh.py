@@ -49,7 +49,7 @@ recognised."""
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshOptions:
-    """What a refresh takes in, besides pairs.
+    """Hold what a refresh takes in besides pairs.
 
     Args:
         answers: a function of a time and a half-life, in seconds, that returns what was answered from that time to

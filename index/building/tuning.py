@@ -26,7 +26,7 @@ from longtail.index.manifests import (
     SearchParamsAt,
     Trial,
 )
-from longtail.index.recall import Calibration, Progress, check_floor, derived_dial_points
+from longtail.index.recall import Calibration, Progress, check_floor, derived_dial_points, spread_rows
 from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
@@ -191,8 +191,8 @@ def tune_dial_params(
 ) -> list[SearchParamsAt]:
     """Find the least sufficient parameters of each dial point and depth.
 
-    Sufficient is the target, or the recall of the chosen parameters if that stays below the target. The most frequent
-    labels must reach it alone, too, where they are among the answers: time must not be saved at their expense.
+    Recall suffices at the target, or at the recall of the chosen parameters if that is below the target. The most
+    frequent labels must reach this recall on their own as well: time must not be saved at their expense.
     """
     if not index.has_lists:
         return []
@@ -260,8 +260,7 @@ def measure_rates(
     Every query asks for `calibration.k` results. The searchers take turns, and the fastest of a query's rounds counts,
     so that other load on the machine affects all searchers alike.
     """
-    query_rows = np.linspace(0, len(calibration.queries_QE) - 1, min(_TIMED, len(calibration.queries_QE)))
-    queries_QE = calibration.queries_QE[query_rows.astype(np.int64)]
+    queries_QE = calibration.queries_QE[spread_rows(len(calibration.queries_QE), _TIMED)]
     seconds_SQ = np.full((len(searchers), len(queries_QE)), np.inf)
     for _ in range(_ROUNDS):
         for i, searcher in enumerate(searchers):

@@ -27,7 +27,7 @@ from longtail.tables.values import to_number, type_name
 
 @dataclass(frozen=True)
 class VectorFiles:
-    """Places of labels, their vectors and example queries, and names of the columns.
+    """Files of labels, their vectors and example queries, and names of the columns.
 
     Args:
         labels: file, folder, glob or URL of a table with the columns `id`, `count`, `vector` (unless `vectors` is

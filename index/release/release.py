@@ -1,4 +1,4 @@
-"""Open and verify a release: bundle, index and release.json in one directory (files: see building.py)."""
+"""Open and verify a release: bundle, index and release.json in one directory; `building/writing.py` lists the files."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def open_release(
     """Verify every file of a release and load it.
 
     Args:
-        mapped: map the index and share it with other processes. Otherwise read all of it into memory, and check the
-            bundle's invariants too, as `publish` does.
+        mapped: map the index and share it with other processes. Otherwise read all of it into memory, and also check
+            the bundle's invariants.
         state: directory where a service records the files that it verified; only the sizes of unchanged files are
             compared then. None: every byte is read.
 
@@ -92,7 +92,7 @@ def open_release(
     with _verifying(path, state) as needed:
         if needed:
             _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
-    # OpenedFile a second time: the pages read for verification then do not count as this process's memory.
+    # Opened a second time, so that the pages read for verification do not count as this process's memory.
     return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
 
 
@@ -109,13 +109,16 @@ def _verifying(release: Path, state: Path) -> Iterator[bool]:
         # The release's directory is the lock of all workers; closing the handle releases it.
         fcntl.flock(handle, fcntl.LOCK_EX)
         paths = [Path(folder, name) for folder, _, names in os.walk(release, followlinks=True) for name in names]
-        files = {str(path): [(at := path.stat()).st_size, at.st_ino, at.st_mtime_ns] for path in paths}
+        files = {str(path): [(stat := path.stat()).st_size, stat.st_ino, stat.st_mtime_ns] for path in paths}
         verified_files, now = None, time.time()
         with suppress(OSError, ValueError):
             verified_files = json.loads(record.read_bytes())
         yield verified_files != files
         # Files written within the last second could change again with the same time, so they are not recorded yet.
-        if verified_files != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
+        if (
+            verified_files != files
+            and abs(now - max(mtime_ns for _, _, mtime_ns in files.values()) / 1e9) >= _SETTLED_SECONDS
+        ):
             with suppress(OSError):  # if the disk is full, the next start verifies again
                 record.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(record, json.dumps(files).encode())

@@ -1,7 +1,7 @@
 """Search a FAISS index over all labels, whose ids are catalogue rows.
 
-Legend: `L` labels, `B` queries, `C` candidates or inverted lists, `P` lists visited, `E` coordinates of an augmented
-row.
+Legend: `L` labels, `B` queries, `C` candidates or inverted lists, `P` visited lists of a query, `V` of all queries, `E`
+coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FaissIndex:
 
     @cached_property
     def labels(self) -> int:
-        """Number of labels L."""
+        """Count the labels, L."""
         return int(self.index.ntotal)
 
     @cached_property
@@ -75,12 +75,12 @@ class FaissIndex:
 
     @cached_property
     def lossy(self) -> bool:
-        """Whether the index's scores are approximations, to be scored again exactly."""
+        """Return whether scores are approximations, to be computed again exactly."""
         return self.kind in _CODED
 
     @cached_property
     def has_lists(self) -> bool:
-        """Whether the index is an inverted file."""
+        """Return whether the index is an inverted file."""
         return self.kind != "flat"
 
     @cached_property
@@ -123,7 +123,7 @@ class FaissIndex:
         if self.lossy:
             fetch = max(k, MEASURED_DEPTH) * (math.ceil(params.k_factor * boost) if filtered else params.k_factor)
         fetch = min(fetch, self.labels)
-        # The few best of a selection need as many lists as its hundred best.
+        # Under a filter a short answer needs as many lists as an answer of a hundred labels.
         nprobe = scale_nprobe(params, max(k, MEASURED_DEPTH) if filtered else k, eligible.share)
         if queries_BE.shape[1] < self.width:
             queries_BE = pad(queries_BE, self.width)
@@ -163,14 +163,14 @@ class FaissIndex:
         share_B = _pick_values(eligible_BC, eligible_BC, seen_B) / _pick_values(labels_BC, eligible_BC, seen_B)
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         required_B = boost * seen_B * share_B * depth_B**_PROBES_PER_DEPTH
-        # A list is visited if the lists before it hold fewer eligible labels than wanted.
+        # A list is visited if the nearer lists hold fewer eligible labels than required.
         visited_BC = (eligible_BC - counts_BC < required_B[:, None]) & (counts_BC > 0)
         positions_BC = np.cumsum(visited_BC, axis=1) - 1
-        at_B, at_C = np.nonzero(visited_BC)
+        query_V, rank_V = np.nonzero(visited_BC)
         shape = len(queries_BE), int(positions_BC[:, -1].max()) + 1
         lists_BP, products_BP = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
-        lists, positions = order_BC[at_B, at_C], positions_BC[at_B, at_C]
-        lists_BP[at_B, positions], products_BP[at_B, positions] = lists, products_BC[at_B, lists]
+        lists_V, positions_V = order_BC[query_V, rank_V], positions_BC[query_V, rank_V]
+        lists_BP[query_V, positions_V], products_BP[query_V, positions_V] = lists_V, products_BC[query_V, lists_V]
         return lists_BP, products_BP
 
     def _search_lists(
@@ -224,7 +224,7 @@ class FaissIndex:
             len(queries_BE), faiss.swig_ptr(queries_BE), nprobe, faiss.swig_ptr(products_BP), faiss.swig_ptr(lists_BP),
             None,
         )  # fmt: skip
-        lists_BP[lists_BP >= first] = -1  # else a label would be found twice
+        lists_BP[lists_BP >= first] = -1  # otherwise a label would be returned twice
         head_BP = np.arange(first, self.list_count)[None].repeat(len(queries_BE), axis=0)
         lists_BP = np.concatenate([lists_BP, head_BP], axis=1)
         products_BP = np.concatenate([products_BP, queries_BE @ self._head_centroids.T], axis=1)
@@ -300,5 +300,5 @@ def _pick_values(values_BC: Int64, eligible_BC: Int64, seen_B: Int64) -> Int64:
     Values are at least 1, so that they can be divided by.
     """
     enough_BC = eligible_BC >= np.minimum(seen_B[:, None], eligible_BC[:, -1:])
-    at_B: Int64 = values_BC[np.arange(len(values_BC)), enough_BC.argmax(axis=1)]
-    return np.maximum(at_B, 1)
+    values_B: Int64 = values_BC[np.arange(len(values_BC)), enough_BC.argmax(axis=1)]
+    return np.maximum(values_B, 1)

@@ -185,7 +185,7 @@ class Collection:
 
     @property
     def seconds(self) -> float:
-        """Time limit of a search."""
+        """Return the time limit of a search."""
         return max(self.server.seconds, _PATIENT_SECONDS) if self.patient else self.server.seconds
 
     def open(self, labels: int, dim: int) -> None:
@@ -203,7 +203,7 @@ class Collection:
     def search(self, queries_bE: Float32, k: int, nprobe: int, expression: str) -> tuple[Float32, Int64]:
         """Find the k best rows that meet an expression.
 
-        Returns scores float32 [b, k], descending, and rows int64 [b, k]; −inf and −1 where fewer are found. Raises
+        Returns scores float32 [b, k], descending, and rows int64 [b, k]; −inf and −1 where there are fewer. Raises
         EngineUnavailableError.
         """
         hits = [
@@ -215,7 +215,7 @@ class Collection:
 
     @property
     def problem(self) -> str | None:
-        """Why the server cannot answer from the collection now; None: the server answers."""
+        """Explain why the server cannot answer from the collection now; None: the server answers."""
         return self.server.problem(self._about)
 
     def probe(self) -> None:
@@ -340,7 +340,7 @@ class MilvusSearcher(Searcher):
 
     @property
     def problem(self) -> str | None:
-        """Why the server cannot answer now; None: the server answers."""
+        """Explain why the server cannot answer now; None: the server answers."""
         return self.collection.problem
 
     def probe(self) -> None:

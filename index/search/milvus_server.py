@@ -75,7 +75,7 @@ class Circuit:
 
     @property
     def open(self) -> bool:
-        """Whether the circuit is open: no request is sent, except a trial."""
+        """Return whether the circuit is open: no request is sent, except a trial."""
         with self._lock:
             return self._failures >= _FAILURES
 

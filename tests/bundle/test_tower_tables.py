@@ -73,7 +73,7 @@ def test_tables_are_linked_or_copied(separate: Bundle, tmp_path: Path, monkeypat
 
 def test_unwritten_bundle_has_no_table_files(separate: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TowerError, match=r"query_tower\.onnx: expected a model .*: its tables must lie beside it"):
+    with pytest.raises(TowerError, match=r"query_tower\.onnx: expected a model .*: its tables must be files in tables"):
         embedded(separate, *models(separate))
 
 

@@ -344,7 +344,7 @@ def test_a_release_name_is_used_once(bundle_path: Path, url: str, tmp_path: Path
         build(bundle_path, url, name="a")
     build(bundle_path, tmp_path / "new", name="d")
     ObjectStore(url).put("d/upload.json", b'{"sha256": "other"}')
-    with pytest.raises(BundleExistsError, match="d/: expected a free place, found another upload"):
+    with pytest.raises(BundleExistsError, match="d/: expected a free folder, found another upload"):
         open_releases(url).upload(tmp_path / "new" / "d")
     assert open_releases(url).names() == ["a", "b", "c"]
 
@@ -368,7 +368,7 @@ def test_a_bundle_is_uploaded_and_downloaded(bundle_path: Path, s3: S3Server, tm
 def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
     upload_bundle(bundle_path, url)
-    with pytest.raises(BundleExistsError, match="expected a free place, found another upload"):
+    with pytest.raises(BundleExistsError, match="expected a free folder, found another upload"):
         upload_bundle(large_bundle_path, url)
 
 

@@ -236,13 +236,16 @@ def test_unfitting_rows_and_models_are_refused(tmp_path: Path) -> None:
         ({"noise": np.zeros(LABELS)}, "ν is above 0 and finite"),
         ({"query_tower": tower({"user": ["N", 8]}, TensorProto.INT64)}, "use its library's export"),
         ({"vectors": vectors[:, :4], "query_tower": tower({"profile": ["N", 8]})}, "computes one vector"),
-        ({"vectors": infinite}, r"labels: a vector is finite.* found nan at place 3 in row 7, id 'i7', and in 1 more$"),
+        (
+            {"vectors": infinite},
+            r"labels: a vector is finite.* found nan at position 3 in row 7, id 'i7', and in 1 more$",
+        ),
         ({"ids": pa.array(["i1", *ids.to_pylist()[1:]])}, r"ids are distinct: expected every id once, found 'i1' more"),
         (
             {"ids": pa.array(["", *ids.to_pylist()[1:]])},
             "ids are not empty: expected an id in every row, found an empty",
         ),
-        ({"queries": infinite}, r"queries: a vector is finite.* found nan at place 3 in row 7, and in 1 more$"),
+        ({"queries": infinite}, r"queries: a vector is finite.* found nan at position 3 in row 7, and in 1 more$"),
         ({"counts": counts + 0.5}, r"a count is a whole number from 0 to 2⁵³.*1\.5 in row 0"),
         ({"noise": np.ones(3)}, "rows of each, 1 or more, found .*'noise': 3"),
         ({"similarity": "euclid"}, "similarity is known"),
