@@ -4,10 +4,8 @@ Legend: `n` rows of the design matrix, `C` columns of the design matrix (one per
 queries, `K` components, `W` directions of the iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +15,25 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.trainer.errors import DataError
 
-if TYPE_CHECKING:
-    from longtail.trainer.config import FeatureConfig
+
+class QueryFeature(Protocol):
+    """Define the properties of a query feature that the tree reads, such as a `config.FeatureConfig`."""
+
+    @property
+    def name(self) -> str:
+        """Return the feature's name among the tower's inputs."""
+
+    @property
+    def kind(self) -> str:
+        """Return the kind: `id`, `history`, `bag`, `text` or `number`."""
+
+    @property
+    def table_name(self) -> str:
+        """Return the name of the feature's vocabulary."""
+
+    @property
+    def hash_rows(self) -> int:
+        """Return the number of rows of a `text` feature's table."""
 
 
 _NO_VARIANCE = 1e-6
@@ -28,7 +43,7 @@ _SPARE, _POWERS = 16, 10
 
 
 def fit_projection(
-    features: Sequence[FeatureConfig], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
+    features: Sequence[QueryFeature], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
 ) -> tuple[dict[str, Float32], Float32]:
     """Fit the first principal components of encoded queries, in the form of `bundle.Proposal`.
 
@@ -72,7 +87,7 @@ def fit_projection(
     }, offset_K.astype(np.float32)
 
 
-def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
+def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
     """Build one feature's part of the design matrix, sparse [B, width]; numbers are stored even if 0."""
     values = inputs[feature.name]
     queries = np.arange(len(values))
@@ -87,7 +102,7 @@ def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
 
 
 def _sparse(
-    feature: FeatureConfig,
+    feature: QueryFeature,
     values: npt.NDArray[Any],
     queries: Int64,
     columns: npt.NDArray[Any],

@@ -5,12 +5,10 @@ Queries are projected to K coordinates (projection.py), and the tree is fitted t
 Legend: `N` pairs, `L` labels, `K` coordinates of z, `B` pairs encoded together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +16,8 @@ from longtail.bundle import Inputs, Proposal
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.proposal import project
 from longtail.trainer.errors import DataError
-from longtail.trainer.sampling.projection import fit_projection
+from longtail.trainer.sampling.projection import QueryFeature, fit_projection
 from longtail.trainer.sampling.tree_fit import fit_tree
-
-if TYPE_CHECKING:
-    from longtail.trainer.config import FeatureConfig
 
 _PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
 """Largest number of pairs to fit the projection to, and number of pairs encoded together."""
@@ -57,7 +52,7 @@ def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTre
 
 
 def fit_proposal(
-    features: Sequence[FeatureConfig],
+    features: Sequence[QueryFeature],
     inputs_of: Callable[[Int64], Inputs],
     labels_N: Int32,
     *,
