@@ -261,12 +261,12 @@ def _loaded(releases: Releases, name: str, options: Mapping[str, Any]) -> Retrie
     return retriever
 
 
-def _label_changes(out: Path, row: StateLocation) -> list[LabelRecord]:
+def _label_changes(out: Path, location: StateLocation) -> list[LabelRecord]:
     """Read the label changes that the batch's first process recorded."""
     path = out / _LABELS
     if not path.exists():
         try:
-            changes = read_label_changes(row)
+            changes = read_label_changes(location)
         except FileNotFoundError:
             changes = LabelChanges()
         _add(path, "\n".join(map(record_json, changes.records())))
@@ -385,8 +385,8 @@ def _answered(
             yield rows, retriever.retrieve(_queries(rows, part, start, retriever, table_options, options))
         except InvalidRequestError as error:
             _, row, *path = (error.field or "queries.0").split(".")
-            source = f"{'.'.join(path)}: " if path else ""
-            raise part.wrong(start + int(row), f"{source}{error.message}") from error
+            field = f"{'.'.join(path)}: " if path else ""
+            raise part.wrong(start + int(row), f"{field}{error.message}") from error
 
 
 def _queries(

@@ -28,7 +28,7 @@ class Retrieval(AnsweredBatch):
         queries: the resolved queries.
         batch: the embedded queries.
         labels_N: id, bucket and display columns of the answered labels, as JSON; shared, and never changed.
-        answered_rows_N: int64, rows of the answered labels, also those of labels that were embedded again.
+        answered_rows_N: int64, rows of the answered labels; a label that was embedded again has its overlay row.
         heads_B: first fields of each result.
         tails: last fields of results with explored slots, floors or a pool, by the query's position.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
@@ -70,13 +70,11 @@ class Retrieval(AnsweredBatch):
         unknown_B = self.unknown_B or [NO_UNKNOWN] * len(self.queries)
         for i, (query, end) in enumerate(zip(self.queries, self.ends_B, strict=True)):
             start = self.ends_B[i - 1] if i else 0
-            weights, labels = (
-                query.weights,
-                [
-                    {**label, "score": score}
-                    for label, score in zip(self.labels_N[start:end], self.scores_N[start:end], strict=True)
-                ],
-            )
+            weights = query.weights
+            labels = [
+                {**label, "score": score}
+                for label, score in zip(self.labels_N[start:end], self.scores_N[start:end], strict=True)
+            ]
             if query.display is not None:
                 # A new dictionary of columns, because those of `labels_N` are shared with other answers.
                 for label in labels:
@@ -91,7 +89,7 @@ class Retrieval(AnsweredBatch):
                 result["cooccurrence"] = weights.cooccurrence
             if query.decay is not None:
                 result["decay"] = query.decay.model_dump()
-            # Of the priors of a table all weights, of the others those that are not 0.
+            # Priors of a table always show their weights; other priors only if the weight is not 0.
             if weights.weighed or self.priors.from_table:
                 for prior, weight in zip(self.priors.settings, weights.priors_P, strict=True):
                     if prior.source == "table" or (weight and prior.source != "date"):

@@ -106,13 +106,13 @@ class LabelAttributes:
         return attributes
 
     def select(self, filter_: Mapping[str, JsonValue], field: str) -> tuple[FilterMask, FilterMask | None]:
-        """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
+        """Select the labels that pass a filter: of the release, and of the overlay (None without one).
 
         The overlay's rows count from its first label. Equal filters get the same objects, so that their queries share a
         search.
 
         Args:
-            where: prefix of the field in errors, such as `queries.0.filter`.
+            field: path of the filter in errors, such as `queries.0.filter`.
 
         Raises:
             InvalidRequestError: a column cannot be filtered by, or an operator or value does not fit the column.

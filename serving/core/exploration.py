@@ -23,7 +23,7 @@ propensities stay exact: these labels have 1.
 positions in order of score. So a drawn label's position is independent of the label, and clicks on drawn labels can be
 compared without a model of attention: position is not a confounder.
 
-Legend: `C` candidates of one bucket, `P` labels found of it, `K` labels of an answer.
+Legend: `C` candidates of one bucket, `P` ranked labels of the bucket, `K` labels of an answer.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def explore(
 
     Args:
         best: rows, scores and buckets of the best eligible labels, best first, [K] each.
-        found: rows and scores of each bucket's best eligible labels, best first, [P] each: K + `lottery.candidates` of
-            them, or all.
+        ranked: rows and scores of each bucket's best eligible labels, best first, [P] each: K + `lottery.candidates`
+            of them, or all.
         floors: requested slots of each bucket, together at most k.
         chance: generator of the draws.
         floored: candidates of the other places, if the query has floors, and k.

@@ -320,7 +320,7 @@ class ExperimentFollower:
         self._unavailable: dict[str, str] = {}
 
     def check(self) -> None:
-        """Check CURRENT and STAGED once, and load what is new. raises nothing."""
+        """Read the file if it has changed, and set the experiment; raises nothing."""
         try:
             self._read()
         except (OSError, ExperimentsError) as error:

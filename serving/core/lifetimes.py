@@ -55,7 +55,7 @@ class Lifetimes:
         self._last: Span | None = None
 
     def at(self, at: float) -> Span:
-        """Narrow a span to the time until an overlay's label changes."""
+        """Find the labels available at a time, and the span in which they stay the same."""
         last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
             return last
@@ -65,8 +65,8 @@ class Lifetimes:
         if last is None:
             labels = Eligible.from_mask(available(self._lifetimes_L2, at))
         else:
-            before = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
-            changed_R = distinct(self._rows_N[min(before, i) : max(before, i)])
+            last_i = int(np.searchsorted(self._times_N, int(last.begin), side="right"))
+            changed_R = distinct(self._rows_N[min(last_i, i) : max(last_i, i)])
             labels = last.labels.changed(changed_R, available(self._lifetimes_L2[changed_R], at))
         span = self._last = Span(begin, end, labels)
         return span

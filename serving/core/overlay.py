@@ -36,13 +36,10 @@ logger = logging.getLogger(__name__)
 
 _SCORES_AT_ONCE = 1 << 22
 """Largest number of exact scores held at once: 16 MiB."""
-
-
-_Columns = dict[str, npt.NDArray[Any]]
-
 _MOST_RETIRED = 256
 """Retired rows that searches score in vain; beyond, at most one in four of the rows in use."""
 _AUGMENTED = "augmented"
+_Columns = dict[str, npt.NDArray[Any]]
 
 
 class _Arrays:

@@ -29,7 +29,7 @@ MAX_IDS = 10_000
 MOST_POOL = 4_096
 """Largest pool; if k is larger, the pool may have k labels."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
-"""Default size of a pool: at least so many labels, and so many per result."""
+"""Smallest default size of a pool in labels, and labels per result."""
 _MOST_FLOORS = 8
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {

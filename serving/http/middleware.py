@@ -40,9 +40,9 @@ NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors 
 _SEED_BYTES = 64
 _COMPRESSED_FROM_BYTES = 1024
 _COMPRESSION_LEVEL = 1
+"""gzip's fastest level: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
 _GZIP = re.compile(rb"gzip(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
 """Coding that a client accepts; a weight of 0 refuses it."""
-"""gzip's fastest level: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
 
 _random = Random(os.urandom(_SEED_BYTES))
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))

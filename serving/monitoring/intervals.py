@@ -10,9 +10,9 @@ from functools import lru_cache
 @lru_cache(256)
 def binomial_interval(share: float, trials: float, confidence: float) -> tuple[float, float]:
     """Compute the exact interval of a share; hits may be fractional."""
-    hits, aside = share * trials, (1 - confidence) / 2
-    low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < aside)
-    high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - aside)
+    hits, tail = share * trials, (1 - confidence) / 2
+    low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < tail)
+    high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - tail)
     return low, high
 
 

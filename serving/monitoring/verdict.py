@@ -120,10 +120,11 @@ def judge(
     if sentence := _explain_silence(report):
         findings.append(SignalFinding("share_drift", "unknown", sentence))
     hour, of_day = (dict(_judge_window(report, name, windows[name])) for name in ("1h", "24h"))
-    for key, of_hour in hour.items():
-        of_both = of_day[key] if of_hour is None or of_hour.severity == "unknown" else of_hour
-        if of_both is not None and of_both.severity != "steady":
-            findings.append(of_both)
+    for key, finding_of_hour in hour.items():
+        is_unknown = finding_of_hour is None or finding_of_hour.severity == "unknown"
+        finding = of_day[key] if is_unknown else finding_of_hour
+        if finding is not None and finding.severity != "steady":
+            findings.append(finding)
     findings.sort(
         key=lambda finding: (
             -SEVERITIES.index(finding.severity),
@@ -199,7 +200,7 @@ def _judge_evaluation(baseline: Mapping[str, Any] | None) -> Iterator[SignalFind
                 finding = SignalFinding("evaluation", "act", sentence, bucket, None, share, promised, *share_bounds[1:])
                 differences.append((abs(share - promised), finding))
     if differences:
-        yield max(differences, key=lambda share_bounds: share_bounds[0])[1]
+        yield max(differences, key=lambda difference: difference[0])[1]
 
 
 def _judge_unknown_ids(report: Mapping[str, Any]) -> Iterator[SignalFinding]:
@@ -266,8 +267,8 @@ def _judge_floors(floored: Mapping[str, int]) -> Iterator[SignalFinding]:
     share = floored["unmet"] / floored["queries"]
     low, high = binomial_interval(share, floored["queries"], _SURE)
     if low >= _JUMP:
-        of = f"{floored['unmet']:,} of {floored['queries']:,}"
-        sentence = f"{of} answers with floors in {_WORDS['1h']} do not meet them all."
+        counts = f"{floored['unmet']:,} of {floored['queries']:,}"
+        sentence = f"{counts} answers with floors in {_WORDS['1h']} do not meet them all."
         yield SignalFinding("floors", "watch", sentence, None, "1h", share, 0.0, low, high)
 
 
@@ -336,7 +337,7 @@ def _judge_share(
 
 
 def _is_decisive(share: float, promised: float, queries: int) -> bool:
-    """Return whether so many queries exclude half and twice the promise."""
+    """Return whether this number of queries excludes half and twice the promise."""
     near, far = binomial_interval(share, queries, _USUAL)
     is_clear = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
     return is_clear or max(promised - near, far - promised) < _NEAR_SHARE
@@ -344,7 +345,7 @@ def _is_decisive(share: float, promised: float, queries: int) -> bool:
 
 @lru_cache(1024)
 def _count_decisive(promised: float) -> int:
-    """Compute how many queries decide about a bucket."""
+    """Compute how many queries judge a bucket with certainty."""
     enough = 1
     while enough < _MOST_QUERIES and not _is_decisive(promised, promised, enough):
         enough *= 2

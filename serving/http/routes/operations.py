@@ -43,7 +43,6 @@ async def staged(request: Request) -> dict[str, Any]:
     current, other = service.retriever(), service.mirror.staged
     if other is None:
         raise UnknownReleaseError("expected a staged release, found none; see longtail-index stage")
-
     state = service.settings.state_directory
     counts = await service.read(lambda: StagedCounts.read_all(state, other.name, current.name))
     return counts.figures()
