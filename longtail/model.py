@@ -21,9 +21,9 @@ from longtail.bundle.manifest import dial_words
 from longtail.frames import Source, as_sources, like
 from longtail.index import PriorSpec, build, open_releases
 from longtail.plain import plain
-from longtail.serving.batch import TableOptions, answers_to
+from longtail.serving.batch import TableOptions, iterate_answers
 from longtail.serving.core.answers import Retrieval
-from longtail.serving.core.known_queries import queries_for
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import ELSEWHERE, QueriesFor, RetrieveQuery, SimilarQuery
 from longtail.serving.core.retriever import Retriever
@@ -117,7 +117,7 @@ class Model:
         )
         leading, answers, notes = list[dict[str, Any]](), list[Retrieval](), list[str]()
         with as_sources(queries=queries) as paths:
-            for rows, retrieval in answers_to(self.retriever, paths["queries"], table_options, notes.append):
+            for rows, retrieval in iterate_answers(self.retriever, paths["queries"], table_options, notes.append):
                 leading += rows.to_pylist()
                 answers.append(retrieval)
         for note in notes:
@@ -156,7 +156,7 @@ class Model:
         """
         ids, id_column, rows = _plain(ids), self.query_id or "query_id", list[dict[str, Any]]()
         label = {} if ids is None else {"ids" if isinstance(ids, list) else "id": ids}
-        for result in queries_for(self.retriever, [_validate(QueriesFor, {**options, **label, "k": k})]):
+        for result in find_known_queries(self.retriever, [_validate(QueriesFor, {**options, **label, "k": k})]):
             leading = {self.label_id: result["id"]} if isinstance(ids, list) else {}
             for rank, query in enumerate(result["queries"], start=1):
                 row = {**leading, "rank": rank, id_column: query["id"]}

@@ -131,7 +131,7 @@ def answer(
         OSError: the disk is full or not writable.
     """
     all_releases = open_releases(releases)
-    name = name_of(all_releases, release)
+    name = find_release_name(all_releases, release)
     options = _checked(table_options)
     try:
         files = _files(queries, out)
@@ -141,7 +141,7 @@ def answer(
             _agree(out, manifest)
         with open_database(memory=MEMORY) as duck:
             with all_releases.manifests(name) as folder:
-                features = _features_of(read_manifest(folder / BUNDLE))
+                features = _list_features(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, table_options, say)
             if (empty_files := duck.empty_in_words()) is not None:
                 say(empty_files)
@@ -155,7 +155,7 @@ def answer(
             retriever = _loaded(all_releases, name, options)
             _agree(out, manifest)
             retriever = retriever.with_changes(_label_changes(out, state or all_releases.root / ".state"))
-            retriever = retriever.as_of(_moment(out, table_options.at))
+            retriever = retriever.view_all_at(_moment(out, table_options.at))
             for number, file_slice in enumerate(missing, 1):
                 started = perf_counter()
                 notes = _write(retriever, file_slice, table, table_options, options, out)
@@ -166,7 +166,7 @@ def answer(
         raise BatchError(str(error)) from error
 
 
-def name_of(releases: Releases, release: str | None) -> str:
+def find_release_name(releases: Releases, release: str | None) -> str:
     """Return a release's name, of the published one by default; raises BatchError if none is published."""
     if (name := releases.current() if release is None else release) is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
@@ -227,7 +227,7 @@ def _read(
     return table
 
 
-def _features_of(manifest: Manifest) -> list[Feature]:
+def _list_features(manifest: Manifest) -> list[Feature]:
     """List the features of a query, and its id."""
     features, together = manifest.query_features, manifest.cooccurrence
     if together is None or REMEMBERED not in manifest.files:
@@ -351,7 +351,7 @@ def _write(
     return notes
 
 
-def answers_to(
+def iterate_answers(
     retriever: Retriever, queries: Path | str, table_options: TableOptions, say: Callable[[str], None]
 ) -> Iterator[tuple[pa.Table, Retrieval]]:
     """Yield rows of a table of queries and their answers.
@@ -361,13 +361,13 @@ def answers_to(
     Raises:
         BatchError: the table cannot be read, or the release refuses a row.
     """
-    retriever = retriever.at()
+    retriever = retriever.view_at()
     try:
         files = find_files(queries)
         with open_database(memory=MEMORY) as duck:
             names = open_file(duck, files[0]).names
             table_options = replace(table_options, keep=[name for name in table_options.keep or () if name in names])
-            table = _read(duck, files, str(queries), _features_of(retriever.manifest), table_options, say)
+            table = _read(duck, files, str(queries), _list_features(retriever.manifest), table_options, say)
             for part in _slices(table, str(queries)):
                 rows = table.read_rows(part.part, part.start, part.rows)
                 yield from _answered(retriever, part, rows, table_options, table_options.options)
@@ -398,7 +398,7 @@ def _queries(
     options: Mapping[str, Any],
 ) -> list[RetrieveQuery]:
     """Create a query for every row; `first` is the first row's number in the slice."""
-    columns = feature_columns(rows, _features_of(retriever.manifest), retriever.vocabularies)
+    columns = feature_columns(rows, _list_features(retriever.manifest), retriever.vocabularies)
     lists = [
         [None] * rows.num_rows if name is None else as_json(rows[name], as_lists=True)
         for name in (table_options.exclude, table_options.history)

@@ -16,8 +16,8 @@ from pyarrow.csv import write_csv
 
 from longtail.bundle.manifest import LogColumns
 from longtail.index import open_releases
-from longtail.serving.batch import DEFAULT_K, MEMORY, BatchError, checked, name_of
-from longtail.serving.core.known_queries import queries_for
+from longtail.serving.batch import DEFAULT_K, MEMORY, BatchError, checked, find_release_name
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor
 from longtail.serving.core.retriever import Retriever
@@ -63,7 +63,7 @@ def invert(
     if out.suffix not in _WRITERS or out.exists():
         raise BatchError(f"{out}: expected the name of a new file that ends in {', '.join(_WRITERS)}")
     source = open_releases(releases)
-    retriever = load_release(source, name_of(source, release))
+    retriever = load_release(source, find_release_name(source, release))
     with suppress(FileNotFoundError):
         retriever = retriever.with_changes(read_label_changes(state or source.root / ".state").records())
     cooccurrence = retriever.manifest.cooccurrence
@@ -99,7 +99,7 @@ def campaign(
     while short_ids:
         for start in range(0, len(short_ids), MOST_QUERIES):
             part = request.model_copy(update={"ids": short_ids[start : start + MOST_QUERIES], "k": depth})
-            lists |= {answer["id"]: answer["queries"] for answer in queries_for(retriever, [part])}
+            lists |= {answer["id"]: answer["queries"] for answer in find_known_queries(retriever, [part])}
         pairs = [(-query[request.by], i, query) for i, id_ in enumerate(ids) for query in lists[id_]]
         chosen, counts = {id_: list[dict[str, Any]]() for id_ in ids}, Counter[str]()
         for _, i, query in sorted(pairs, key=lambda pair: pair[:2]):

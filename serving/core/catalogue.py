@@ -241,7 +241,7 @@ class Catalogue:
         return rows
 
     def _row(self, id_: str) -> int | None:
-        if self._overlay is not None and (row := self._overlay.row_of(id_)) is not None:
+        if self._overlay is not None and (row := self._overlay.find_row(id_)) is not None:
             return row
         return self.row_of.get(id_)
 

@@ -159,7 +159,7 @@ class Dials:
         others_are_default = np.array_equal(priors_P[self.table :], self.of_queries_P[self.table :])
         signed = tuple(priors_P[: self.table if others_are_default else None].tolist())
         weighed = self.weighed or priors_P is not self.defaults_P
-        judged_at = self.judged_at(noise, prior, omega, signed)
+        judged_at = self.find_judged_dial(noise, prior, omega, signed)
         return Weights(noise, prior, omega, priors_P, shift, weighed, signed, judged_at)
 
     def _read_cooccurrence(self, options: SearchOptions, prefix: str) -> float:
@@ -186,7 +186,7 @@ class Dials:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
         return low, high
 
-    def judged_at(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
+    def find_judged_dial(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
         """Get the λ whose promise holds at these weights; else NaN.
 
         Args:

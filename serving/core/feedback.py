@@ -166,7 +166,7 @@ def read_choices(
             judged_at=(
                 math.nan
                 if answer.restricted or answer.propensities
-                else retriever.judged_at(answer.bias_removal, answer.popularity, answer.cooccurrence, answer.priors)
+                else retriever.find_judged_dial(answer.bias_removal, answer.popularity, answer.cooccurrence, answer.priors)
             ),
             k=len(answer.codes),
             arm=answer.arm,

@@ -108,7 +108,7 @@ class Histories:
                 f"expected an id, received {describe(value)}", field=f"{prefix}features.{self.query_id}"
             )
         remembered = self._remembers
-        return overlay.served(remembered.refused(id_) if refused else remembered.history(id_))
+        return overlay.find_served_rows(remembered.refused(id_) if refused else remembered.history(id_))
 
     def count_ids(
         self, queries: Sequence[RetrieveQuery], inputs: Inputs, histories: Sequence[History], catalogue: Catalogue

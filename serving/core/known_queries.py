@@ -20,7 +20,7 @@ _ROUNDING = 1e-6
 """Largest difference of two λ that are the same."""
 
 
-def queries_for(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
+def find_known_queries(retriever: Retriever, requests: Sequence[QueriesFor]) -> list[dict[str, Any]]:
     """Find the likeliest known queries of each label; numbers are NumPy's.
 
     The order is by `log p(y|x) = s − log Z(x)`, and by choices plus log n: see `longtail.index.building.queries`.
@@ -91,5 +91,5 @@ def _left_out(retriever: Retriever, request: QueriesFor, rows_N: Int64) -> list[
     if remembered is None or not (excluded or retriever.negative_events):
         return [NO_ROWS] * len(rows_N)
     queries_P, ends_L = retriever.queries_by_label(refused=not excluded)
-    rows = retriever.overlay.built(rows_N).tolist()
+    rows = retriever.overlay.find_built_rows(rows_N).tolist()
     return [queries_P[ends_L[row] : ends_L[row + 1]].astype(np.int64) if row >= 0 else NO_ROWS for row in rows]

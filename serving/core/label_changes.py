@@ -82,7 +82,7 @@ class LabelFollower:
         hangs = since is not None and monotonic() - since > _HANGING_SECONDS
         return self._shared and (self.unreadable or hangs)
 
-    def apply_to(self, retriever: Retriever) -> Retriever:
+    def apply_changes(self, retriever: Retriever) -> Retriever:
         """Apply all changes read so far to a newly loaded release."""
         return retriever.with_changes(self._so_far.records())
 
@@ -148,7 +148,7 @@ def _change_each(
     return changed
 
 
-def records_to_add(labels: Sequence[LabelToAdd], retriever: Retriever) -> list[Upsert]:
+def create_upserts(labels: Sequence[LabelToAdd], retriever: Retriever) -> list[Upsert]:
     """Create the records of a POST /v1/labels; raises a ServingError that names the label.
 
     Columns and priors that a label is sent without stay as earlier changes made them.
@@ -158,12 +158,12 @@ def records_to_add(labels: Sequence[LabelToAdd], retriever: Retriever) -> list[U
         Upsert(id=str(label.id), at=at, features=label.features, display=label.display, priors=label.priors)
         for label in labels
     ]
-    records = list(map(retriever.overlay.after, records))
+    records = list(map(retriever.overlay.complete, records))
     retriever.overlay.check(records)
     return records
 
 
-def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
+def create_patches(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
     """Create the records of a PATCH; raises a ServingError that names the label."""
     at = datetime.now(UTC)
     for i, label in enumerate(labels):
@@ -173,16 +173,16 @@ def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> 
     return records
 
 
-def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
+def create_hides(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
     """Create one record per label, so that retries succeed."""
     _refuse_unknown(ids, retriever.knows)
     at = datetime.now(UTC)
     return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
-def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
+def create_restores(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
     """Create one record per label."""
-    _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or retriever.overlay.row_of(id_) is not None)
+    _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or retriever.overlay.find_row(id_) is not None)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 

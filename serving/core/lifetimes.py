@@ -54,7 +54,7 @@ class Lifetimes:
         self._times_N, self._rows_N = times[order], rows[order]
         self._last: Span | None = None
 
-    def at(self, at: float) -> Span:
+    def find_span(self, at: float) -> Span:
         """Find the labels available at a time, and the span in which they stay the same."""
         last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
@@ -81,7 +81,7 @@ class Available(NamedTuple):
     of_overlay_M: Bools
 
     @classmethod
-    def at(cls, at: float, span: Span, lifetimes_M2: Int64, in_use_M: Bools) -> Self:
+    def narrow(cls, at: float, span: Span, lifetimes_M2: Int64, in_use_M: Bools) -> Self:
         """Narrow a span to the time until an overlay's label changes."""
         limits = np.iinfo(np.int64)
         begin = max(span.begin, float(lifetimes_M2[lifetimes_M2 <= at].max(initial=limits.min)))

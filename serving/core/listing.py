@@ -59,7 +59,7 @@ def list_labels(retriever: Retriever, listing: LabelListing) -> dict[str, Any]:
     ids = {row: catalogue.get_id(row) for row in rows}
     page = sorted(rows, key=ids.__getitem__)[: listing.limit]
     labels = catalogue.labels_json(page)
-    available = retriever.at().available(np.array(page, np.int64)).tolist()
+    available = retriever.view_at().available(np.array(page, np.int64)).tolist()
     for label, state, now in zip(labels, _states(overlay, page), available, strict=True):
         label |= {"state": state, "available": now}
     return {"labels": labels, "next_cursor": ids[page[-1]] if len(rows) > listing.limit else None}
@@ -74,7 +74,7 @@ def _first(
     """Find the first rows of a page, and one more."""
     most, first = listing.limit + 1, list[int]()
     for start in range(0, len(rows_N), _CHUNK):
-        rows = overlay.served(rows_N[start : start + _CHUNK].astype(np.int64))
+        rows = overlay.find_served_rows(rows_N[start : start + _CHUNK].astype(np.int64))
         if listing.state in ("visible", "hidden"):
             rows = rows[np.isin(rows, overlay.hidden) == (listing.state == "hidden")]
         if listing.bucket is not None:

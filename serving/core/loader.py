@@ -18,7 +18,7 @@ from longtail.index import Filter, Release, Releases
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
-from longtail.serving.core.known_queries import queries_for
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.queries import QueriesFor, RetrieveQuery
 from longtail.serving.core.ranking import Batch, Boost, Ranker
 from longtail.serving.core.retriever import Retriever
@@ -73,7 +73,7 @@ def _warm(retriever: Retriever) -> None:
         ]
     )
     if retriever.query_index is not None:
-        queries_for(retriever, [QueriesFor(id=id_)])
+        find_known_queries(retriever, [QueriesFor(id=id_)])
 
 
 def _retriever(release: Release, **options: Any) -> Retriever:
@@ -123,14 +123,14 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
     low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
     dial_points = np.linspace(low, high, 1 + int(np.ceil((high - low) / _CANDIDATES_EVERY))) if high > low else [low]
     many = batch._replace(k=min(_CANDIDATES, manifest.labels))
-    rows_of_points = [rows_BK, *(ranker.rank(_at(many, bias_removal))[1] for bias_removal in dial_points)]
+    rows_of_points = [rows_BK, *(ranker.rank(_set_bias_removal(many, bias_removal))[1] for bias_removal in dial_points)]
     rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
     is_complete = available is None or available.share >= NEARLY_WHOLE
     candidates = _candidates(ranker, batch, rows_B, low, high)
     return Promises(default, candidates, labels.buckets, labels.counts, is_complete=is_complete)
 
 
-def _at(batch: Batch, bias_removal: float) -> Batch:
+def _set_bias_removal(batch: Batch, bias_removal: float) -> Batch:
     return batch._replace(bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
 
 
@@ -147,7 +147,7 @@ def _candidates(
         table_BP[inside_BP] = values_N
         return table_BP
 
-    at_low_BP, at_high_BP = (padded(ranker.scores(_at(batch, end), rows_B), -np.inf) for end in (low, high))
+    at_low_BP, at_high_BP = (padded(ranker.scores(_set_bias_removal(batch, end), rows_B), -np.inf) for end in (low, high))
     slopes_BP = np.zeros_like(at_low_BP)
     np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
     for query, boost in enumerate(batch.boosts_B or ()):

@@ -102,7 +102,7 @@ class OverlayRows:
     def __len__(self) -> int:
         return len(self.in_use_M)
 
-    def row_of(self, id_: str) -> int | None:
+    def find_row(self, id_: str) -> int | None:
         """Get the row in use of a label, 0 .. M − 1; None without one."""
         row = self.origin.newest.get(id_)
         while row is not None and row >= len(self):  # appended since
@@ -224,9 +224,9 @@ class Overlay:
         """List the rows of labels that are new, int64 [N], ascending."""
         return self.base + np.flatnonzero(self.rows.in_use_M & (self.added.catalogue_rows == NEW_LABEL))
 
-    def row_of(self, id_: str) -> int | None:
+    def find_row(self, id_: str) -> int | None:
         """Get a label's overlay row, from L on; None without one."""
-        row = self.rows.row_of(id_)
+        row = self.rows.find_row(id_)
         return None if row is None else self.base + row
 
     def searcher_within(self, labels: Eligible, in_use_M: Bools) -> LabelSearcher:
@@ -242,14 +242,14 @@ class Overlay:
         position = int(np.searchsorted(self.hidden, row))
         return position < len(self.hidden) and int(self.hidden[position]) == row
 
-    def served(self, rows_N: Int64) -> Int64:
+    def find_served_rows(self, rows_N: Int64) -> Int64:
         """Replace embedded-again catalogue rows by overlay rows, int64 [N]."""
         if not self.replaced.size:
             return rows_N
         positions_N = np.minimum(np.searchsorted(self.replaced, rows_N), len(self.replaced) - 1)
         return np.where(self.replaced[positions_N] == rows_N, self.replacing[positions_N], rows_N)
 
-    def built(self, rows_N: Int64) -> Int64:
+    def find_built_rows(self, rows_N: Int64) -> Int64:
         """Get the catalogue rows of rows, int64 [N]; −1 for labels that the release was not built with."""
         above_N = rows_N >= self.base
         if not above_N.any():
@@ -258,7 +258,7 @@ class Overlay:
         built_N[above_N] = self.added.catalogue_rows[rows_N[above_N] - self.base]
         return built_N
 
-    def after(self, upsert: Upsert) -> Upsert:
+    def complete(self, upsert: Upsert) -> Upsert:
         """Complete an upsert by what earlier changes have set."""
         return self._release.adder.complete(self.changes, upsert)
 
@@ -281,7 +281,7 @@ class Overlay:
             except FixedLabelsError as error:
                 raise NoLabelTowerError(str(error), field="labels") from error
         room = self._release.max_new_labels - self.rows.count
-        more = {record.id for record in records if self.row_of(record.id) is None}
+        more = {record.id for record in records if self.find_row(record.id) is None}
         if more and len(more) > room:
             raise InvalidRequestError(
                 f"expected at most {max(room, 0)} more labels, as {self.rows.count} of "
@@ -358,7 +358,7 @@ class Overlay:
                 "%d changed labels are not served with this release, but stay in the log; the first is %r: %s",
                 len(refused), id_[:100], why,
             )  # fmt: skip
-        retired = [row for id_ in touched if (row := self.rows.row_of(id_)) is not None]
+        retired = [row for id_ in touched if (row := self.rows.find_row(id_)) is not None]
         rows = self.rows.changed(retired, more, release.augmented(more))
         touched_R = release.catalogue_rows(touched)
         hidden = without_members(self.hidden, touched_R)

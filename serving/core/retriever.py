@@ -78,9 +78,9 @@ class Retriever:
     """
 
     _view: tuple[Available, Retriever] | None
-    """The release at the time of the last request; see `at`."""
+    """The release at the time of the last request; see `view_at`."""
     _available: Available | None
-    """The rows of a release of `at`; None: all rows in use."""
+    """The rows of a release of `view_at`; None: all rows in use."""
     _as_of: float | None = None
     """Time that ages of labels are of; None: now."""
 
@@ -125,7 +125,7 @@ class Retriever:
         lifetimes_L2 = bundle.labels.lifetimes
         self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
         self.has_lifetimes = lifetimes_L2 is not None
-        self._loaded_with = None if self._lifetimes is None else self._lifetimes.at(lifetimes.now()).labels
+        self._loaded_with = None if self._lifetimes is None else self._lifetimes.find_span(lifetimes.now()).labels
         self._promise_holds = True
         self.query_index: Retriever | None = None
         self.queries_by_label = cache(self._list_queries)  # one for all copies
@@ -148,7 +148,7 @@ class Retriever:
         changed._use(self._as_built.with_changes(records))
         return changed
 
-    def at(self, at: float | None = None) -> Retriever:
+    def view_at(self, at: float | None = None) -> Retriever:
         """Get the release with the labels available at a time; None: now.
 
         What this method has returned stays at its time.
@@ -161,9 +161,9 @@ class Retriever:
             view = self._view = self._create_view(at, self._lifetimes)
         return view[1]
 
-    def as_of(self, at: float) -> Retriever:
+    def view_all_at(self, at: float) -> Retriever:
         """Get the release at one time, ages of labels included."""
-        view = copy.copy(self.at(at))
+        view = copy.copy(self.view_at(at))
         view._as_of = at
         return view
 
@@ -171,7 +171,7 @@ class Retriever:
         overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
         assert self._loaded_with is not None
-        view._available = available = Available.at(at, of_labels.at(at), of_added, overlay.rows.in_use_M)
+        view._available = available = Available.narrow(at, of_labels.find_span(at), of_added, overlay.rows.in_use_M)
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
         hidden = overlay.hidden if self.bundle.proposal is None else available.labels.excluded_rows
         view._set_rankers(
@@ -180,14 +180,14 @@ class Retriever:
         return available, view
 
     def available(self, rows_N: Int64) -> Bools:
-        """Compute whether rows are available, bool [N]; of a release of `at`."""
+        """Compute whether rows are available, bool [N]; of a release of `view_at`."""
         available = self._available
         return np.ones(len(rows_N), np.bool_) if available is None else available.contains(rows_N, self.overlay.base)
 
     @property
     def availability(self) -> dict[str, Any]:
         """Return `ReleaseAvailability` of the HTTP API."""
-        available, overlay = self.at()._available, self.overlay
+        available, overlay = self.view_at()._available, self.overlay
         if available is not None:
             return {"labels": available.count(overlay.masked), "next_change": available.next_change}
         labels = overlay.labels - len(overlay.masked) - (len(overlay.rows) - overlay.rows.count)
@@ -233,7 +233,7 @@ class Retriever:
         dropped = {
             id_: why
             for id_, why in skipped.items()
-            if id_ not in row_of and (before.overlay.row_of(id_) is not None or id_ in before.catalogue.row_of)
+            if id_ not in row_of and (before.overlay.find_row(id_) is not None or id_ in before.catalogue.row_of)
         }
         lost = breaking_changes(before.client_inputs, self.client_inputs, dropped)
         if lost:
@@ -270,7 +270,7 @@ class Retriever:
             arms_B: the arm of an experiment that each query is in; None: no experiment runs.
         """
         if self.has_lifetimes and self._available is None:
-            return self.at().retrieve(queries, draws, arms_B)
+            return self.view_at().retrieve(queries, draws, arms_B)
         started, catalogue = perf_counter(), self.catalogue
         resolved, histories, vector_of = list[ResolvedQuery](), list[History](), dict[int, Float32]()
         for i, query in enumerate(queries):
@@ -332,11 +332,11 @@ class Retriever:
             ]
         return retrieval
 
-    def judged_at(
+    def find_judged_dial(
         self, bias_removal: float, popularity: float, cooccurrence: float = 0.0, priors: Sequence[float] = ()
     ) -> float:
         """Get the λ whose promise holds at these weights; NaN if the release makes none."""
-        return self._dials_of_queries.judged_at(bias_removal, popularity, cooccurrence, priors)
+        return self._dials_of_queries.find_judged_dial(bias_removal, popularity, cooccurrence, priors)
 
     def _by_popularity(self, query: ResolvedQuery) -> tuple[ResolvedQuery, Basis]:
         """Rank a query by log π, and ω·c if possible."""
@@ -352,8 +352,8 @@ class Retriever:
         cooccurrence, weight = self.bundle.cooccurrence, query.weights.cooccurrence
         if cooccurrence is None or not weight or not query.history_H.size:
             return None
-        term = cooccurrence.term(self._built(query.history_H))
-        rows_C, values_C = self.overlay.served(term.rows_C), np.float32(weight) * term.values_C
+        term = cooccurrence.term(self._find_built_rows(query.history_H))
+        rows_C, values_C = self.overlay.find_served_rows(term.rows_C), np.float32(weight) * term.values_C
         if rows_C is not term.rows_C:
             order_C = np.argsort(rows_C)
             rows_C, values_C = rows_C[order_C], values_C[order_C]
@@ -361,9 +361,9 @@ class Retriever:
             rows_C, values_C = rows_C[values_C > 0], values_C[values_C > 0]
         return Boost(rows_C, values_C, query.chosen_with) if rows_C.size or query.chosen_with else None
 
-    def _built(self, history_H: Int64) -> Int64:
+    def _find_built_rows(self, history_H: Int64) -> Int64:
         """Get a history's catalogue rows, without added labels."""
-        built_H = self.overlay.built(history_H)
+        built_H = self.overlay.find_built_rows(history_H)
         return built_H if built_H is history_H else built_H[built_H >= 0]
 
     def embed(self, items: Sequence[QueryFeatures | LabelId]) -> Sequence[Float32]:
@@ -431,7 +431,7 @@ class Retriever:
         UnknownLabelError.
         """
         if self.has_lifetimes and self._available is None:
-            return self.at().similar(requests, draws)
+            return self.view_at().similar(requests, draws)
         started = perf_counter()
         rows: list[int] = []
         resolved: list[ResolvedQuery] = []
@@ -516,8 +516,8 @@ class Retriever:
         )
         intervals_K = yield from intervals(self._by_query, batch, rows_K, limits)
         if (cooccurrence := self.bundle.cooccurrence) is not None:
-            history_H = self._built(query.history_H if query.weights.cooccurrence else NO_ROWS)
-            parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
+            history_H = self._find_built_rows(query.history_H if query.weights.cooccurrence else NO_ROWS)
+            parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.find_built_rows(rows_K).tolist()]
             entries_H = self.catalogue.get_ids(history_H).to_pylist()
             parts = [
                 {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
@@ -530,7 +530,7 @@ class Retriever:
     def label(self, id_: str) -> dict[str, Any]:
         """Return all data of one label; raises UnknownLabelError."""
         row = self.catalogue.row(id_)
-        return {**self.catalogue.labels_json([row])[0], "available": bool(self.at().available(np.array([row]))[0])}
+        return {**self.catalogue.labels_json([row])[0], "available": bool(self.view_at().available(np.array([row]))[0])}
 
     def _rank(
         self,

@@ -28,7 +28,7 @@ from longtail.serving.core.costs import Cost, cut, estimate_cost
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.feedback import arm_fields, recorded_features, recorded_options
-from longtail.serving.core.known_queries import queries_for
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import (
     QueriesFor,
@@ -213,7 +213,7 @@ class Searches:
         """Find queries for labels; returns the results and the release's name, and raises like `retrieve`."""
         retriever, labels = self._find_release(release), max(1, len(request.labels))
         piece = Piece([request], range(labels))
-        return await self.enqueue(self._run_queries_for, retriever, [request] * labels, piece), retriever.name
+        return await self.enqueue(self._run_find_queries, retriever, [request] * labels, piece), retriever.name
 
     async def embed(self, request: ToEmbed, retriever: Retriever) -> list[Any]:
         """Compute vectors, float32 [D]; raises like `retrieve`."""
@@ -341,12 +341,12 @@ class Searches:
                 piece.explanations += [steps for i, steps in retrieval.explanations.items() if start <= i < end]
         return answers
 
-    def _run_queries_for(
+    def _run_find_queries(
         self, retriever: Retriever, _: bool, pieces: Sequence[Piece], waited: Sequence[float]
     ) -> Sequence[list[Any]]:
         """Find queries for labels."""
         started = perf_counter()
-        rankings = iter(queries_for(retriever, [piece.options[0] for piece in pieces]))
+        rankings = iter(find_known_queries(retriever, [piece.options[0] for piece in pieces]))
         answers = [
             [orjson.dumps(next(rankings), option=orjson.OPT_SERIALIZE_NUMPY) for _ in piece.positions]
             for piece in pieces

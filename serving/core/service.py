@@ -132,7 +132,7 @@ class Service:
                 )
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
-            return current.at(at) if current.has_lifetimes else current
+            return current.view_at(at) if current.has_lifetimes else current
         staged = self.mirror.staged
         pinned = staged if staged is not None and staged.name == name else self._loaded.get(name)
         if pinned is None:
@@ -140,7 +140,7 @@ class Service:
             raise UnknownReleaseError(
                 f"expected one of the releases loaded, {loaded}, received {describe(name)}", field="release"
             )
-        return pinned.at(at)
+        return pinned.view_at(at)
 
     def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
         """Put a release into service; running requests finish with the release they took.
@@ -158,7 +158,7 @@ class Service:
                 self._read_changes()
                 if self.keys.signing is None:
                     self.keys.load()
-            changed = self._changes.apply_to(retriever)
+            changed = self._changes.apply_changes(retriever)
             if self.current is not None and not forced:
                 changed.check_compatible(self.current)
             undone = [] if self.current is None else changed.overlay.undone_patches(self.current.overlay)
@@ -196,7 +196,7 @@ class Service:
         with self._changing:
             self.mirror.use(None, None)
             if retriever is not None:
-                self.mirror.use(self._changes.apply_to(retriever), self.current)
+                self.mirror.use(self._changes.apply_changes(retriever), self.current)
 
     def clock_problem(self) -> str | None:
         """Say how far events are dated ahead of the system's clock; None if they are not."""

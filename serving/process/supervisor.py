@@ -99,7 +99,7 @@ class Supervisor:
         if sig != signal.SIGHUP or self._terminal.closed:
             self._stop(signal.SIGTERM if sig == signal.SIGHUP else sig)
         elif not self._stopping:
-            self._pass_on(sig)
+            self._send_signal(sig)
 
     def _start(self, worker: int) -> None:
         self._board.start(worker, again=worker in self._started)
@@ -122,7 +122,7 @@ class Supervisor:
         young = time.monotonic() - self._started[worker] < _SHORT_LIFE_SECONDS
         self._short_lives = self._short_lives + 1 if young else 0
         healthy = sum(map(self._healthy, self._alive))
-        ended = f"worker {worker} (process {process.pid}) ended with {_how(process.exitcode)}"
+        ended = f"worker {worker} (process {process.pid}) ended with {_describe_exit(process.exitcode)}"
         if self._short_lives >= _SHORT_LIVES and not healthy:
             logger.error("%s; %d workers in a row died young: stopping the service", ended, self._short_lives)
             self._failed = True
@@ -144,9 +144,9 @@ class Supervisor:
         self._due.clear()
         # While any process holds the listener open, the system accepts connections that no worker will answer.
         self._listener.close()
-        self._pass_on(sig)
+        self._send_signal(sig)
 
-    def _pass_on(self, sig: int) -> None:
+    def _send_signal(self, sig: int) -> None:
         for process in self._alive.values():
             if process.pid is not None:
                 with suppress(ProcessLookupError):
@@ -228,7 +228,7 @@ def _refuse_empty_database(settings: Settings) -> None:
                 )
 
 
-def _how(exit_code: int | None) -> str:
+def _describe_exit(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return str(exit_code)
     if -exit_code == signal.SIGBUS:

@@ -25,7 +25,7 @@ from longtail.index import Releases, open_releases
 from longtail.index.building.pairs import read_pairs
 from longtail.index.building.priors import Limits, PriorTable
 from longtail.index.building.vectors import VectorFiles
-from longtail.serving.batch import TableOptions, answers_to
+from longtail.serving.batch import TableOptions, iterate_answers
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.retriever import Retriever
@@ -342,7 +342,7 @@ def test_batch_reads_like_training(tmp_path: Path, retriever: Retriever, form: s
         options = TableOptions({"k": 5, "bias_removal": 0.0}, exclude="without", keep=[])
         triples = [
             [label["id"] for label in result["labels"]]
-            for _, retrieval in answers_to(retriever, path, options, lambda _: None)
+            for _, retrieval in iterate_answers(retriever, path, options, lambda _: None)
             for result in retrieval.results
         ]
         assert triples == answers_of(retriever, animal), name

@@ -32,7 +32,7 @@ from longtail.index.building.queries import log_normalisers
 from longtail.model import Model
 from longtail.serving import create_app
 from longtail.serving.campaign import campaign, invert
-from longtail.serving.core.known_queries import queries_for
+from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import QueriesFor, QueryFeatures
 from longtail.serving.core.retriever import Retriever
@@ -154,7 +154,7 @@ def test_answers_equal_the_exact_softmax(random_case: Case) -> None:
             ]:
                 by = str(rng.choice(["log_p", "choices"]))
                 asked = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
-                (answer,) = queries_for(random_case.retriever, [QueriesFor.model_validate(asked | options)])
+                (answer,) = find_known_queries(random_case.retriever, [QueriesFor.model_validate(asked | options)])
                 expected = log_p_QL[:, row] + (np.log(random_case.choices_Q + 0.5) if by == "choices" else 0)
                 best = sorted(eligible, key=lambda query: -expected[query])[:10]
                 assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in best]
@@ -181,7 +181,7 @@ def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case)
     at, features = datetime(2026, 11, 1, tzinfo=UTC), {**label_features(1), "item_id": "item-1"}
     changes = [Upsert(id="new", at=at, features=features, display={"title": "New"}), Hide(id="item-2", at=at)]
     changed = random_case.retriever.with_changes(changes)
-    by_id, by_features = queries_for(changed, [
+    by_id, by_features = find_known_queries(changed, [
         QueriesFor(id="new", k=5), QueriesFor(features=features, k=5)
     ])  # fmt: skip
     assert by_id["queries"] == by_features["queries"]
@@ -190,16 +190,16 @@ def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case)
     order = np.argsort(-(taste_Q - np.logaddexp.reduce(random_case.scores(0.5), axis=1)))[:5]
     assert [query["id"] for query in by_id["queries"]] == [f"u{query}" for query in order]
     with pytest.raises(InvalidRequestError, match="expected one of the features") as refused:
-        queries_for(changed, [QueriesFor(features={"colour": "red"})])
+        find_known_queries(changed, [QueriesFor(features={"colour": "red"})])
     assert refused.value.field == "features.colour"
 
 
 def test_impossible_queries_for_labels_are_refused(random_case: Case, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"one of \[0.0, 0.5, 1.0\], received 0.3"):
-        queries_for(random_case.retriever, [QueriesFor(id="item-1", bias_removal=0.3)])
+        find_known_queries(random_case.retriever, [QueriesFor(id="item-1", bias_removal=0.3)])
     if random_case.bundle.remembered is None:
         with pytest.raises(InvalidRequestError, match="remembers no queries"):
-            queries_for(random_case.retriever, [QueriesFor(id="item-1", exclude_history=True)])
+            find_known_queries(random_case.retriever, [QueriesFor(id="item-1", exclude_history=True)])
     bundle = make_bundle(proposal=True).write(tmp_path / "tree")
     pq.write_table(pa.table({"user_id": ["u1", "u1"]}), tmp_path / "twice.parquet")
     with pytest.raises(QueriesError, match=r"an id in every row, once, found \['u1'\] repeated"):
@@ -214,7 +214,7 @@ def test_impossible_queries_for_labels_are_refused(random_case: Case, tmp_path: 
     with pytest.raises(QueriesError, match=r"expected a column of ids 'query_id'"):
         build(bundle, tmp_path / "releases", queries=tmp_path / "users.parquet")
     with pytest.raises(NoQueriesError, match="--queries TABLE"):
-        queries_for(
+        find_known_queries(
             load_release(open_releases(tmp_path / "releases"), build(bundle, tmp_path / "releases").name),
             [QueriesFor(id="item-1")],
         )
@@ -236,7 +236,7 @@ def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
     pq.write_table(values, tmp_path / "other.parquet")
     refresh_priors(tmp_path / "releases", tmp_path / "other.parquet", source="one", name="two")
     after = replace(before, retriever=load_release(open_releases(tmp_path / "releases"), "two"))
-    (answer,) = queries_for(after.retriever, [QueriesFor(id="item-7", k=USERS)])
+    (answer,) = find_known_queries(after.retriever, [QueriesFor(id="item-7", k=USERS)])
     scores_QL = after.scores(0.5)
     log_p_Q = scores_QL[:, 7] - np.logaddexp.reduce(scores_QL, axis=1)
     assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in np.argsort(-log_p_Q)]
@@ -298,7 +298,7 @@ def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
         assert answer.status_code == 200
         assert [result["id"] for result in answer.json()["results"]] == ["item-1", "item-2"]
         for result in answer.json()["results"]:
-            (expected,) = queries_for(random_case.retriever, [QueriesFor(id=result["id"], k=3, display=["country"])])
+            (expected,) = find_known_queries(random_case.retriever, [QueriesFor(id=result["id"], k=3, display=["country"])])
             assert [query["id"] for query in result["queries"]] == [query["id"] for query in expected["queries"]]
             assert [*result] == ["id", "bias_removal", "queries", "unknown"]
         for body, status, field in [
@@ -315,7 +315,7 @@ def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
         assert [column["name"] for column in described["filterable"]] == ["country"]
         assert 'longtail_requests_total{route="/v1/queries",status="2xx"} 1.0' in client.get("/metrics").text
     table = Model(random_case.bundle, retriever=random_case.retriever).queries_for("item-1", k=3)
-    (expected,) = queries_for(random_case.retriever, [QueriesFor(id="item-1", k=3)])
+    (expected,) = find_known_queries(random_case.retriever, [QueriesFor(id="item-1", k=3)])
     assert table["rank"].tolist() == [1, 2, 3]
     assert table["log_p"].tolist() == [query["log_p"] for query in expected["queries"]]
 
@@ -343,7 +343,7 @@ def test_a_release_carries_its_index_of_queries(tmp_path: Path) -> None:
     for label, excluded in (("item-14", True), ("item-4", False)):
         asked = {"id": label, "k": USERS, "exclude_history": excluded}
         before, now = (
-            {query["id"] for query in queries_for(retriever, [QueriesFor.model_validate(asked)])[0]["queries"]}
+            {query["id"] for query in find_known_queries(retriever, [QueriesFor.model_validate(asked)])[0]["queries"]}
             for retriever in (case.retriever, after)
         )
         assert before - now == {"u1"}

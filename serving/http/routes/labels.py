@@ -12,10 +12,10 @@ from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import (
     LabelPatchById,
-    records_to_add,
-    records_to_hide,
-    records_to_patch,
-    records_to_restore,
+    create_upserts,
+    create_hides,
+    create_patches,
+    create_restores,
 )
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.queries import LabelId
@@ -72,25 +72,25 @@ async def add_labels(request: Request, body: LabelsRequest) -> dict[str, Any]:
     When the response arrives, the labels are on disk and in every answer of this process; other workers follow a tenth
     of a second later. `longtail-index merge` adds them to the bundle for the next build.
     """
-    return await _change(request, [str(label.id) for label in body.labels], partial(records_to_add, body.labels))
+    return await _change(request, [str(label.id) for label in body.labels], partial(create_upserts, body.labels))
 
 
 @router.post("/v1/labels/delete", **_CHANGES)
 async def hide_labels(request: Request, body: LabelIdsRequest) -> dict[str, Any]:
     """Delete or hide many labels in one write, all or none; see DELETE. Admin."""
-    return await _change(request, body.ids, partial(records_to_hide, body.ids))
+    return await _change(request, body.ids, partial(create_hides, body.ids))
 
 
 @router.post("/v1/labels/restore", **_CHANGES)
 async def restore_labels(request: Request, body: LabelIdsRequest) -> dict[str, Any]:
     """Restore many hidden labels in one write, all or none. Admin."""
-    return await _change(request, body.ids, partial(records_to_restore, body.ids))
+    return await _change(request, body.ids, partial(create_restores, body.ids))
 
 
 @router.patch("/v1/labels", **_CHANGES)
 async def patch_labels(request: Request, body: PatchesRequest) -> dict[str, Any]:
     """Change columns of many labels in one write, all or none; see PATCH of one label. Admin."""
-    return await _change(request, [label.id for label in body.labels], partial(records_to_patch, body.labels))
+    return await _change(request, [label.id for label in body.labels], partial(create_patches, body.labels))
 
 
 @router.patch("/v1/labels/{id:path}", **_CHANGES)
@@ -100,13 +100,13 @@ async def patch_label(request: Request, id: _Id, body: PatchRequest) -> dict[str
     Answers show the new values and filters use them, until a release with newer data is served, or one that contains
     the changes (`longtail-index merge`). Hidden labels are refused.
     """
-    return await _change(request, [id], partial(records_to_patch, [LabelPatchById(id=id, display=body.display)]))
+    return await _change(request, [id], partial(create_patches, [LabelPatchById(id=id, display=body.display)]))
 
 
 @router.delete("/v1/labels/{id:path}", **_CHANGES | {"responses": errors(401, 403, 404, 429, 503)})
 async def hide_label(request: Request, id: _Id) -> dict[str, Any]:
     """Delete an added label, or hide a label of the release; no later answer has it. Admin."""
-    return await _change(request, [id], partial(records_to_hide, [id]))
+    return await _change(request, [id], partial(create_hides, [id]))
 
 
 async def _change(

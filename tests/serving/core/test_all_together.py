@@ -68,7 +68,7 @@ def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.Monke
             elif rng.random() < 0.4:
                 options |= {"max_per": {"brand": int(rng.integers(1, 4))}, "pool": max(L, query.k)}
             drawn.append((RetrieveQuery.model_validate(options), history, left_out))
-        results = results_of(retriever.at().retrieve([query for query, _, _ in drawn]))
+        results = results_of(retriever.view_at().retrieve([query for query, _, _ in drawn]))
         for (query, history, left_out), result in zip(drawn, results, strict=True):
             rows, scores = formula.best(query, history, left_out)
             shown_of = dict(zip(formula.rows, formula.shown, strict=True))

@@ -169,7 +169,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     for weights, judged in zip(
         [query.weights.signed for query in retrieval.queries], retrieval.judged_at_B, strict=True
     ):
-        np.testing.assert_equal(served.judged_at(0.5, 0.0, 0.0, weights), judged)
+        np.testing.assert_equal(served.find_judged_dial(0.5, 0.0, 0.0, weights), judged)
     # Answers near a label give the tail no bonus, so they are not those that the promise is of.
     assert len(served.similar([SimilarQuery(id="item-1")]).queries[0].weights.signed) == len(bundle.priors.settings)
 

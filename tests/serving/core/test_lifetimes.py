@@ -19,7 +19,7 @@ from longtail.index import IndexSpec, Releases, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core import lifetimes
-from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, records_to_add, records_to_patch
+from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, create_upserts, create_patches
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
@@ -169,16 +169,16 @@ def test_a_label_comes_and_ends_at_its_second(releases: Releases, clock: Clock) 
     clock.seconds = begin - 0.5
     next_change = retriever.availability["next_change"]
     assert next_change == datetime.fromtimestamp(begin, UTC)
-    pinned = retriever.at(begin - 0.5)
+    pinned = retriever.view_at(begin - 0.5)
     clock.seconds = until + 5
     later = (datetime.fromtimestamp(until, UTC) + timedelta(hours=1)).isoformat()
-    (patch,) = records_to_patch([LabelPatchById(id=id_, display={"available_until": later})], retriever)
+    (patch,) = create_patches([LabelPatchById(id=id_, display={"available_until": later})], retriever)
     retriever = retriever.with_changes([patch])
     assert is_answered()
     assert pinned.with_changes([patch]).retrieve([RetrieveQuery(features={}, k=1, allow=[id_])]).results[0]["labels"]
     clock.seconds = begin - 1
     assert not is_answered()
-    assert pinned.at() is pinned
+    assert pinned.view_at() is pinned
 
 
 def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_path: Path) -> None:
@@ -188,16 +188,16 @@ def test_a_wrong_lifetime_is_refused_where_it_enters(releases: Releases, tmp_pat
     with pytest.raises(
         InvalidRequestError, match=r'expected a time after available_from, "2026-07-02.*received "2026-07-01'
     ):
-        records_to_add(
+        create_upserts(
             [LabelToAdd.model_validate({**new, "display": {"available_from": late, "available_until": early}})],
             retriever,
         )
     with pytest.raises(InvalidRequestError, match='ISO 8601, received "soon"') as caught:
-        records_to_add([LabelToAdd.model_validate({**new, "display": {"available_until": "soon"}})], retriever)
+        create_upserts([LabelToAdd.model_validate({**new, "display": {"available_until": "soon"}})], retriever)
     assert caught.value.field == "labels.0.display.available_until"
 
     def patch(*displays: dict[str, Any]) -> list[Patch]:
-        return records_to_patch([LabelPatchById(id="item-1", display=display) for display in displays], retriever)
+        return create_patches([LabelPatchById(id="item-1", display=display) for display in displays], retriever)
 
     with pytest.raises(InvalidRequestError, match="expected a time after available_from"):
         patch({"available_from": late}, {"available_until": early})
@@ -286,7 +286,7 @@ def test_answers_are_judged_only_while_nearly_the_same_labels_are_available(rele
 def test_catalogues_without_lifetimes_are_never_copied() -> None:
     bundle = make_bundle(labels=9)
     retriever = retriever_of(bundle, ExactSearcher(bundle))
-    assert retriever.at() is retriever
+    assert retriever.view_at() is retriever
     assert retriever.availability == {"labels": 9, "next_change": None}
     hidden = retriever.with_changes([Hide(id="item-1", at=AT)])
     assert hidden.availability["labels"] == 8

@@ -219,14 +219,14 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
         scores, rows = overlay.searcher.search(queries, 30)
         in_use = rows_in_use(overlay)
         answer = {id_: overlay.added.display[row - L] for id_, row in in_use.items()}
-        assert all(overlay.row_of(id_) == in_use.get(id_) for id_ in [f"new-{row}" for row in range(L, 85)])
+        assert all(overlay.find_row(id_) == in_use.get(id_) for id_ in [f"new-{row}" for row in range(L, 85)])
         return (
             rows.tolist(),
             scores.tolist(),
             in_use,
             answer,
             overlay.masked.tolist(),
-            overlay.served(np.arange(L)).tolist(),
+            overlay.find_served_rows(np.arange(L)).tolist(),
         )
 
     overlays = [overlay_of(bundle)]
@@ -246,7 +246,7 @@ def test_a_label_that_changes_all_the_time_takes_few_rows() -> None:
         assert overlay.rows.count == 2
         assert len(overlay.rows) <= 2 + 257
     np.testing.assert_array_equal(
-        overlay.rows.augmented_ME[overlay.rows.row_of("new")],
+        overlay.rows.augmented_ME[overlay.rows.find_row("new")],
         overlay_of(make_bundle(labels=L, label_tower=True), upsert("new", year=599)).rows.augmented_ME[0],
     )
 
@@ -271,10 +271,10 @@ def test_incremental_changes_equal_one_build(seed: int) -> None:
         assert overlay.changes == stepwise.changes
         expected, in_use = rows_in_use(overlay), rows_in_use(stepwise)
         assert expected.keys() == in_use.keys()
-        assert all(overlay.row_of(id_) == row for id_, row in expected.items())
-        assert all(stepwise.row_of(id_) == row for id_, row in in_use.items())
-        assert overlay.served(np.arange(L)).tolist() == [expected.get(f"item-{row}", row) for row in range(L)]
-        assert stepwise.served(np.arange(L)).tolist() == [in_use.get(f"item-{row}", row) for row in range(L)]
+        assert all(overlay.find_row(id_) == row for id_, row in expected.items())
+        assert all(stepwise.find_row(id_) == row for id_, row in in_use.items())
+        assert overlay.find_served_rows(np.arange(L)).tolist() == [expected.get(f"item-{row}", row) for row in range(L)]
+        assert stepwise.find_served_rows(np.arange(L)).tolist() == [in_use.get(f"item-{row}", row) for row in range(L)]
         assert (overlay.new_labels, overlay.rows.count) == (stepwise.new_labels, stepwise.rows.count)
         for name in ("hidden", "masked"):
             np.testing.assert_array_equal(getattr(overlay, name), getattr(stepwise, name))
@@ -316,7 +316,7 @@ def test_catalogue_labels_keep_their_figures_and_columns() -> None:
     gone = overlay.with_changes([hide("item-7")])
     assert (gone.masked.tolist(), gone.hidden.tolist()) == ([7, 8], [7])
     assert (gone.hides(7), gone.hides(8), gone.hides(59)) == (True, False, False)
-    assert gone.row_of("item-7") is None
+    assert gone.find_row("item-7") is None
 
 
 @pytest.mark.parametrize(
@@ -487,22 +487,22 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
     overlay = overlay_of(bundle, new, Patch(id="new", at=AT, display={"year": 2026}))
     later = AT + timedelta(seconds=1)
 
-    again = overlay.after(upsert("new", later, **label_features(4)))
+    again = overlay.complete(upsert("new", later, **label_features(4)))
     assert again.display == {"title": "New", "year": 2026}
     assert again.priors == {"margin": 2.0}
     assert again.features == label_features(4)
-    assert overlay.after(upsert("new", later, {"title": None})).display == {"title": None, "year": 2026}
+    assert overlay.complete(upsert("new", later, {"title": None})).display == {"title": None, "year": 2026}
     changed = overlay.with_changes([again])
-    assert changed.added.display[changed.rows.row_of("new")] == {"title": "New", "year": 2026}
+    assert changed.added.display[changed.rows.find_row("new")] == {"title": "New", "year": 2026}
 
     other = upsert("other", later, **label_features(4))
-    assert overlay.after(other) == other
+    assert overlay.complete(other) == other
     hidden = overlay.with_changes([hide("new")])
-    assert hidden.after(upsert("new", later, **label_features(4))).display == {}
+    assert hidden.complete(upsert("new", later, **label_features(4))).display == {}
 
 
 def test_unknown_columns_of_a_patch_are_dropped() -> None:
     bundle = with_years()
     old = upsert("new", display={"title": "New", "year": "soon", "colour": "red"}, **label_features(3))
     overlay = replace(overlay_of(bundle), changes=replay([old]))
-    assert overlay.after(upsert("new", **label_features(4))).display == {"title": "New"}
+    assert overlay.complete(upsert("new", **label_features(4))).display == {"title": "New"}

@@ -13,7 +13,7 @@ import pytest
 from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch
 from longtail.bundle.label_changes import needed_positions, replay
 from longtail.serving import Retriever
-from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
+from longtail.serving.core.label_changes import LabelPatchById, create_patches
 from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, UnknownLabelError
 from longtail.state import LabelStore
@@ -141,7 +141,7 @@ def test_columns_of_another_release_are_ignored() -> None:
 
 def test_impossible_patches_are_refused() -> None:
     def records(*labels: dict[str, Any], retriever: Retriever) -> list[Patch]:
-        return records_to_patch([LabelPatchById(**label) for label in labels], retriever)
+        return create_patches([LabelPatchById(**label) for label in labels], retriever)
 
     title = {"display": {"title": "A"}}
     hidden = after(hide("item-3"))
