@@ -41,9 +41,7 @@ from longtail.tables import as_source
 logger = logging.getLogger(__name__)
 app = app_of_commands("Serve releases over HTTP.")
 
-ReleasesArgument = Annotated[
-    str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
-]
+ReleasesArgument = Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")]
 StateOption = Annotated[
     str | None,
     typer.Option(
@@ -325,7 +323,7 @@ def off_policy(
 
 @app.command(epilog="Example: longtail-serve batch releases users.parquet --out answers --k 50")
 def batch(
-    releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
+    releases: ReleasesArgument,
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; created if missing.")],
@@ -354,7 +352,7 @@ def batch(
     epilog="Example: longtail-serve invert releases products.csv --out campaign.csv",
 )
 def invert_table(
-    releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
+    releases: ReleasesArgument,
     labels: Annotated[str, typer.Argument(help="Table of labels: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="New file: .parquet, .csv or .jsonl.")],

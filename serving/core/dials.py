@@ -51,7 +51,7 @@ class Weights(NamedTuple):
         bias_removal, popularity, cooccurrence: λ, μ and ω.
         priors_P: float32, the weight of every prior.
         shift: what `decay` adds to the scores of all labels.
-        weighed: whether a weight of `priors_P` may be other than 0.
+        weighed: whether a weight of `priors_P` is other than 0.
         signed: weights of priors that an answer id holds: the table's, and the others unless all are default.
         judged_at: λ whose promise holds at these weights; NaN if the release makes none.
     """
@@ -83,27 +83,21 @@ class Dials:
     priors: tuple[Prior, ...]
     defaults_P: Float32
     """Default weight of every prior."""
-    of_queries_P: Float32
+    query_defaults_P: Float32
     """Default weight of every prior for queries, which answer ids leave out."""
-    weighed: bool
-    """Whether a default weight is not 0."""
-    table: int
-    """Number of priors of a table, which come first."""
     cooccurrence: _Range | None
     """Limits of ω; None without such a term."""
 
     @classmethod
-    def of_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
+    def create_for_queries(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of queries; all defaults are the release's."""
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
-        weighed, table = bool(priors.defaults.any()), len(priors.from_table)
-        defaults_P = priors.defaults
-        return cls(dial, prior, total, tree, priors.settings, defaults_P, defaults_P, weighed, table, weight)
+        return cls(dial, prior, total, tree, priors.settings, priors.defaults, priors.defaults, weight)
 
     @classmethod
-    def of_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
+    def create_for_labels(cls, manifest: Manifest, priors: Priors, *, tree: bool) -> Self:
         """Create the dials of requests for similar labels.
 
         These seek similarity, not popularity, so all defaults are 0, or the limit nearest to 0.
@@ -114,8 +108,12 @@ class Dials:
         defaults_P = np.array([_around_zero(_range(prior)).default for prior in priors.settings], np.float32)
         weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
         total = dial if manifest.kappa_popularity is None else None
-        weighed, table = bool(defaults_P.any()), len(priors.from_table)
-        return cls(dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weighed, table, weight)
+        return cls(dial, prior, total, False, priors.settings, defaults_P, priors.defaults, weight)
+
+    @cached_property
+    def table(self) -> int:
+        """Count the priors of a table, which come first."""
+        return sum(prior.source == "table" for prior in self.priors)
 
     @cached_property
     def defaults(self) -> Weights:
@@ -156,11 +154,10 @@ class Dials:
 
     def _weights(self, noise: float, prior: float, omega: float, priors_P: Float32, shift: float) -> Weights:
         # Answer ids stay short: most releases have many bonuses, which few requests set.
-        others_are_default = np.array_equal(priors_P[self.table :], self.of_queries_P[self.table :])
+        others_are_default = np.array_equal(priors_P[self.table :], self.query_defaults_P[self.table :])
         signed = tuple(priors_P[: self.table if others_are_default else None].tolist())
-        weighed = self.weighed or priors_P is not self.defaults_P
         judged_at = self.find_judged_dial(noise, prior, omega, signed)
-        return Weights(noise, prior, omega, priors_P, shift, weighed, signed, judged_at)
+        return Weights(noise, prior, omega, priors_P, shift, bool(priors_P.any()), signed, judged_at)
 
     def _read_cooccurrence(self, options: SearchOptions, prefix: str) -> float:
         """Return ω of a request; raises InvalidRequestError if the release has no such term, or other limits."""
@@ -186,7 +183,9 @@ class Dials:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
         return low, high
 
-    def find_judged_dial(self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]) -> float:
+    def find_judged_dial(
+        self, bias_removal: float, popularity: float, cooccurrence: float, priors: Sequence[float]
+    ) -> float:
         """Get the λ whose promise holds at these weights; else NaN.
 
         Args:

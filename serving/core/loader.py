@@ -147,7 +147,9 @@ def _candidates(
         table_BP[inside_BP] = values_N
         return table_BP
 
-    at_low_BP, at_high_BP = (padded(ranker.scores(_set_bias_removal(batch, end), rows_B), -np.inf) for end in (low, high))
+    at_low_BP, at_high_BP = (
+        padded(ranker.scores(_set_bias_removal(batch, end), rows_B), -np.inf) for end in (low, high)
+    )
     slopes_BP = np.zeros_like(at_low_BP)
     np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
     for query, boost in enumerate(batch.boosts_B or ()):

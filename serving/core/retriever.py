@@ -115,8 +115,8 @@ class Retriever:
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
         tree = bundle.proposal is not None
-        self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
-        self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
+        self._dials_of_queries = Dials.create_for_queries(bundle.manifest, bundle.priors, tree=tree)
+        self._dials_of_labels = Dials.create_for_labels(bundle.manifest, bundle.priors, tree=tree)
         self.engine = searcher if isinstance(searcher, Engine) else None
         self.encoder = encoder
         self._histories = Histories(bundle, encoder)

@@ -129,7 +129,7 @@ class Searches:
                 _WAITING_ANSWERS * settings.max_answer_bytes,
             ),
             timeout=settings.request_seconds,
-            set_depth=partial(monitoring.slot.workers.set_queue_depth, monitoring.slot.worker),
+            set_depth=monitoring.slot.set_queue_depth,
         )
 
     async def retrieve(

@@ -298,7 +298,9 @@ def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
         assert answer.status_code == 200
         assert [result["id"] for result in answer.json()["results"]] == ["item-1", "item-2"]
         for result in answer.json()["results"]:
-            (expected,) = find_known_queries(random_case.retriever, [QueriesFor(id=result["id"], k=3, display=["country"])])
+            (expected,) = find_known_queries(
+                random_case.retriever, [QueriesFor(id=result["id"], k=3, display=["country"])]
+            )
             assert [query["id"] for query in result["queries"]] == [query["id"] for query in expected["queries"]]
             assert [*result] == ["id", "bias_removal", "queries", "unknown"]
         for body, status, field in [

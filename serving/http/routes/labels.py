@@ -12,10 +12,10 @@ from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import (
     LabelPatchById,
-    create_upserts,
     create_hides,
     create_patches,
     create_restores,
+    create_upserts,
 )
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.queries import LabelId

@@ -19,7 +19,7 @@ from longtail.index import IndexSpec, Releases, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core import lifetimes
-from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, create_upserts, create_patches
+from longtail.serving.core.label_changes import LabelPatchById, LabelToAdd, create_patches, create_upserts
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
