@@ -32,7 +32,7 @@ LONGEST_ANSWER_ID = 4096
 MOST_WEIGHT = 1e6
 """Most weight of an event: training sums weights in float32, and one client must not stop it or outweigh all."""
 CANDIDATES = "candidates"
-"""Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
+"""Key of an answer's options: number of a bucket's labels that exploring drew its slots from."""
 ORGANIC_K = 20
 """Labels retrieved for an organic interaction, to check whether the service would have answered it."""
 _WORK_OF_FEATURES = 100
@@ -48,7 +48,10 @@ class Event(RequestModel):
         min_length=1, max_length=MAX_IDS, description="The labels chosen, whether they were answered or not."
     )
     answer_id: str | None = Field(
-        default=None, min_length=1, max_length=LONGEST_ANSWER_ID, description="Of the result that they chose from."
+        default=None,
+        min_length=1,
+        max_length=LONGEST_ANSWER_ID,
+        description="`answer_id` of the result that the user chose from.",
     )
     features: dict[str, JsonValue] | None = Field(
         default=None,
@@ -61,28 +64,30 @@ class Event(RequestModel):
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")
     cooccurrence: float | None = Field(default=None, allow_inf_nan=False, description="ω of an unseen retrieval.")
     exclude: list[LabelId] = Field(
-        default=[], max_length=MAX_IDS, description="Labels that an unseen retrieval leaves out, such as seen ones."
+        default=[],
+        max_length=MAX_IDS,
+        description="Labels that an unseen retrieval leaves out, such as labels that the user has seen.",
     )
     exclude_history: bool | None = Field(
         default=None,
-        description="Whether an unseen retrieval leaves out the history of the query, as of a query.",
+        description="Whether an unseen retrieval leaves out the history of the query, like in a query.",
     )
     history: list[LabelId] | None = Field(
         default=None,
         max_length=MAX_IDS,
-        description="Ids of the labels that the query chose before, the latest last, of an unseen retrieval.",
+        description="Ids of the labels that the query chose before, the latest last, for an unseen retrieval.",
     )
     idempotency_key: str | None = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
-        description="Of the client's making: its events of one key are one event, sent again; the first counts.",
+        description="Key that the client makes up: of several events with one key, only the first counts.",
     )
     event: str = Field(
-        default="click", min_length=1, max_length=64, description="What they did: click, cart, purchase, …"
+        default="click", min_length=1, max_length=64, description="What the user did: click, cart, purchase, …"
     )
     weight: float = Field(
-        default=1.0, ge=0, le=MOST_WEIGHT, allow_inf_nan=False, description="What it is worth in training."
+        default=1.0, ge=0, le=MOST_WEIGHT, allow_inf_nan=False, description="Weight of the choice in training."
     )
 
     @property
@@ -166,7 +171,9 @@ def read_choices(
             judged_at=(
                 math.nan
                 if answer.restricted or answer.propensities
-                else retriever.find_judged_dial(answer.bias_removal, answer.popularity, answer.cooccurrence, answer.priors)
+                else retriever.find_judged_dial(
+                    answer.bias_removal, answer.popularity, answer.cooccurrence, answer.priors
+                )
             ),
             k=len(answer.codes),
             arm=answer.arm,
@@ -274,10 +281,10 @@ def recorded_features(features: dict[str, JsonValue] | None, settings: Settings)
 
 
 def recorded_options(query: SearchOptions, settings: Settings, candidates: int) -> str | None:
-    """Return what else a query set, as JSON for an event; None where its features are not kept, or it is too long.
+    """Return a query's other options as JSON for an event; None if features are not recorded, or the JSON is too long.
 
     Args:
-        candidates: labels of a bucket that exploring drew from, which the JSON of a query that explored has, too.
+        candidates: number of labels that exploring drew from; included if the query explored.
     """
     if not (isinstance(query, RetrieveQuery) and query.features is not None and settings.record_features):
         return None

@@ -35,16 +35,14 @@ _CHUNK = 1 << 14
 class LabelListing(RequestModel):
     """Query string of a listing: state of the labels, page size and cursor."""
 
-    limit: int = Field(
-        default=100, ge=1, strict=False, description="Labels of one page, at most; up to LONGTAIL_MAX_K."
-    )
+    limit: int = Field(default=100, ge=1, strict=False, description="Most labels of a page; up to LONGTAIL_MAX_K.")
     cursor: str | None = Field(
-        default=None, description="`next_cursor` of the page before; none: the first page. With the same filters."
+        default=None, description="`next_cursor` of the page before, with the same filters; none: the first page."
     )
     state: Literal["all", "visible", "hidden", "added"] = Field(
         default="all",
-        description="`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, "
-        "not of the release.",
+        description="`visible`: labels of the release that answers may have. `hidden`: labels of the release that no "
+        "answer has. `added`: labels added since.",
     )
     bucket: BucketName | None = Field(default=None, description="Only labels of this frequency bucket.")
 

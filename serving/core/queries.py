@@ -217,7 +217,7 @@ class SearchOptions(RequestModel):
     )
     decay: Decay | None = Field(
         default=None,
-        description="How scores fade with the age of labels. Off where null.",
+        description="How scores fade with the age of labels. Null: they do not fade.",
         examples=[{"column": "listed_at", "half_life": "7d"}],
     )
     exclude: list[LabelId] = Field(
@@ -245,24 +245,23 @@ class SearchOptions(RequestModel):
     explore: dict[BucketName, Annotated[int, Field(ge=0)]] = Field(
         default_factory=dict,
         json_schema_extra=_NO_MEMBERS,
-        description="At least so many of the k slots go to labels of these buckets, drawn at random from each bucket's "
-        "best by score and put at random places; every label then comes with its propensity. Off where empty.",
+        description="Least number of the k slots for labels of each bucket, drawn at random from the bucket's best by "
+        "score and put at random positions; every label then comes with its propensity. Off where empty.",
     )
     at_least: list[AtLeast] = Field(
         default_factory=list,
         max_length=_MOST_FLOORS,
         json_schema_extra={"default": []},
-        description="Floors: at least so many labels of a bucket, or that pass a filter, at little loss of "
-        'summed scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for '
-        "floors of buckets. The result's `floors` and `cost` give the numbers met and their "
-        "cost.",
+        description="Floors: the least number of labels from a bucket, or of labels that pass a filter, at little "
+        'loss of summed scores; together at most k. `{"bucket": {"tail": 1, "new": 1}}` is short for floors of '
+        "buckets. The result's `floors` and `cost` give the numbers met and their cost.",
         examples=[[{"bucket": "tail", "n": 1}, {"filter": {"seller": "s1"}, "n": 2}]],
     )
     max_per: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         json_schema_extra=_NO_MEMBERS,
-        description="At most so many labels for each value of a column that labels can be filtered by: the best by "
-        "score. Labels without a value are not limited, a label of several counts for each.",
+        description="Most labels for each value of a column that labels can be filtered by: the best by score. Labels "
+        "without a value are not limited; a label with several values counts for each value.",
         examples=[{"brand": 2}],
     )
     mmr: float | None = Field(
@@ -329,8 +328,8 @@ class RetrieveQuery(SearchOptions):
 
     explain: bool = Field(
         default=False,
-        description="Whether each label comes with what its score is made of, and the λ between which it is among the "
-        "k best by score. Of one query of a request, with k <= 50; it takes some hundred searches.",
+        description="Whether each label comes with the parts of its score, and the λ between which it is among the k "
+        "best by score. Allowed in one query of a request, with k <= 50; it takes some hundred searches.",
     )
 
 
@@ -368,8 +367,8 @@ class SimilarQuery(OfLabels, SearchOptions):
 
     by: Literal["embedding", "cooccurrence"] = Field(
         default="embedding",
-        description="What is near: `embedding`, labels like this one, or `cooccurrence`, labels chosen together with "
-        "it, best first, by nothing else; fewer than k where fewer were.",
+        description="Measure of nearness: `embedding` finds labels like this one; `cooccurrence` finds labels chosen "
+        "together with it and ranks them by that alone, fewer than k if fewer were chosen.",
     )
 
     @model_validator(mode="after")
@@ -388,13 +387,13 @@ class QueriesFor(OfLabels):
     """Labels whose likeliest queries are wanted: one label's id, several in `ids`, or a new label's features."""
 
     features: dict[str, JsonValue] | None = Field(
-        default=None, description="Of a label that the release lacks: inputs of its label tower, by name."
+        default=None, description="Features of a label that the release lacks, by name, as the label tower takes them."
     )
     k: int = Field(default=10, ge=1, description="Queries wanted of each label; fewer where fewer may be answered.")
     by: Literal["log_p", "choices"] = Field(
         default="log_p",
-        description="The order: `log_p`, how likely the next choice of query x is label y; or `choices`, n·p(y|x), how "
-        "many of its next n choices are expected to be, with n of the index's column of choices.",
+        description="The order: `log_p`, how likely query x chooses label y next; or `choices`, n·p(y|x), how many of "
+        "the next n choices of x are expected to be y, with n from the index's column of choices.",
     )
     bias_removal: float | None = Field(
         default=None,
@@ -405,7 +404,7 @@ class QueriesFor(OfLabels):
     filter: dict[str, JsonValue] = Field(
         default_factory=dict,
         json_schema_extra=_NO_MEMBERS,
-        description="Of queries, by their columns; see `RetrieveQuery`.",
+        description="Conditions on the columns of queries, written like the `filter` of `RetrieveQuery`.",
     )
     exclude: list[LabelId] = Field(
         default_factory=list, json_schema_extra={"default": []}, description="Ids of queries never to answer."
@@ -443,7 +442,7 @@ class ToEmbed(RequestModel):
         default=None,
         min_length=1,
         max_length=MOST_QUERIES,
-        description="Or ids of labels that may be answered; those added count too.",
+        description="Or ids of labels that may be answered, added labels included.",
     )
 
     @property

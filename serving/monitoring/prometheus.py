@@ -55,7 +55,7 @@ _COUNTERS: Mapping[str, tuple[str, _Labels]] = {
     ),
     "feedback_events": ("Feedback events that were kept, by source.", {"source": SOURCES}),
     "positives": ("Labels chosen that the release knows, by frequency bucket.", _BY_SOURCE),
-    "hits": ("Of these, labels that the answer held.", _BY_SOURCE),
+    "hits": ("Labels chosen that the answer held, by frequency bucket.", _BY_SOURCE),
     "answer_ids_refused": ("Answer ids in feedback that were refused.", {"reason": REFUSALS}),
     "events_dropped": ("Events of answers and label changes that were not stored.", {}),
     "ids": ("Ids in requests that the release should know, by where they stood.", {"list": ID_KINDS}),
@@ -86,7 +86,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, _Labels, tuple[float, ...]]] = {
 _SEVERITIES = {"unknown": math.nan, "watch": 1.0, "act": 2.0}
 _OF_WINDOW = {
     "exposure_psi": ("Population stability index of exposures by bucket against the baseline.", ("psi", "buckets")),
-    "score_psi": ("The same of scores by decile.", ("psi", "scores")),
+    "score_psi": ("Population stability index of scores by decile against the baseline.", ("psi", "scores")),
     "bias_removal_mean": ("Mean λ of the queries.", ("bias_removal",)),
     "popularity_weight_mean": ("Mean μ of the queries.", ("popularity_weight",)),
     "cooccurrence_mean": ("Mean ω of the queries.", ("cooccurrence",)),
@@ -232,7 +232,8 @@ def collect_report(report: Mapping[str, Any] | None, label_counts: Mapping[str, 
         ((labels, _figure(windows[labels[1]], "judged", "shares", labels[0])) for labels in by_bucket),
     )  # fmt: skip
     yield _gauge(
-        "exposure_baseline_share", "The same share of calibration queries, at the same λ.", ("bucket", "window"),
+        "exposure_baseline_share", "Share of calibration answers' labels in the bucket, at the same λ.",
+        ("bucket", "window"),
         ((labels, _figure(windows[labels[1]], "judged", "promised", labels[0])) for labels in by_bucket),
     )  # fmt: skip
     covered = [(labels, _figure(windows[labels[1]], "exposures", labels[0], "coverage")) for labels in by_bucket]

@@ -57,7 +57,7 @@ class LabelIdsRequest(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["50"]}]})
 
     ids: list[LabelId] = Field(
-        min_length=1, max_length=MAX_IDS, description="All of them change, in one write to disk, or none."
+        min_length=1, max_length=MAX_IDS, description="All labels change, in one write to disk, or none."
     )
 
 
@@ -76,13 +76,13 @@ class LabelAnswer(BaseModel):
     display: dict[str, JsonValue]
     state: LabelState | None = Field(
         default=None,
-        description="Of a page. `visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in "
-        "answers, not of the release.",
+        description="Only in a page. `visible`: a label of the release that answers may have. `hidden`: a label of the "
+        "release that no answer has. `added`: a label added since.",
     )
     available: bool = Field(
         description="Whether answers may have it now, by its columns `available_from` and `available_until`."
     )
-    release: str | None = Field(default=None, description="Not of a page, which has it itself.")
+    release: str | None = Field(default=None, description="Left out in a page, which names the release itself.")
     request_id: str | None = None
 
 
@@ -91,7 +91,7 @@ class LabelPage(BaseModel):
 
     labels: list[LabelAnswer]
     next_cursor: str | None = Field(
-        description="`cursor` of the next page, the id that this one ends with; null after the last."
+        description="`cursor` of the next page: the last id of this page; null on the last page."
     )
     release: str
     request_id: str

@@ -43,7 +43,7 @@ class FeedbackAnswer(BaseModel):
     """Answer of POST /v1/feedback: the events are stored durably."""
 
     accepted: int
-    unknown: int = Field(default=0, description="Labels in them that the release of their answer does not know.")
+    unknown: int = Field(default=0, description="Labels of the events that the release of their answer does not know.")
     request_id: str
 
 
@@ -70,7 +70,7 @@ class PromisedRecall(BaseModel):
 
     positives: int
     hits: int
-    promised: float | None = Field(description="Recall promised for them; null of none.")
+    promised: float | None = Field(description="Recall promised for these labels; null if there are none.")
     low: float | None = Field(description="Lower end of the evaluation's 95 % interval.")
     high: float | None
 
@@ -90,17 +90,19 @@ class Judged(BaseModel):
         description="Shares that calibration queries get at the same λ and in as many labels a query; null for none or "
         "without a baseline."
     )
-    scores: list[int] = Field(description="Of these labels, by the deciles of the calibration scores at the same λ.")
+    scores: list[int] = Field(
+        description="Numbers of these labels, by the deciles of the calibration scores at the same λ."
+    )
     recall: dict[Source, dict[BucketName | Literal["all"], PromisedRecall]]
 
 
 class NamedIds(BaseModel):
     """Ids that the release should know."""
 
-    senders: int = Field(description="Queries or events that named any.")
+    senders: int = Field(description="Queries or events that named at least one id.")
     ids: int
     unknown: int
-    share: float | None = Field(description="Of unknown ones in all.")
+    share: float | None = Field(description="Share of unknown ids.")
 
 
 class Drift(BaseModel):
@@ -145,7 +147,9 @@ class Finding(BaseModel):
         description="`act`: twice or half the promise, or broken; `watch`: a quarter more or a fifth less; "
         "`unknown`: too few answers. Differences within chance count as steady."
     )
-    window: Literal["5m", "1h", "24h"] | None = Field(description="That it was judged over; null: it is of now.")
+    window: Literal["5m", "1h", "24h"] | None = Field(
+        description="Window that the signal was judged over; null: the finding is about the present."
+    )
     observed: float | None
     expected: float | None
     low: float | None = Field(description="Lower end of the 99.9 % interval of the observed value.")
@@ -158,7 +162,7 @@ class Finding(BaseModel):
 class Verdict(BaseModel):
     """Verdict over all signals."""
 
-    severity: Severity = Field(description="That of the worst finding.")
+    severity: Severity = Field(description="Severity of the worst finding.")
     headline: str
     findings: list[Finding] = Field(description="Findings of signals that are not steady, worst first.")
 
@@ -183,7 +187,7 @@ class Window(BaseModel):
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")
     judged: Judged
     ids: dict[IdKind, NamedIds] = Field(
-        description="In features of queries of kind `id` or `bag`, in their histories, and in feedback."
+        description="Ids in features of kind `id` or `bag`, in histories, and in feedback."
     )
     psi: Drift
     recall: dict[Source, dict[BucketName | Literal["all"], Recall]]
@@ -195,20 +199,20 @@ class MonitoringAnswer(BaseModel):
     """Answer of GET /v1/monitoring."""
 
     release: str
-    since: datetime = Field(description="The first minute of the last day that the release answered in.")
+    since: datetime = Field(description="First minute of the last day in which the release answered.")
     now: datetime
     verdict: Verdict
     baseline: dict[str, JsonValue] | None = Field(
-        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, how many they are (`queries`), "
-        "shares, coverage, popularity, scores. `evaluated` has, at each λ of the curve and the largest k of "
-        "both, shares `now` and as the evaluation had them (`shares`)."
+        description="Answers to held-out queries: λ, μ (`popularity_weight`), k, the number of queries (`queries`), "
+        "shares, coverage, popularity, scores. `evaluated` has, at each λ of the curve and the largest common k, the "
+        "shares `now` and those of the evaluation (`shares`)."
     )
     windows: dict[Literal["5m", "1h", "24h"], Window]
     ids_before: dict[IdKind, NamedIds] = Field(
-        description="The same of the rest of the last day, before the last hour of the release in service."
+        description="`ids` over the rest of the last day, before the last hour of the release in service."
     )
     gini: float | None = Field(description="Gini coefficient of the labels' exposures of today and yesterday (UTC).")
-    series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
+    series: dict[str, JsonValue] = Field(description="Figures by minute, oldest first, over all releases.")
     labels: dict[Literal["added", "hidden", "available"], int]
     staged: str | None = Field(
         default=None, description="The staged release that gets shadow queries (GET /v1/release/staged); null: none."

@@ -26,7 +26,7 @@ class ExpectedFeature(BaseModel):
     name: str
     kind: FeatureKind
     expects: str
-    max_length: int | None = Field(description="Entries that are read; of a longer list, the last ones.")
+    max_length: int | None = Field(description="Number of entries that are read, the last of a longer list.")
     dims: int | None = Field(description="Numbers in a vector; null for other kinds.")
 
 
@@ -52,9 +52,9 @@ class ReleasePrior(BaseModel):
 
 
 class ReleaseBonus(Popularity):
-    """A bonus β of labels: its default, its limits, and the filter that gives it, of one that is not a bucket's."""
+    """A bonus β of labels: its default, its limits, and the filter of labels that get it."""
 
-    filter: dict[str, JsonValue] = Field(default={}, description="Empty of a bucket's.")
+    filter: dict[str, JsonValue] = Field(default={}, description="Empty for the bonus of a bucket.")
 
 
 class ReleaseSlope(Popularity):
@@ -66,14 +66,14 @@ class ReleaseSlope(Popularity):
 class ReleaseDecay(BaseModel):
     """A column of dates by which scores may decay."""
 
-    half_life: str = Field(description="The shortest at weight 1; at another weight it is as much longer or shorter.")
+    half_life: str = Field(description="Shortest half-life at weight 1; at weight w, w times as long.")
 
 
 class FilterableColumn(BaseModel):
     """One display column that requests may filter labels by."""
 
     name: str
-    kind: FilterKind = Field(description="What its values are compared as; `strings` are lists of strings.")
+    kind: FilterKind = Field(description="Type in which values are compared; `strings` are lists of strings.")
     operators: list[str]
 
 
@@ -94,8 +94,8 @@ class ReleaseCooccurrence(Popularity):
     kind: Literal["walk", "cosine", "next"] = Field(
         description="`walk` and `cosine`: chosen by the same queries; `next`: chosen soon after."
     )
-    last: int = Field(description="Last entries of a history that count.")
-    decay: float = Field(description="Factor of every older entry.")
+    last: int = Field(description="Number of last entries of a history that count.")
+    decay: float = Field(description="Weight of each entry relative to the next newer one.")
     query_id: str | None = Field(
         description="Feature with the id of a query whose last labels the release remembers, for requests "
         "without a history. Null: it remembers none."
@@ -110,8 +110,8 @@ class ReleaseForecast(BaseModel):
         description="The kind that made the latest pairs likeliest, which is served. `released`: the forecast as "
         "before its first refresh."
     )
-    until: float = Field(description="Seconds since 1970 of the last pair that it knows.")
-    horizon: float = Field(description="Seconds of the period after it that it is of.")
+    until: float = Field(description="Time of the last pair that the forecast knows, in seconds since 1970.")
+    horizon: float = Field(description="Length of the forecast period after `until`, in seconds.")
     nats: dict[str, float] = Field(
         description="Mean log-probability of the latest pairs under the prior before them, by kind: count, decayed, "
         "forecast, released."
@@ -128,17 +128,17 @@ class ReleaseParameters(RequestModel):
 
 
 class ReleaseDial(BiasRemoval):
-    """The dial: the λ that a request gets when it names none, its limits, and how every λ scored offline."""
+    """The dial: the default λ of a request, its limits, and how every λ scored offline."""
 
     curve: list[CurvePoint] | None = Field(  # type: ignore[assignment]  # left out unless it is wanted
-        default=None, description="Of `include=curve` alone; empty if the release was not evaluated offline."
+        default=None, description="Only with `include=curve`; empty if the release was not evaluated offline."
     )
 
 
 class ReleaseAvailability(BaseModel):
     """The labels that answers may have now."""
 
-    labels: int = Field(description="Labels that are not hidden and within their lifetimes; those added count too.")
+    labels: int = Field(description="Labels that are not hidden and within their lifetimes, added labels included.")
     next_change: datetime | None = Field(description="When the next label becomes available or ends; null: never.")
 
 
@@ -169,7 +169,7 @@ class ReleaseAnswer(BaseModel):
         "the name in `bias_removal.noise`, or `p_n(y|x), a tree of depth N`, which depends on "
         "the query's features. With a tree, in /v1/similar: label frequencies."
     )
-    forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
+    forecast: ReleaseForecast | None = Field(default=None, description="Null if popularity is the training frequency.")
     bias_removal: ReleaseDial
     queries: ReleaseQueries | None = Field(description="Null if the release has no index of queries.")
     cooccurrence: ReleaseCooccurrence | None = Field(
@@ -182,7 +182,7 @@ class StagedRefusals(BaseModel):
     """Mirrored queries that the staged release could not answer."""
 
     queries: int
-    reason: str | None = Field(description="Why it could not answer the first.")
+    reason: str | None = Field(description="Reason of the first refusal.")
 
 
 class StagedShare(BaseModel):
@@ -206,8 +206,10 @@ class StagedAnswer(BaseModel):
     """Answer of GET /v1/release/staged."""
 
     staged: str = Field(description="The release that gets shadow queries.")
-    current: str = Field(description="The one that serves.")
-    queries: int = Field(description="Mirrored queries: LONGTAIL_MIRROR_SHARE of those of /v1/retrieve.")
+    current: str = Field(description="The release in service.")
+    queries: int = Field(
+        description="Mirrored queries: the share LONGTAIL_MIRROR_SHARE of the queries of /v1/retrieve."
+    )
     refused: StagedRefusals
     skipped: int = Field(description="Queries that were to be mirrored while the mirror was too busy.")
     overlap: float | None = Field(description="Mean share of the served labels that the staged release also answers.")
@@ -226,7 +228,9 @@ class WorkerCount(BaseModel):
     """The processes that share the port."""
 
     expected: int
-    ready: int = Field(description="Those that serve a release; one that has ended is started again, ever later.")
+    ready: int = Field(
+        description="Processes that serve a release; a process that has ended is restarted, after growing pauses."
+    )
 
 
 class ReadyAnswer(HealthAnswer):
@@ -248,9 +252,9 @@ class ErrorDetail(BaseModel):
 class ErrorAnswer(BaseModel):
     """Answer with a status of 4xx or 5xx: a problem of RFC 9457, as application/problem+json."""
 
-    type: str = Field(description="urn:longtail: and the kind of error, as in error.type.")
-    title: str = Field(description="What HTTP calls the status.")
+    type: str = Field(description="`urn:longtail:` and `error.type`.")
+    title: str = Field(description="HTTP's phrase for the status.")
     status: int
-    detail: str = Field(description="As in error.message.")
+    detail: str = Field(description="Same as `error.message`.")
     error: ErrorDetail
     request_id: str

@@ -27,7 +27,9 @@ from longtail.serving.settings import MOST_QUERIES, Settings
 _RELEASE = Field(
     default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
 )
-_PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
+_PREVIEW = Field(
+    default=False, description="Whether no user will see the answer, so that exposure, drift and recall leave it out."
+)
 _LONGEST_NAME = 100
 _EXPLAINED = 50
 """Largest k of a query with `explain`."""
@@ -130,10 +132,10 @@ class EmbedAnswer(BaseModel):
     """Answer of POST /v1/embed."""
 
     vectors: list[list[float]] = Field(
-        description="Of each query or label in order, float32: u or v of `u·v/T`, of norm 1 where `similarity` is "
-        "cosine. Vectors of different releases have nothing to do with each other."
+        description="Vectors of the queries or labels in order, float32: u or v of `u·v/T`, of norm 1 if `similarity` "
+        "is cosine. Vectors of different releases cannot be compared."
     )
-    dim: int = Field(description="Numbers in each.")
+    dim: int = Field(description="Length of each vector.")
     similarity: Literal["dot", "cosine"]
     temperature: float = Field(description="T of `u·v/T`.")
     release: str
@@ -175,8 +177,8 @@ class Explanation(BaseModel):
     decay: float = Field(default=0.0, description="weight · log 2^(−age / half_life).")
     bias_removal: tuple[float, float] | None = Field(
         description="The λ between which the label is among the k best by score, all else as it is, to a thousandth; "
-        "what comes and goes within a 32nd of the dial is not noticed. Null of a label that is not among them, as one "
-        "that was drawn."
+        "changes within a 32nd of the dial may be missed. Null for a label that is not among the k best, such as a "
+        "drawn label."
     )
     floor: ForFloors | None = Field(default=None, description="Only for a label that `at_least` added.")
 
@@ -198,8 +200,8 @@ class RankedLabel(BaseModel):
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
     propensity: float = Field(
         default=1.0,
-        description="Of queries that explore: the probability with which this label is in the answer, 1 where chance "
-        "had no say. Feedback weighted by its inverse is unbiased among the candidates.",
+        description="Only for queries that explore: probability that this label is in the answer, 1 if it was not "
+        "drawn. Feedback weighted by the inverse is unbiased among the candidates.",
     )
     explanation: Explanation | None = Field(default=None, description="Only of a query with `explain`.")
 
@@ -208,17 +210,17 @@ class Exploration(BaseModel):
     """The random part of the answer to a query that explores."""
 
     slots: dict[BucketName, int] = Field(
-        description="Slots drawn for each bucket; fewer than asked for where fewer of its labels are eligible."
+        description="Slots drawn for each bucket; fewer than requested if fewer of its labels are eligible."
     )
     candidates: dict[BucketName, int] = Field(description="Labels that each bucket's slots were drawn from.")
-    temperature: float = Field(description="Of the softmax over the candidates' scores, in logits.")
+    temperature: float = Field(description="Temperature of the softmax over the candidates' scores, in logits.")
 
 
 class UnknownIds(BaseModel):
     """Numbers of ids in the request that the release does not know and ignored."""
 
-    query: int = Field(default=0, description="In the features of kind `id` or `bag`, and the remembered query's id.")
-    history: int = Field(default=0, description="Of the history, as far as the answer needed it.")
+    query: int = Field(default=0, description="Ids in features of kind `id` or `bag`, and the remembered query's id.")
+    history: int = Field(default=0, description="Ids of the history, as far as the answer needed it.")
     exclude: int
     allow: int
 
@@ -239,20 +241,21 @@ class Ranking(BaseModel):
     decay: Decay | None = Field(default=None, description="Only of queries with `decay`.")
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     pool: int | None = Field(
-        default=None, description="Only of queries with `max_per` or `mmr`: how many labels theirs were chosen from."
+        default=None,
+        description="Only for queries with `max_per` or `mmr`: number of labels that the answer was chosen from.",
     )
     floors: list[KeptFloor] | None = Field(default=None, description="Only of queries with `at_least`.")
     cost: float | None = Field(
         default=None,
-        description="Only of queries with `at_least`: the sum of the scores without floors, less the sum with them, in "
-        "logits; of queries that explore, of the labels that chance does not touch. It may be below 0 with `mmr` or "
-        "`max_per`, and where an approximate search without floors missed a label.",
+        description="Only for queries with `at_least`: the sum of the scores without floors minus the sum with them, "
+        "in logits; if the query explores, over the labels that were not drawn. May be below 0 with `mmr` or "
+        "`max_per`, or if an approximate search without floors missed a label.",
     )
     unknown: UnknownIds
     answer_id: str | None = Field(
         default=None,
-        description="What feedback names this result by: a signed text that holds the release, the time, λ, μ, the "
-        "first 100 labels and what chance drew. Of a preview, or without `answer_ids`, absent.",
+        description="Name of this result in feedback: a signed text with the release, the time, λ, μ, the first 100 "
+        "labels and the drawn labels. Absent in a preview, or without `answer_ids`.",
     )
 
 
@@ -271,11 +274,10 @@ class RetrieveResult(Ranking):
     arm: str | None = None
     counted: bool | None = Field(
         default=None,
-        description="Whether the comparison of arms counts it: not if the request sets an option of the "
-        "arms, names another arm than the assigned one, or if the arm cannot answer, so that "
-        "the default does.",
+        description="Whether the comparison of arms counts this answer: not if the request sets an option of the arms "
+        "or names another arm than the assigned one, or if the default answers because the arm cannot.",
     )
-    release: str | None = Field(default=None, description="That answered this query, while an experiment runs.")
+    release: str | None = Field(default=None, description="Release that answered this query, while an experiment runs.")
 
 
 class RetrieveAnswer(BaseModel):
