@@ -53,7 +53,7 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
     def retrieve(count: int, **options: Any) -> Shape:
         return shape("/v1/retrieve", {"queries": [{"features": user, **options}] * count})
 
-    def each(count: int, options: Any) -> Shape:
+    def retrieve_varied(count: int, options: Any) -> Shape:
         return shape("/v1/retrieve", {"queries": [{"features": user, **options(i)} for i in range(count)]})
 
     def some(count: int) -> list[str]:
@@ -84,23 +84,23 @@ def worst_shapes(labels: int, answer_ids: Sequence[str]) -> dict[str, Shape]:
         "12 features of 10,000": shape("/v1/retrieve", {"queries": [{"features": {"history": numbers}}] * 12}),
         "250 features of 500": shape("/v1/retrieve", {"queries": [{"features": {"history": numbers[:500]}}] * 250}),
         "12 excludes of 10,000": retrieve(12, exclude=numbers),
-        "250 excludes of 500": each(250, lambda _: {"exclude": [rng.randrange(1_000) for _ in range(500)]}),
-        "7 allows of 10,000": each(7, lambda _: {"allow": some(10_000)}),
-        "250 allows of 250": each(250, lambda _: {"allow": some(250)}),
+        "250 excludes of 500": retrieve_varied(250, lambda _: {"exclude": [rng.randrange(1_000) for _ in range(500)]}),
+        "7 allows of 10,000": retrieve_varied(7, lambda _: {"allow": some(10_000)}),
+        "250 allows of 250": retrieve_varied(250, lambda _: {"allow": some(250)}),
         "all lists, 4 times 10,000": retrieve(4, exclude=numbers, allow=numbers, history=numbers),
-        "256 dials, k = 100": each(256, lambda i: {"k": 100, "bias_removal": i / 256, **mixed}),
+        "256 dials, k = 100": retrieve_varied(256, lambda i: {"k": 100, "bias_removal": i / 256, **mixed}),
         "6 pools of 4,096, mmr": retrieve(6, k=512, mmr=0.5, pool=4_096),
         "6 pools of 4,096, four columns": retrieve(6, k=500, max_per=four, mmr=0.5, pool=4_096),
         "256 pools of 100": retrieve(256, k=25, mmr=0.5, pool=100),
         "256 pools that grow": retrieve(256, k=100, max_per={"brand": 1}, pool=100),
         "64 pools that grow in vain": retrieve(64, k=2, max_per={"brand": 1, "open": 1}, filter={"brand": "brand-1"}),
-        "60 filters of 1,000 days": each(
+        "60 filters of 1,000 days": retrieve_varied(
             60, lambda i: {"filter": {"since": {"in": dates[i:] + dates[:i]}}}
         ),
-        "12 filters of 10,000 numbers": each(
+        "12 filters of 10,000 numbers": retrieve_varied(
             12, lambda _: {"filter": {"stock": {"not_in": rng.sample(numbers, 10_000)}}}
         ),
-        "256 ranges": each(256, lambda i: {"filter": {"price": {"ge": i / 100, "lt": i / 50}}}),
+        "256 ranges": retrieve_varied(256, lambda i: {"filter": {"price": {"ge": i / 100, "lt": i / 50}}}),
         "256 explore": retrieve(256, k=100, explore={"tail": 50, "new": 50}),
         "256 similar, eight floors": similar(at_least=floors),
         "64 of eight floors": retrieve(64, k=100, at_least=floors),

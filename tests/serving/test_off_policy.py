@@ -64,12 +64,12 @@ def best_of(user: int, at: float) -> np.ndarray:
 
 def candidates_of(user: int) -> set[int]:
     """Rows that the user may be shown at λ = 0."""
-    actual = set(best_of(user, 0.0).tolist())
+    rows = set(best_of(user, 0.0).tolist())
     for bucket in FLOORS:
         ranked = [row for row in np.argsort(-SCORES_UL[user], kind="stable").tolist() if BUCKETS[row] == bucket]
-        certain = max(sum(row in actual for row in ranked) - 1, 0)
-        actual.update(ranked[: certain + LOTTERY.candidates])
-    return actual
+        certain = max(sum(row in rows for row in ranked) - 1, 0)
+        rows.update(ranked[: certain + LOTTERY.candidates])
+    return rows
 
 
 for _user in range(USERS):
@@ -83,13 +83,13 @@ def add_up_slots(first: int, answers: int) -> dict[str, np.ndarray]:
         name: np.zeros(len(LAMBDAS) + 1, np.int64) for name in ("open_G", "gained_G", "lost_G")
     }
     for user, times in enumerate(np.bincount(np.arange(first, first + answers) % USERS, minlength=USERS)):
-        local, could = {*best_of(user, 0.0).tolist()}, candidates_of(user)
+        own_rows, possible_rows = {*best_of(user, 0.0).tolist()}, candidates_of(user)
         for i, at in enumerate((0.0, *LAMBDAS)):
-            stored_rows = {*best_of(user, at).tolist()}
-            counts["exposures_GB"][i] += times * np.bincount(BUCKETS[[*stored_rows]], minlength=4)
-            counts["open_G"][i] += times * len(stored_rows - could)
-            counts["gained_G"][i] += times * len(stored_rows - could - local)
-            counts["lost_G"][i] += times * len(local - could - stored_rows)
+            answer_rows = {*best_of(user, at).tolist()}
+            counts["exposures_GB"][i] += times * np.bincount(BUCKETS[[*answer_rows]], minlength=4)
+            counts["open_G"][i] += times * len(answer_rows - possible_rows)
+            counts["gained_G"][i] += times * len(answer_rows - possible_rows - own_rows)
+            counts["lost_G"][i] += times * len(own_rows - possible_rows - answer_rows)
     return counts
 
 
@@ -102,14 +102,14 @@ def log_of(answers: int) -> ExplorationLog:
     eligible = []
     for scores_L in SCORES_UL:
         order = np.argsort(-scores_L, kind="stable").astype(np.int64)
-        actual = {bucket: (rows := order[BUCKETS[order] == bucket], scores_L[rows]) for bucket in FLOORS}
-        eligible.append(((order[:K], scores_L[order[:K]], BUCKETS[order[:K]].astype(np.int8)), actual))
+        ranked = {bucket: (rows := order[BUCKETS[order] == bucket], scores_L[rows]) for bucket in FLOORS}
+        eligible.append(((order[:K], scores_L[order[:K]], BUCKETS[order[:K]].astype(np.int8)), ranked))
     for answer in range(answers):
         user = answer % USERS
-        best, actual = eligible[user]
-        displayed = explore(best, actual, FLOORS, LOTTERY, chance)
-        chosen_K = chance.random(K) < CHANCES_UL[user, displayed.rows_K]
-        parts.append((displayed.propensities_K, chosen_K, displayed.rows_K, held_UGL[user][:, displayed.rows_K]))
+        best, ranked = eligible[user]
+        explored = explore(best, ranked, FLOORS, LOTTERY, chance)
+        chosen_K = chance.random(K) < CHANCES_UL[user, explored.rows_K]
+        parts.append((explored.propensities_K, chosen_K, explored.rows_K, held_UGL[user][:, explored.rows_K]))
     rows_S = np.concatenate([rows_K for _, _, rows_K, _ in parts])
     return ExplorationLog(
         lambda_G=(None, *LAMBDAS),
@@ -150,12 +150,12 @@ def truth(at: float, *, of: str = "all") -> float:
 
 def recall_of(at: float, bucket: int | None) -> float:
     """Return the share of what all labels that the log could show would bring, at λ."""
-    stored_rows = displayed = 0.0
+    answered = possible = 0.0
     for user in range(USERS):
         rows = [row for row in candidates_of(user) if bucket in (None, BUCKETS[row])]
-        displayed += CHANCES_UL[user, rows].sum()
-        stored_rows += CHANCES_UL[user, [row for row in rows if row in best_of(user, at)]].sum()
-    return stored_rows / displayed
+        possible += CHANCES_UL[user, rows].sum()
+        answered += CHANCES_UL[user, [row for row in rows if row in best_of(user, at)]].sum()
+    return answered / possible
 
 
 def share_covered(at: float) -> float:
@@ -260,7 +260,7 @@ def choice(name: str, *labels: str, event: str = "click") -> bytes:
     return event_json(kind="choice", time=NOON + 1, answer=name, labels=labels, event=event)
 
 
-def kept(folder: Path, *lines: bytes) -> Path:
+def write_events(folder: Path, *lines: bytes) -> Path:
     events = FolderEvents(folder, days=1, most_bytes=1 << 20)
     events.append(lines).result(10)
     events.close()
@@ -275,7 +275,7 @@ EVERY = {"head": 1, "torso": 1, "tail": 1}
 
 def test_a_log_by_hand(tmp_path: Path) -> None:
     """At λ = 0, east is answered a, c/é and north b, c/é; at λ = 2 c/é gives way to a, which north is never shown."""
-    folder = kept(
+    folder = write_events(
         tmp_path,
         answer("1", "east", {"a": 1, "c/é": 0.75}),
         answer("2", "east", {"a": 1, "4": 0.25}),
@@ -344,7 +344,7 @@ def test_unexplored_buckets_are_not_covered(tmp_path: Path) -> None:
         answer(f"{visit}", "north", labels, options=options, features=json.dumps({"user": "north", "age": visit}))
         for visit, labels in enumerate(displayed)
     ]
-    folder = kept(tmp_path, *answers, *[choice(f"{visit}", "c/é") for visit in range(400) if visit % 4])
+    folder = write_events(tmp_path, *answers, *[choice(f"{visit}", "c/é") for visit in range(400) if visit % 4])
     log = read_log(plane_retriever(), folder, WINDOW, [-1.0])
     local, other = estimate_settings(log)
     assert (len(log.answers_U), local["covered"], other["covered"]) == (400, 0, 1)
@@ -363,13 +363,13 @@ def test_slots_are_drawn_from_the_recorded_candidates(
 ) -> None:
     """East's tail is c/é, then 4, which a draw from one label never shows."""
     first = answer("1", "east", {"a": 1, "c/é": 1}, candidates=1)
-    folder = kept(tmp_path, first, answer("2", "east", {"a": 1, "4": 0.5}, candidates=candidates))
+    folder = write_events(tmp_path, first, answer("2", "east", {"a": 1, "4": 0.5}, candidates=candidates))
     log = read_log(plane_retriever(), folder, WINDOW, [0.0])
     assert (log.left_out, log.propensities_S.tolist()) == (left_out, propensities)
 
 
 def test_a_unit_that_no_query_has_is_an_error(tmp_path: Path) -> None:
-    folder = kept(
+    folder = write_events(
         tmp_path,
         answer("1", "east", {"a": 1, "c/é": 0.75}, unit=7),
         answer("2", "east", {"a": 1, "c/é": 0.75}, unit=8),
@@ -403,7 +403,7 @@ def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
             buckets=[BUCKET_NAMES.index(label["bucket"]) for label in labels],
             features=json.dumps({"user_id": f"u{i}"}), options=json.dumps(options | {"candidates": 100}),
         ))  # fmt: skip
-    kept(events, *lines)
+    write_events(events, *lines)
 
     def report() -> dict[str, Any]:
         return off_policy(releases, events, (NOON - 60, NOON + 60), [0.0], state=state)
@@ -424,7 +424,7 @@ def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
 
 
 def test_log_without_usable_answers_is_an_error(tmp_path: Path) -> None:
-    folder = kept(tmp_path, answer("plain", "east", {"a": 1}, options={"k": 2}))
+    folder = write_events(tmp_path, answer("plain", "east", {"a": 1}, options={"k": 2}))
     with pytest.raises(OffPolicyError, match="that explored, found none; left out: 1 answers that did not explore"):
         read_log(plane_retriever(), folder, WINDOW, [0.5])
 

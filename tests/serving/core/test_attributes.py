@@ -167,7 +167,7 @@ def test_answers_are_the_best_that_pass(
     overlay = retriever.overlay
     labels = overlay.labels
     assert overlay.new_labels > 10
-    expected_ids = retriever.catalogue.labels_json(range(labels))
+    labels_json = retriever.catalogue.labels_json(range(labels))
     rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     alive = ~np.isin(np.arange(labels), overlay.masked)
     rng = np.random.default_rng(3)
@@ -181,19 +181,19 @@ def test_answers_are_the_best_that_pass(
         allow = rng.choice(labels, 200, replace=False) if rng.random() < 0.2 else np.arange(labels)
         buckets = ["torso", "new"] if rng.random() < 0.3 else ["head", "torso", "tail", "new"]
         if len(exclude):
-            options["exclude"] = [expected_ids[row]["id"] for row in exclude]
+            options["exclude"] = [labels_json[row]["id"] for row in exclude]
         if len(allow) < labels:
-            options["allow"] = [expected_ids[row]["id"] for row in allow]
+            options["allow"] = [labels_json[row]["id"] for row in allow]
         if len(buckets) == 2:
             options["buckets"] = buckets
         queries = [RetrieveQuery.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
-        gone = {expected_ids[row]["id"] for row in exclude}
-        allowed = {expected_ids[row]["id"] for row in allow}
+        gone = {labels_json[row]["id"] for row in exclude}
+        allowed = {labels_json[row]["id"] for row in allow}
         passes = np.array(
             [
                 bool(alive[row]) and label["id"] not in gone and label["id"] in allowed
                 and label["bucket"] in buckets and meets(label["display"], filter_)
-                for row, label in enumerate(expected_ids)
+                for row, label in enumerate(labels_json)
             ]
         )  # fmt: skip
         inputs = retriever.encoder.read([query.features for query in queries])

@@ -90,7 +90,7 @@ class Formula:
         self.bundle, added = bundle, overlay.added
         rows = [row for row in range(overlay.labels) if row not in overlay.masked.tolist()]
         self.rows, self.ids = rows, [retriever.catalogue.get_id(row) for row in rows]
-        self.shown = retriever.catalogue.labels_json(rows)
+        self.labels_json = retriever.catalogue.labels_json(rows)
 
         def column(of_bundle: Any, of_added: Any) -> np.ndarray:
             return np.concatenate([of_bundle, of_added])[rows].astype(np.float64)
@@ -113,9 +113,9 @@ class Formula:
     def together(self, history: list[str]) -> np.ndarray:
         """c of every label: the last 5 entries, each .8 of the one after it; labels by their ids, added ones 0."""
         row_of = {f"item-{row}": row for row in range(L)}
-        expected_ids = [row_of[id_] for id_ in history[-5:] if id_ in row_of]
+        entries = [row_of[id_] for id_ in history[-5:] if id_ in row_of]
         c = np.zeros(len(self.ids))
-        for age, entry in enumerate(reversed(expected_ids)):
+        for age, entry in enumerate(reversed(entries)):
             c += 0.8**age * np.array([self.weights[entry, row_of[id_]] if id_ in row_of else 0 for id_ in self.ids])
         return c
 
@@ -154,7 +154,7 @@ class Formula:
         scores, out = self.scores(query, history), {*map(str, query.exclude), *left_out}
         passes = [
             i
-            for i, (id_, displayed) in enumerate(zip(self.ids, self.shown, strict=True))
+            for i, (id_, displayed) in enumerate(zip(self.ids, self.labels_json, strict=True))
             if id_ not in out
             and (query.allow is None or id_ in query.allow)
             and (query.buckets is None or displayed["bucket"] in query.buckets)

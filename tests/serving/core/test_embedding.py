@@ -171,9 +171,9 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
     retriever = of(make_bundle(labels=90, proposal=True))
     (u,) = vectors(retriever, queries=[{"features": UNIT}]).tolist()
     default = retriever.manifest.bias_removal.default
-    for asked, received in (({}, f"{default}, this release's default"), ({"bias_removal": 0.25}, "0.25")):
+    for dial, received in (({}, f"{default}, this release's default"), ({"bias_removal": 0.25}, "0.25")):
         with pytest.raises(InvalidRequestError) as raised:
-            retriever.retrieve([RetrieveQuery(features=UNIT), RetrieveQuery(vector=u, **asked)])
+            retriever.retrieve([RetrieveQuery(features=UNIT), RetrieveQuery(vector=u, **dial)])
         assert raised.value.field == "queries.1.bias_removal"
         assert raised.value.message == (
             "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's features, "
@@ -193,11 +193,11 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
 
 
 def test_embed_over_http(client: httpx.Client) -> None:
-    asked: tuple[tuple[dict[str, Any], list[list[float]]], ...] = (
+    requests: tuple[tuple[dict[str, Any], list[list[float]]], ...] = (
         ({"queries": [{"features": {"user": "north"}}, {"features": {}}]}, [[0, 1], [0, 0]]),
         ({"labels": ["c/é", 4, "a"], "release": "plane-1"}, [[0.75, 0.9], [-1, -0.5], [1, 0]]),
     )
-    for body, expected in asked:
+    for body, expected in requests:
         response = client.post("/v1/embed", json=body)
         EmbedAnswer.model_validate_json(response.content, strict=True)
         answer = response.json()

@@ -41,13 +41,13 @@ def write_answers(state: Path, name: str, answers: list[tuple[float, list[str], 
     (state / "events" / f"{name}.jsonl").write_bytes(b"".join(lines))
 
 
-def get_values(there: Releases, name: str) -> dict[str, float]:
-    bundle = there.open(name).bundle
+def get_values(exposed_releases: Releases, name: str) -> dict[str, float]:
+    bundle = exposed_releases.open(name).bundle
     return dict(zip(bundle.labels.ids.to_pylist(), bundle.priors.values_LP[:, -1].tolist(), strict=True))
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Releases:
+def exposed_releases(tmp_path: Path) -> Releases:
     """A release with the prior, without forecast and co-occurrence, and without answers so far."""
     make_bundle(labels=L, label_tower=True, popularity=True).write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="first", priors=PriorSpec(exposed="1d=-1:1"))
@@ -58,29 +58,29 @@ def there(tmp_path: Path) -> Releases:
 
 def test_exposure_decays_equally_in_one_or_two_steps() -> None:
     state, none = ExposureState(half_life=DAY), np.zeros(2, np.float32)
-    first, places_L = state.counted(none, np.array([6.0, 2.0]), 10 * DAY)
+    first, exposures_L = state.counted(none, np.array([6.0, 2.0]), 10 * DAY)
     assert (first.mean, first.until) == (4, 10 * DAY)
-    np.testing.assert_allclose(first.values(places_L), np.log([7 / 5, 3 / 5]))
-    values_L = first.values(places_L).astype(np.float32)
-    second, places_L = first.counted(values_L, np.array([0.0, 3.0]), 11 * DAY)
-    np.testing.assert_allclose(places_L, [3, 4], rtol=1e-6)
-    np.testing.assert_allclose(second.values(places_L), np.log([4 / 4.5, 5 / 4.5]), rtol=1e-6)
+    np.testing.assert_allclose(first.values(exposures_L), np.log([7 / 5, 3 / 5]))
+    values_L = first.values(exposures_L).astype(np.float32)
+    second, exposures_L = first.counted(values_L, np.array([0.0, 3.0]), 11 * DAY)
+    np.testing.assert_allclose(exposures_L, [3, 4], rtol=1e-6)
+    np.testing.assert_allclose(second.values(exposures_L), np.log([4 / 4.5, 5 / 4.5]), rtol=1e-6)
 
 
 def test_answers_become_the_prior_of_the_next_release(
-    there: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exposed_releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(get_values(there, "first").values()) == {0.0}
-    (before,) = release_json(retriever_of(there.open("first").bundle))["priors"]
+    assert set(get_values(exposed_releases, "first").values()) == {0.0}
+    (before,) = release_json(retriever_of(exposed_releases.open("first").bundle))["priors"]
     exposure = {"half_life": "24h", "until": None, "mean": 0.0}
     assert before == {"name": "exposed", "minimum": -1, "default": 0, "maximum": 1, "exposure": exposure}
-    settings = Settings(releases=there.root, state=tmp_path, answer_share=0.5)
+    settings = Settings(releases=exposed_releases.root, state=tmp_path, answer_share=0.5)
     now = time.time() - 60
     of_run = {"run": "r", "arm": "a", "unit": 1}
     write_answers(tmp_path, "one", [(now, ["item-1", "item-2"], {}), (now, ["item-1"], of_run)])
     second = refresh(settings)
 
-    bundle = there.open(second).bundle
+    bundle = exposed_releases.open(second).bundle
     assert bundle.priors.exposed is not None
     state = bundle.priors.exposed[1]
     assert state.until is not None
@@ -89,7 +89,7 @@ def test_answers_become_the_prior_of_the_next_release(
     expected = {f"item-{row}": -np.log(mean + 1) for row in range(L)}
     expected["item-1"] += np.log(1.5 * aged + 1)  # half of the answers without an experiment are events
     expected["item-2"] += np.log(aged + 1)
-    assert get_values(there, second) == pytest.approx(expected, abs=1e-6)
+    assert get_values(exposed_releases, second) == pytest.approx(expected, abs=1e-6)
     assert state.mean == pytest.approx(mean)
 
     # The same events again add nothing, and a label that the service added since then has had no place.
@@ -99,7 +99,7 @@ def test_answers_become_the_prior_of_the_next_release(
     write_answers(tmp_path, "two", [(state.until + 1e-3, ["item-2", "unknown"], {})])
     clock = SimpleNamespace(time=lambda: now + 90, gmtime=lambda: time.gmtime(now + 90), strftime=time.strftime)
     monkeypatch.setattr("longtail.serving.refresh.time", clock)
-    third = there.open(refresh(settings)).bundle
+    third = exposed_releases.open(refresh(settings)).bundle
     assert third.priors.exposed is not None
     mean = third.priors.exposed[1].mean
     assert mean == pytest.approx((2.5 * aged + 1) / (L + 1), rel=1e-3)
@@ -107,11 +107,11 @@ def test_answers_become_the_prior_of_the_next_release(
 
 
 def test_requests_weigh_exposure_as_numpy_does(
-    there: Releases, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    exposed_releases: Releases, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = time.time() - 60
     write_answers(tmp_path, "one", [(now, [f"item-{row}" for row in range(rank)], {}) for rank in range(L)])
-    bundle = there.open(refresh(Settings(releases=there.root, state=tmp_path))).bundle
+    bundle = exposed_releases.open(refresh(Settings(releases=exposed_releases.root, state=tmp_path))).bundle
     assert "LONGTAIL_ANSWER_SHARE is 0: the prior exposed knows the answers of experiments alone" in caplog.text
     added = Upsert(id="new", at=datetime(2026, 1, 2, tzinfo=UTC), features=label_features(3))
     served = retriever_of(bundle, "flat", added)
@@ -133,21 +133,21 @@ def test_requests_weigh_exposure_as_numpy_does(
         served.retrieve([RetrieveQuery.model_validate(query | {"priors": {"exposed": -1.5}})])
 
 
-def test_a_new_model_keeps_the_exposures_of_the_published_release(there: Releases, tmp_path: Path) -> None:
+def test_a_new_model_keeps_the_exposures_of_the_published_release(exposed_releases: Releases, tmp_path: Path) -> None:
     write_answers(tmp_path, "one", [(time.time() - 60, ["item-1", "item-50"], {})])
-    published = refresh(Settings(releases=there.root, state=tmp_path))
+    published = refresh(Settings(releases=exposed_releases.root, state=tmp_path))
     make_bundle(labels=40, label_tower=True).write(tmp_path / "another")
-    build(tmp_path / "another", there.root, name="another", priors=PriorSpec(exposed="7d"), spec="flat")
-    expected_ids, values = get_values(there, published), get_values(there, "another")
+    build(tmp_path / "another", exposed_releases.root, name="another", priors=PriorSpec(exposed="7d"), spec="flat")
+    published_values, values = get_values(exposed_releases, published), get_values(exposed_releases, "another")
     assert values["item-1"] - values["item-2"] == pytest.approx(
-        expected_ids["item-1"] - expected_ids["item-2"], abs=1e-5
+        published_values["item-1"] - published_values["item-2"], abs=1e-5
     )
-    (prior,) = there.open("another").bundle.priors.settings[-1:]
-    earlier = there.open(published).bundle.priors.settings[-1].exposure
+    (prior,) = exposed_releases.open("another").bundle.priors.settings[-1:]
+    earlier = exposed_releases.open(published).bundle.priors.settings[-1].exposure
     assert prior.exposure is not None
     assert earlier is not None
     assert (prior.exposure.half_life, prior.exposure.until) == (7 * DAY, earlier.until)
-    there.publish("another")
+    exposed_releases.publish("another")
 
 
 @pytest.mark.parametrize("half_life", ["7", "7d=1:2:3:4", "7d=1:-1"])

@@ -43,10 +43,10 @@ class Loads:
 
     def __init__(self, *broken: str) -> None:
         self.broken = set(broken)
-        self.asked: list[str] = []
+        self.loaded_names: list[str] = []
 
     def __call__(self, _: Releases, name: str) -> Retriever:
-        self.asked.append(name)
+        self.loaded_names.append(name)
         if name in self.broken:
             raise ValueError(f"{name}: expected sha256 aa, found bb")
         return plane_retriever(name)
@@ -79,7 +79,7 @@ def test_it_waits_for_a_first_release_and_swaps_only_on_change(tmp_path: Path, s
         point_to(tmp_path, name)
         follower.check()
         assert service.retriever().name == name
-    assert loads.asked == ["one", "two", "one"]
+    assert loads.loaded_names == ["one", "two", "one"]
     assert figure(service, "longtail_release_swaps_total") == "3.0"
     assert figure(service, 'longtail_release_info{release="one"}') == "1.0"
     assert "two" not in service.monitoring.scrape().decode()
@@ -97,9 +97,9 @@ def test_a_refused_release_is_retried_ever_less_often_and_logged_once(
     with caplog.at_level(logging.ERROR):
         for second in range(200):
             clock.now = 100.0 + second
-            before = len(loads.asked)
+            before = len(loads.loaded_names)
             follower.check()
-            attempts += [second] * (len(loads.asked) - before)
+            attempts += [second] * (len(loads.loaded_names) - before)
     assert attempts == [0, 2, 6, 14, 30, 62, 122, 182]
     assert figure(service, "longtail_release_load_failures_total") == "8.0"
     assert service.retriever().name == "good"

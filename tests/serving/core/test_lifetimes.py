@@ -92,30 +92,30 @@ def changed(retriever: Retriever) -> Retriever:
 def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Clock) -> None:
     retriever = changed(load_release(releases, spec, max_new_labels=99))
     overlay, bundle, rng = retriever.overlay, retriever.bundle, np.random.default_rng(3)
-    expected_ids = retriever.catalogue.labels_json(range(overlay.labels))
+    labels_json = retriever.catalogue.labels_json(range(overlay.labels))
     rows_LE = np.concatenate([bundle.rows(), overlay.rows.augmented_ME])
     visible = ~np.isin(np.arange(overlay.labels), overlay.masked)
     visible[overlay.base :] = overlay.rows.in_use_M
     filters = [some_filter(rng) for _ in range(4)]
-    answered_at_once, actual = set[int](), 0
+    answered_at_once, compared = set[int](), 0
     for step in range(80):
         # Mostly second by second, as caches of one second serve the next one; sometimes far, or back.
         clock.seconds += rng.choice([0, 0.4, 1, 1, 1, 30, -45])
-        lives = np.array([alive(label["display"], clock.seconds) for label in expected_ids]) & visible
+        lives = np.array([alive(label["display"], clock.seconds) for label in labels_json]) & visible
         request: dict[str, Any] = {"k": int(rng.integers(1, 30)), "cooccurrence": 0.0}
         passes = lives.copy()
         if step % 2:
             request["filter"] = filters[rng.integers(4)]
-            passes &= [meets(label["display"], request["filter"]) for label in expected_ids]
+            passes &= [meets(label["display"], request["filter"]) for label in labels_json]
         if step % 5 == 1:
             request["buckets"] = ["torso", "new"]
-            passes &= np.isin([label["bucket"] for label in expected_ids], request["buckets"])
+            passes &= np.isin([label["bucket"] for label in labels_json], request["buckets"])
         for name, chosen in (("exclude", [0, 5, 300]), ("allow", [0, 6, 200])):
             if step % 3 == 2 and (count := rng.choice(chosen)):
                 rows = rng.choice(overlay.labels, count, replace=False)
-                request[name] = [expected_ids[row]["id"] for row in rows]
-                among = np.isin([label["id"] for label in expected_ids], request[name])
-                passes &= among if name == "allow" else ~among
+                request[name] = [labels_json[row]["id"] for row in rows]
+                is_listed = np.isin([label["id"] for label in labels_json], request[name])
+                passes &= is_listed if name == "allow" else ~is_listed
         query = RetrieveQuery.model_validate({"features": {"user_id": f"u{rng.integers(20)}"}, **request})
         queries_BE = bundle.augmentation.queries(
             retriever.encoder.embed(retriever.encoder.read([query.features or {}])), 0.5
@@ -129,7 +129,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
         assert scores == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
         if spec == "flat":
             assert scores == pytest.approx(np.sort(scores_L)[::-1][: len(rows)].tolist(), abs=1e-3)
-        actual += len(rows)
+        compared += len(rows)
         assert retriever.availability["labels"] == lives.sum()
         answered_at_once.add(int(lives.sum()))
         others = [
@@ -140,7 +140,7 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
         similar = SimilarQuery.model_validate({"id": "item-3", "k": 9, "by": ["embedding", "cooccurrence"][step % 2]})
         for other in (*results_of(retriever.retrieve([query])), *results_of(retriever.similar([similar]))):
             assert lives[[retriever.catalogue.row(label["id"]) for label in other["labels"]]].all()
-    assert actual > 300
+    assert compared > 300
     assert len(answered_at_once) > 20
 
 

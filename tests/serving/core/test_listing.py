@@ -50,8 +50,8 @@ def listed(retriever: Retriever, **query: Any) -> list[tuple[str, str]]:
 
 def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
     """State by id, in the order of ids."""
-    expected_ids, changes = bundle.labels.ids.to_pylist(), replay(records)
-    states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in expected_ids}
+    ids, changes = bundle.labels.ids.to_pylist(), replay(records)
+    states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in ids}
     return dict(sorted((dict.fromkeys(changes.upserts, "added") | states).items()))
 
 

@@ -37,7 +37,7 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypat
     monkeypatch.setattr("longtail.bundle.id_rows._ALL_KEPT", 10)
     catalogue = Catalogue(make_bundle(labels=50).labels, np.zeros((50, 1), np.float32))
 
-    def asked() -> tuple[object, ...]:
+    def look_up() -> tuple[object, ...]:
         chosen, _ = catalogue.attributes.select({"title": "Title 7"}, "filter")
         return (
             catalogue.answered(np.arange(9)).json_N,
@@ -45,9 +45,9 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypat
             np.flatnonzero(chosen.mask).tolist(),
         )
 
-    before = asked()
+    before = look_up()
     catalogue.forget()
     attributes = catalogue.attributes
     assert (catalogue._json_of_row, catalogue.row_of._cache, attributes._of_labels._read) == ({}, {}, {})
     assert attributes._selected.cache_info().currsize == 0
-    assert asked() == before == (before[0], [3], [7])
+    assert look_up() == before == (before[0], [3], [7])

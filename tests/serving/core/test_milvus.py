@@ -70,10 +70,10 @@ def filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None:
         expression = searcher._expression(Filter(selection=selection))
         assert rows_that_meet(searcher, queries, expression) == set(np.flatnonzero(selection.mask)), filter_
         _, rows = searcher.search(queries, 100, [Filter(selection=selection)])
-        found = rows[0][rows[0] >= 0]
+        matched_rows = rows[0][rows[0] >= 0]
         count = np.count_nonzero(selection.mask)
-        assert len(found) == min(100, count)
-        assert selection.mask[found].all()
+        assert len(matched_rows) == min(100, count)
+        assert selection.mask[matched_rows].all()
         passed.append(count)
     assert {0, LABELS} < set(passed)
 
@@ -137,13 +137,13 @@ def test_answers_match_the_rows_of_milvus(releases: Releases) -> None:
     searcher = release.searcher
     assert isinstance(searcher, MilvusSearcher)
     record = searcher.collection.record
-    stored_rows = searcher.collection.server.ask(
+    milvus_rows = searcher.collection.server.ask(
         lambda client, seconds: client.query(
             record.name, filter="row in [0, 7, 2999]", output_fields=["label_id", "bucket", "display"], timeout=seconds
         )
     )
     served = load_release(releases, "milvus_flat")
-    for row in stored_rows:
+    for row in milvus_rows:
         label = served.label(row["label_id"])
         assert row["display"] == label["display"]
         assert ["head", "torso", "tail", "new"][row["bucket"]] == label["bucket"]

@@ -215,7 +215,7 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
     rng = np.random.default_rng(seed)
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
 
-    def seen(overlay: Overlay) -> tuple[Any, ...]:
+    def describe_overlay(overlay: Overlay) -> tuple[Any, ...]:
         scores, rows = overlay.searcher.search(queries, 30)
         in_use = rows_in_use(overlay)
         answer = {id_: overlay.added.display[row - L] for id_, row in in_use.items()}
@@ -230,11 +230,11 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
         )
 
     overlays = [overlay_of(bundle)]
-    before = [seen(overlays[0])]
+    before = [describe_overlay(overlays[0])]
     for _ in range(40):
         overlays.append(overlays[rng.integers(len(overlays))].with_changes(some_records(rng, 4)))
-        before.append(seen(overlays[-1]))
-    assert [seen(overlay) for overlay in overlays] == before
+        before.append(describe_overlay(overlays[-1]))
+    assert [describe_overlay(overlay) for overlay in overlays] == before
     lengths = [len(overlay.rows) - overlay.rows.count for overlay in overlays]
     assert 0 < max(lengths) <= 9, "retired rows go"
 

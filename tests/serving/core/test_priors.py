@@ -180,7 +180,7 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
 def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
     assert bundle.priors is not None
-    expected_ids = bundle.priors.values_LP[7]
+    priors_P = bundle.priors.values_LP[7]
     labels = [
         {"id": "fresh", "features": label_features(3), "priors": {"recent": 0.3}},
         {"id": "other", "features": label_features(4)},
@@ -188,7 +188,7 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     ]
     query_options = {"recent": 0.75, "margin": 1.0}
     query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": query_options}
-    numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(expected_ids[0]), -1.5)}
+    numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(priors_P[0]), -1.5)}
     app = create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))
     with client_of(app) as client:
 

@@ -15,7 +15,7 @@ def executable() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def shown(url: str, profile: Path) -> tuple[str, list[str]]:
+def render(url: str, profile: Path) -> tuple[str, list[str]]:
     """Return the page's document as HTML once it has drawn itself, and its console messages."""
     program = executable()
     if program is None:
@@ -25,5 +25,5 @@ def shown(url: str, profile: Path) -> tuple[str, list[str]]:
         "--disable-background-networking", "--enable-logging=stderr", "--virtual-time-budget=4000",
         f"--user-data-dir={profile}", "--dump-dom", url,
     ]  # fmt: skip
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return found.stdout, re.findall(r"CONSOLE[^\"]*\"(.*)\"", found.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return process.stdout, re.findall(r"CONSOLE[^\"]*\"(.*)\"", process.stderr)

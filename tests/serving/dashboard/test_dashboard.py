@@ -19,7 +19,7 @@ import pytest
 from longtail.serving.dashboard import csp, page
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReleaseAnswer
-from tests.serving.dashboard.browser import shown
+from tests.serving.dashboard.browser import render
 from tests.serving.monitoring.shop import Clock, answered, chosen, count_batch, count_request, open_monitoring
 
 PAGE = page().decode()
@@ -83,9 +83,9 @@ def report(tmp_path: Path) -> dict[str, Any]:
     monitoring.count("shed")
     monitoring.count_choice(chosen([0, 1], [0, 4, 8, 9]))
     clock.pass_(61)
-    found = monitoring.report() | {"request_id": "r-monitoring", "staged": None}
+    answer = monitoring.report() | {"request_id": "r-monitoring", "staged": None}
     monitoring.close()
-    return found
+    return answer
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def serving(answers: dict[str, tuple[int, Any]]) -> Iterator[str]:
 
 def text(document: str, id_: str) -> str:
     """The text of the element of an id, white space as one space; nothing of the same tag is inside it."""
-    (found,) = re.findall(rf'<(\w+)[^>]* id="{id_}"[^>]*>(.*?)</\1>', document, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", found[1])).split())
+    (element,) = re.findall(rf'<(\w+)[^>]* id="{id_}"[^>]*>(.*?)</\1>', document, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", element[1])).split())
 
 
 @pytest.mark.process
@@ -132,7 +132,7 @@ def test_page_shows_the_report(report: dict[str, Any], tmp_path: Path) -> None:
     ReleaseAnswer.model_validate_json(json.dumps(RELEASE))
     well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": RETRIEVED}).items()}) as url:
-        document, complaints = shown(url, tmp_path / "profile")
+        document, complaints = render(url, tmp_path / "profile")
     assert complaints == []
     assert [text(document, id_) for id_ in ("state", "release", "model")] == ["Ready", "r1", "shop, 12 labels"]
     assert report["verdict"]["severity"] == "act"
@@ -175,7 +175,7 @@ def test_page_shows_the_report(report: dict[str, Any], tmp_path: Path) -> None:
 def test_a_refusing_service_is_reported(status: int, error: dict[str, str], word: str, tmp_path: Path) -> None:
     refused = (status, {"error": error, "request_id": "r"})
     with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release?include=curve"), refused)) as url:
-        document, _ = shown(url, tmp_path)
+        document, _ = render(url, tmp_path)
     assert text(document, "state") == word
 
 
@@ -184,7 +184,7 @@ def test_outdated_figures_are_grey(report: dict[str, Any], tmp_path: Path) -> No
     well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     refused = (422, {"error": {"type": "invalid_request", "message": "expected k"}, "request_id": "r"})
     with serving({path: (200, body) for path, body in well.items()} | {"/v1/retrieve": refused}) as url:
-        document, _ = shown(url, tmp_path)
+        document, _ = render(url, tmp_path)
     assert "expected k" in text(document, "ask-error")
     assert re.search(r'<div id="answer"[^>]* class="old"', document)
 
@@ -213,7 +213,7 @@ def test_script_in_a_title_is_shown_as_text(report: dict[str, Any], tmp_path: Pa
     retrieved = {**RETRIEVED, "results": [{**RETRIEVED["results"][0], "labels": labels}]}
     well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": retrieved}).items()}) as url:
-        document, complaints = shown(url, tmp_path / "profile")
+        document, complaints = render(url, tmp_path / "profile")
     assert complaints == []
     assert "<title>taken" not in document
     assert "<title>1<" not in document

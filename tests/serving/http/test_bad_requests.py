@@ -15,16 +15,16 @@ from tests.serving.plane import plane_retriever, plane_settings
 Case = tuple[object, str | None, str]
 
 
-def one(**changes: object) -> dict:
+def one_query(**changes: object) -> dict:
     return {"queries": [{"features": {}, "k": 1, **changes}]}
 
 
 def in_query(field: str, message: str, **changes: object) -> Case:
-    return one(**changes), f"queries.0.{field}", message
+    return one_query(**changes), f"queries.0.{field}", message
 
 
 def in_feature(name: str, value: object, message: str, within: str = "") -> Case:
-    return one(features={name: value}), f"queries.0.features.{name}{within}", message
+    return one_query(features={name: value}), f"queries.0.features.{name}{within}", message
 
 
 def in_vector(vector: object, message: str, within: str = "") -> Case:
@@ -134,7 +134,11 @@ INVALID: dict[str, Case] = {
         explore={"new": 1},
     ),
     "no features": ({"queries": [{"k": 1}]}, "queries.0", "expected either features or vector, received neither"),
-    "features and a vector": (one(vector=[0, 1]), "queries.0", "expected either features or vector, received both"),
+    "features and a vector": (
+        one_query(vector=[0, 1]),
+        "queries.0",
+        "expected either features or vector, received both",
+    ),
     "long vector": in_vector([0.5] * 3, "expected the 2 numbers of a vector of this release, received 3"),
     "string in a vector": in_vector([0, "1"], 'expected a valid number, received "1"', ".1"),
     "vector beyond float32": in_vector(
@@ -271,17 +275,17 @@ def test_nested_values_are_refused_by_their_type(client: httpx.Client, depth: in
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", None])
 def test_other_content_types(client: httpx.Client, content_type: str | None) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
-    response = client.post("/v1/retrieve", content=json.dumps(one()).encode(), headers=headers)
+    response = client.post("/v1/retrieve", content=json.dumps(one_query()).encode(), headers=headers)
     error = check(response, 415, "unsupported_content_type")
     assert error["message"] == f"expected Content-Type application/json, received {content_type or 'none'}"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "xchunked", "identity, gzip"])
 def test_other_content_encodings(client: httpx.Client, encoding: str) -> None:
-    response = client.post("/v1/retrieve", json=one(), headers={"content-encoding": encoding})
+    response = client.post("/v1/retrieve", json=one_query(), headers={"content-encoding": encoding})
     error = check(response, 415, "unsupported_content_type")
     assert error["message"] == f"expected a body without Content-Encoding, received {encoding}"
-    assert client.post("/v1/retrieve", json=one(), headers={"content-encoding": "identity"}).status_code == 200
+    assert client.post("/v1/retrieve", json=one_query(), headers={"content-encoding": "identity"}).status_code == 200
 
 
 def test_a_body_announced_too_long(client: httpx.Client) -> None:

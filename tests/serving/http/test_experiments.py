@@ -38,11 +38,11 @@ share = {1 - control}
 def say(app: Starlette, tmp_path: Path) -> Say:
     """Write experiments.toml and have it read."""
 
-    def said(content: str | None = None, **options: Any) -> None:
+    def write_experiments(content: str | None = None, **options: Any) -> None:
         (tmp_path / "experiments.toml").write_text(two(**options) if content is None else content)
         app.state.follower.experiments.check()
 
-    return said
+    return write_experiments
 
 
 def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **request: Any) -> Any:

@@ -48,8 +48,8 @@ def name_of(app: Starlette, answer_id: str) -> str:
 def recorded_events(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     """Events, in the order of their times."""
     with open_events(releases / ".state/events") as connection:
-        found = connection.sql("SELECT * FROM events WHERE kind = ? ORDER BY time", params=[kind])
-        rows: list[dict[str, Any]] = found.to_arrow_table().to_pylist()
+        relation = connection.sql("SELECT * FROM events WHERE kind = ? ORDER BY time", params=[kind])
+        rows: list[dict[str, Any]] = relation.to_arrow_table().to_pylist()
     return rows
 
 
@@ -87,8 +87,8 @@ def test_an_event_describes_its_answer(
         (id_,) = ids_of(client, EAST)
     record = read_answer_id(id_, app.state.service.keys.secrets, 0)
     assert record.restricted, "too many labels have come or ended by their lifetimes"
-    found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
-    assert {of: (item["positives"], item["hits"]) for of, item in found.items() if item["positives"]} == {
+    recall = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
+    assert {of: (item["positives"], item["hits"]) for of, item in recall.items() if item["positives"]} == {
         "tail": (3, 2), "all": (3, 2)
     }  # fmt: skip
     assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
@@ -141,12 +141,12 @@ def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) 
 
 
 def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
-    sentence = []
+    propensities_of_answers = []
     for _ in range(8):
         (result,) = retrieve(client, queries=[{**EAST, "explore": {"tail": 1}}]).json()["results"]
-        sentence.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
-        say(client, {"answer_id": result["answer_id"], "labels": list(sentence[-1])})
-    for labels, event in zip(sentence, recorded_events(tmp_path), strict=True):
+        propensities_of_answers.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
+        say(client, {"answer_id": result["answer_id"], "labels": list(propensities_of_answers[-1])})
+    for labels, event in zip(propensities_of_answers, recorded_events(tmp_path), strict=True):
         assert dict(zip(event["labels"], event["propensities"], strict=True)) == pytest.approx(labels, rel=1e-3)
         assert sum(propensity < 1 for propensity in event["propensities"]) == 1
 
@@ -213,11 +213,11 @@ def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pyt
         today = ids_of(single)[0]
         for client in (other, single):
             say(client, {"answer_id": yesterday, "labels": ["b"]}, {"answer_id": today, "labels": ["b"]})
-        assert [window["hits"] for window in (found(client)["all"] for client in (single, other))] == [5, 5]
+        assert [window["hits"] for window in (read_recall(client)["all"] for client in (single, other))] == [5, 5]
     assert len(recorded_events(tmp_path)) == 5
 
 
-def found(client: httpx.Client) -> dict[str, Any]:
+def read_recall(client: httpx.Client) -> dict[str, Any]:
     recall: dict[str, Any] = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
     return recall
 
@@ -235,16 +235,16 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
     events = {event["answer"]: event for event in recorded_events(tmp_path, "answer")}
     assert len(events) == 5 * share
     if events:
-        sentence = events[name_of(app, first)]
-        assert (sentence["labels"], sentence["positions"], sentence["buckets"]) == (
+        event = events[name_of(app, first)]
+        assert (event["labels"], event["positions"], event["buckets"]) == (
             ["a", "c/é", "b"],
             [0, 1, 2],
             [0, 2, 1],
         )
-        assert (sentence["features"], sentence["bias_removal"], sentence["restricted"]) == ('{"user":"east"}', 0, False)
+        assert (event["features"], event["bias_removal"], event["restricted"]) == ('{"user":"east"}', 0, False)
         assert [events[name_of(app, item)]["features"] for item in (long, near)] == [None, None]
         query = {name: value for name, value in EAST.items() if name != "features"}
-        assert json.loads(sentence["options"]) == query
+        assert json.loads(event["options"]) == query
         assert json.loads(events[name_of(app, set_)]["options"]) == query | options | {"candidates": 100}
         assert events[name_of(app, near)]["options"] is None
 
@@ -278,10 +278,10 @@ def test_events_that_no_disk_takes_are_refused_and_not_counted(
         patched.setattr(Segment, "write", full)
         message = refused(say(client, event, status=503), 503, "storage", None)
     assert message == "the events could not be written to the disk; send them again later"
-    assert found(client)["all"]["positives"] == 0
+    assert read_recall(client)["all"]["positives"] == 0
     trouble = {"signal": "records", "severity": "act"}
     assert trouble.items() <= client.get("/v1/monitoring").json()["verdict"]["findings"][0].items()
     say(client, event)
     assert "records" not in {of["signal"] for of in client.get("/v1/monitoring").json()["verdict"]["findings"]}
     app.state.service.monitoring._report = None
-    assert found(client)["all"]["positives"] == 1
+    assert read_recall(client)["all"]["positives"] == 1

@@ -77,15 +77,15 @@ def test_an_unreadable_label_log_is_reported_until_readable(
     follower = ReleaseFollower(tmp_path, service, load=Loads())
     follower.start()
 
-    def told() -> set[str]:
+    def signals() -> set[str]:
         return {actual["signal"] for actual in client.get("/v1/monitoring").json()["verdict"]["findings"]}
 
     try:
         stored.rename(written)
         stored.write_bytes(b"\0" * 200)
-        until(lambda: "label_log" in told(), "the verdict to say that they cannot be read")
+        until(lambda: "label_log" in signals(), "the verdict to say that they cannot be read")
         written.replace(stored)
-        until(lambda: "label_log" not in told(), "the verdict to say no more of it")
+        until(lambda: "label_log" not in signals(), "the verdict to say no more of it")
     finally:
         follower.stop()
 

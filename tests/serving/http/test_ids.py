@@ -10,7 +10,7 @@ import pytest
 from longtail.serving.http.middleware import random_bits
 
 
-def made(count: int = 2000) -> list[str]:
+def create_ids(count: int = 2000) -> list[str]:
     return [f"{random_bits(128):032x}" for _ in range(count)]
 
 
@@ -20,7 +20,7 @@ def of_a_fork() -> list[str]:
     child = os.fork()
     if not child:
         with os.fdopen(theirs, "w") as out:
-            out.write("\n".join(made()))
+            out.write("\n".join(create_ids()))
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours) as content:
@@ -33,8 +33,8 @@ def of_a_fork() -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.process
 def test_request_ids_are_unique() -> None:
-    ids = [id_ for _ in range(4) for id_ in (*of_a_fork(), *made(1))]
+    ids = [id_ for _ in range(4) for id_ in (*of_a_fork(), *create_ids(1))]
     with ThreadPoolExecutor(8) as threads:
-        ids += [id_ for of_thread in threads.map(made, [2000] * 8) for id_ in of_thread]
+        ids += [id_ for of_thread in threads.map(create_ids, [2000] * 8) for id_ in of_thread]
     assert len(ids) == len(set(ids)) == 12 * 2000 + 4
     assert all(len(id_) == 32 and set(id_) <= set("0123456789abcdef") for id_ in ids)

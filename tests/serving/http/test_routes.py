@@ -205,11 +205,11 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
             ("/v1/retrieve", "queries", [4, 3, 1], [4, 4, 1]),
         ):
             bodies = ({"queries": [{**EAST, "k": k} for k in ks]} for ks in (most, beyond))
-            selected_rows, turned_away = (client.post(path, json=body) for body in bodies)
-            assert selected_rows.status_code == 200
+            accepted, turned_away = (client.post(path, json=body) for body in bodies)
+            assert accepted.status_code == 200
             assert refused(turned_away, 422, "invalid_request", field) == message
-        for apart in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": 0.5, "pool": 5}):
-            of_pool = {"queries": [{**EAST, "k": 4}, {**EAST, "k": 4, **apart}]}
+        for diversity in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": 0.5, "pool": 5}):
+            of_pool = {"queries": [{**EAST, "k": 4}, {**EAST, "k": 4, **diversity}]}
             counted = message.replace("k summed", "k, of max_per and mmr their pool, summed")
             assert refused(client.post("/v1/retrieve", json=of_pool), 422, "invalid_request", "queries") == counted
         assert client.post("/v1/similar", json={"ids": ["a", "b"], "k": 4}).status_code == 200

@@ -160,8 +160,8 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
                 event = {"answer_id": answer.json()["results"][0]["answer_id"], "labels": [id_]}
                 assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
                 path = "/v1/labels/" + "".join(f"%{byte:02x}" for byte in id_.encode())
-                assert asked(service, "GET", path) == (200, id_)
-                assert asked(service, "DELETE", path)[0] == 200
+                assert request_path(service, "GET", path) == (200, id_)
+                assert request_path(service, "DELETE", path)[0] == 200
             for path in (
                 "/docs/assets/..%2f..%2fsecret",
                 "/docs/assets/%00",
@@ -170,7 +170,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
                 "/.state/labels.sqlite",
                 "/CURRENT",
             ):
-                assert asked(service, "GET", path) == (404, None)
+                assert request_path(service, "GET", path) == (404, None)
             assert client.get("/v1/monitoring").status_code == 200
         assert service.terminate() == 0
     new = {path for path in files_below(tmp_path) - before if path.parts[0] != "state"}
@@ -183,7 +183,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     assert [name for name in names if not re.fullmatch(expected_ids, name)] == []
 
 
-def asked(service: ServerProcess, method: str, path: str) -> tuple[int, str | None]:
+def request_path(service: ServerProcess, method: str, path: str) -> tuple[int, str | None]:
     """Status and id of an answer; the path goes over the wire as it is."""
     connection = HTTPConnection("127.0.0.1", int(service.url.rsplit(":", 1)[1]), timeout=20)
     with closing(connection):
