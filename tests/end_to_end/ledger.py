@@ -70,8 +70,8 @@ def ask(client: httpx.Client, method: str, path: str, body: object = None) -> di
     if response.status_code in _BUSY:
         raise UnansweredError(path)
     assert response.status_code == 200, f"{method} {path}: {response.status_code} {response.text}"
-    actual: dict[str, Any] = response.json()
-    return actual
+    content: dict[str, Any] = response.json()
+    return content
 
 
 def answered_ids(client: httpx.Client, ids: list[str]) -> dict[str, AnsweredLabel]:
@@ -80,11 +80,11 @@ def answered_ids(client: httpx.Client, ids: list[str]) -> dict[str, AnsweredLabe
     queries = [query | {"priors": {PRIOR: weight}} for weight in (0, 1)]
     plain, weighed = ask(client, "POST", "/v1/retrieve", {"queries": queries, "preview": True})["results"]
     scores = {label["id"]: label["score"] for label in weighed["labels"]}
-    actual = {label["id"]: label for label in plain["labels"]}
-    vectors = ask(client, "POST", "/v1/embed", {"labels": list(actual)})["vectors"] if actual else []
+    labels_by_id = {label["id"]: label for label in plain["labels"]}
+    vectors = ask(client, "POST", "/v1/embed", {"labels": list(labels_by_id)})["vectors"] if labels_by_id else []
     return {
         id_: AnsweredLabel(label["display"]["title"], np.array(vector_D, np.float32), scores[id_] - label["score"])
-        for (id_, label), vector_D in zip(actual.items(), vectors, strict=True)
+        for (id_, label), vector_D in zip(labels_by_id.items(), vectors, strict=True)
     }
 
 

@@ -127,13 +127,13 @@ def test_batch_answers_equal_the_service(shop: Path, tmp_path: Path) -> None:
         added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})
         assert added.status_code == 200, added.text
         assert http.delete("/v1/labels/i2").status_code == 200
-        actual = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
+        results = http.post("/v1/retrieve", json={"queries": [json_of(row) for row in rows.to_pylist()]}).json()[
             "results"
         ]
         assert longtail("serving", *command(shop, tmp_path / "out")).strip() == str(tmp_path / "out")
     table = answers(tmp_path / "out")
-    assert table["labels"].to_pylist() == [[label["id"] for label in result["labels"]] for result in actual]
-    scores = [[label["score"] for label in result["labels"]] for result in actual]
+    assert table["labels"].to_pylist() == [[label["id"] for label in result["labels"]] for result in results]
+    scores = [[label["score"] for label in result["labels"]] for result in results]
     np.testing.assert_allclose(np.array(table["scores"].to_pylist()), scores, atol=1e-5)
     assert table.column_names == ["user_id", "joined", "segment", "labels", "scores"]
     assert table.select(["user_id", "segment"]).equals(rows.select(["user_id", "segment"]))
@@ -297,7 +297,7 @@ def test_training_table_is_read_as_in_training(tmp_path: Path) -> None:
     pq.write_table(pa.table(users | {"paid": users["rate"]}), tmp_path / "asked.parquet")
     answer(tmp_path / "releases", tmp_path / "asked.parquet", tmp_path / "out", TableOptions({"k": 5}))
     with served(tmp_path) as client:
-        actual = answers(tmp_path / "out").to_pylist()
+        answered = answers(tmp_path / "out").to_pylist()
         for user in range(0, USERS, 7):
             features = {
                 "user_id": user,
@@ -311,8 +311,8 @@ def test_training_table_is_read_as_in_training(tmp_path: Path) -> None:
             }
             queries = {"queries": [{"k": 5, "features": features}]}
             expected = client.post("/v1/retrieve", json=queries).json()["results"][0]["labels"]
-            assert actual[user]["labels"] == [label["id"] for label in expected]
-            assert actual[user]["scores"] == within_rounding([label["score"] for label in expected])
+            assert answered[user]["labels"] == [label["id"] for label in expected]
+            assert answered[user]["scores"] == within_rounding([label["score"] for label in expected])
     rows = pa.table(users | {"paid": users["rate"]}).to_pylist()
     for row in rows:
         row["premium"] = None if row["premium"] is None else str(row["premium"])
@@ -322,7 +322,7 @@ def test_training_table_is_read_as_in_training(tmp_path: Path) -> None:
     for name in ("asked.csv.gz", "asked.tsv"):
         answer(tmp_path / "releases", tmp_path / name, tmp_path / name[6:], TableOptions({"k": 5}))
         assert answers(tmp_path / name[6:]).select(["labels", "scores"]).to_pylist() == [
-            {name: row[name] for name in ("labels", "scores")} for row in actual
+            {name: row[name] for name in ("labels", "scores")} for row in answered
         ], name
 
 
@@ -369,9 +369,9 @@ def test_all_table_formats_get_equal_answers(shop: Path, tmp_path: Path, monkeyp
         for share in (1, 0):
             answer(shop / "releases", source, out, table_options, share=(share, 2))
         assert answers(out).column_names == [*keep, "labels", "scores"]
-        actual = answers(out)
-        assert actual.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), source
-        scores = [pc.list_flatten(table["scores"]).to_numpy() for table in (actual, expected)]
+        answered = answers(out)
+        assert answered.select(["user_id", "labels"]).equals(expected.select(["user_id", "labels"])), source
+        scores = [pc.list_flatten(table["scores"]).to_numpy() for table in (answered, expected)]
         np.testing.assert_allclose(*scores, rtol=1e-5, atol=2e-6)  # other batches round otherwise
         assert answers(out)["segment"].to_pylist() == [i // 20 for i in range(USERS)]
 

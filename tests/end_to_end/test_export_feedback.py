@@ -29,8 +29,8 @@ FEATURES = {"user_id": "u1", "history": ["item-1", 2]}
 
 
 def find_label(result: Result, label: str) -> tuple[int, float]:
-    (actual,) = [(i, answered.propensity) for i, answered in enumerate(result.labels) if answered.id == label]
-    return actual[0], pytest.approx(actual[1], rel=1e-3)  # type: ignore[return-value]
+    (match,) = [(i, answered.propensity) for i, answered in enumerate(result.labels) if answered.id == label]
+    return match[0], pytest.approx(match[1], rel=1e-3)  # type: ignore[return-value]
 
 
 def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             query = Query(FEATURES, k=6, bias_removal=0.25, explore={"new": 2})
 
             def has_new() -> bool:
-                (actual,) = client.retrieve(query, preview=True).results
-                return actual.exploration is not None and actual.exploration["slots"] == {"new": 2}
+                (result,) = client.retrieve(query, preview=True).results
+                return result.exploration is not None and result.exploration["slots"] == {"new": 2}
 
             until(lambda: all(has_new() for _ in range(8)), "every worker to have the new labels")
             first, second = client.retrieve([query, query]).results
@@ -149,8 +149,8 @@ def test_full_disk_refuses_feedback_only(tmp_path: Path) -> None:
             assert refusal("after") is None
             assert process.terminate() == 0
         export(releases, disk / "events", tmp_path / "out.parquet", window=(0, time.time() + 1))
-        actual = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
-        assert sorted(actual) == sorted(acknowledged)
+        exported_labels = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
+        assert sorted(exported_labels) == sorted(acknowledged)
         assert "after" in acknowledged
         assert len(acknowledged) > 5
     finally:

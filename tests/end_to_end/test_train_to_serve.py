@@ -240,13 +240,13 @@ def test_http_scores_are_the_trained_models_row_by_row(shop: TrainedShop, bias_r
     expected_BL = queries_BD @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
     expected_BL += bias_removal * labels.log_pn + labels.bias
 
-    actual = shop.scores(*(shop.request(int(row)) for row in rows), bias_removal=bias_removal)
+    scores_B = shop.scores(*(shop.request(int(row)) for row in rows), bias_removal=bias_removal)
 
-    for scores, expected_L in zip(actual, expected_BL, strict=True):
+    for scores, expected_L in zip(scores_B, expected_BL, strict=True):
         expected_scores = dict(zip(labels.ids.to_pylist(), expected_L.tolist(), strict=True))
         assert scores == pytest.approx(expected_scores, rel=1e-4, abs=1e-4)
         assert list(scores) == sorted(scores, key=lambda id_: -scores[id_])
-    assert len({tuple(scores.values()) for scores in actual}) == len(actual), "features tell queries apart"
+    assert len({tuple(scores.values()) for scores in scores_B}) == len(scores_B), "features tell queries apart"
 
 
 def test_missing_features_are_the_unknown_of_training(shop: TrainedShop) -> None:
@@ -281,11 +281,11 @@ def test_added_label_has_the_score_of_the_model(shop: TrainedShop) -> None:
     query_D = np.asarray(shop.model.embed_queries(shop.encoding.query.query_inputs(np.int32([7]))))[0]
 
     shop.change("POST", "/v1/labels", json={"labels": new})
-    (actual,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])
+    (scores_by_id,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])
 
     expected = labels_CD @ query_D / shop.bundle.manifest.temperature
     differences = {
-        id_: actual[id_] - score for id_, score in zip((label["id"] for label in new), expected, strict=True)
+        id_: scores_by_id[id_] - score for id_, score in zip((label["id"] for label in new), expected, strict=True)
     }
     assert max(differences.values()) - min(differences.values()) < 1e-4, "but for the bias of a label without pairs"
     for label in new:

@@ -76,13 +76,13 @@ def free_port() -> int:
 
 def children(parent: int) -> dict[int, bytes]:
     """Command lines of the living children of a process, by id."""
-    actual: dict[int, bytes] = {}
+    commands: dict[int, bytes] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
             state, of, *_ = (path / "stat").read_text().rpartition(")")[2].split()
             if int(of) == parent and state != "Z":
-                actual[int(path.name)] = (path / "cmdline").read_bytes()
-    return actual
+                commands[int(path.name)] = (path / "cmdline").read_bytes()
+    return commands
 
 
 def environment_of(settings: Mapping[str, object]) -> dict[str, str]:

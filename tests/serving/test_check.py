@@ -44,9 +44,9 @@ def test_check_describes_a_servable_release(
     ]  # fmt: skip
     assert lines[1] == "model: synthetic, 60 labels, d = 8, cosine"
     for line in lines[2:5]:
-        actual = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail, (\d+) new", line)
-        assert actual is not None
-        assert sum(map(int, actual.groups())) == 20
+        match = re.fullmatch(r"answers at λ = \S+: 20 labels, (\d+) head, (\d+) torso, (\d+) tail, (\d+) new", line)
+        assert match is not None
+        assert sum(map(int, match.groups())) == 20
     shares = [float(share) for share in re.findall(r"([\d.]+)%", lines[-1])]
     assert sum(shares) == pytest.approx(100, abs=0.2)
 

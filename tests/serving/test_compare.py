@@ -74,8 +74,8 @@ def ever_left_out(hits: np.ndarray, answers: np.ndarray, truth: float = 0.0) -> 
     ("click", "spread"), [(0.02, 1.0), (0.3, 0.0), (0.3, 1.0)], ids=["rare clicks", "users alike", "users differ"]
 )
 def test_the_truth_is_inside_at_every_look(click: float, spread: float) -> None:
-    actual = looks(EXPERIMENTS, units=300, looks=60, click=click, spread=spread, lift=0.0, seed=1)
-    sequence, fixed = ever_left_out(*actual)
+    runs = looks(EXPERIMENTS, units=300, looks=60, click=click, spread=spread, lift=0.0, seed=1)
+    sequence, fixed = ever_left_out(*runs)
     print(f"click {click}, spread {spread}: left out at some look {sequence:.3f}, of fixed size {fixed:.3f}")
     # Three standard errors of a share of 5 %.
     assert sequence <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
@@ -92,9 +92,9 @@ def test_the_bounds_by_hand() -> None:
     assert (arm.value, arm.variance) == (0.2, 2)
     reach = math.sqrt(2 * 66 * math.log(math.sqrt(66 / 64) / 0.05 + 1))
     assert boundary(2) == pytest.approx(reach)
-    actual = rate_interval(arm, highest=1.0)
-    assert actual is not None
-    assert actual == {"value": 0.2, "low": 0.0, "high": pytest.approx(min(1.0, 0.2 + reach / 20)), "real": False}
+    interval = rate_interval(arm, highest=1.0)
+    assert interval is not None
+    assert interval == {"value": 0.2, "low": 0.0, "high": pytest.approx(min(1.0, 0.2 + reach / 20)), "real": False}
     # p̂₀ = 0.05, V₀ = 0.25 + 2.25 + 1; N₁ = 20 and N₀ = 40 weigh V₁ by (2/3)² and V₀ by (1/3)², H = 40/3.
     assert control.variance == pytest.approx(3.5)
     difference = difference_interval(arm, control)

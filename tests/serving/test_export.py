@@ -124,8 +124,8 @@ def test_a_row_by_hand(releases: Path) -> None:
     )  # fmt: skip
     (x, y, z), message = exported(releases, label_id="item")
     assert message[0] == "3 labels chosen"
-    sentence = ("item", "user", "feature_weight", "weight", "propensity", "debiased_weight", "position", "source")
-    assert [tuple(row[name] for name in sentence) for row in (x, y, z)] == [
+    columns = ("item", "user", "feature_weight", "weight", "propensity", "debiased_weight", "position", "source")
+    assert [tuple(row[name] for name in columns) for row in (x, y, z)] == [
         ("x", "7", 2, 3, 0.25, 12, 4, "answer"), ("y", "7", 2, 3, 1, 3, None, "answer"),
         ("z", "8", None, 1, 1, 1, None, "organic"),
     ]  # fmt: skip

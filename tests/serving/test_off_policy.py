@@ -186,7 +186,7 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
     expected_recall = {name: [recall_of(at, bucket) for at in (0.0, *LAMBDAS)]
                        for name, bucket in (("head", 0), ("torso", 1), ("tail", 2), ("all", None))}  # fmt: skip
     missed_recall = dict.fromkeys(expected_recall, 0)
-    log, missed, fixed, sentence = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
+    log, missed, fixed, verdicts = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
     local, truths, alone = truth(0.0), [truth(at) for at in LAMBDAS], [share_covered(at) for at in LAMBDAS]
     assert alone[:2] == [1.0, 1.0]
     assert alone[2] < 0.9
@@ -211,16 +211,16 @@ def test_intervals_cover_the_truth_at_every_look_or_report_missing_support() -> 
         missed += outside
         missed_recall = {name: count + outside_recall[name] for name, count in missed_recall.items()}
         fixed += outside_once
-        sentence.append([setting["says"] for setting in settings])
+        verdicts.append([setting["says"] for setting in settings])
     print("recall", {name: count / EXPERIMENTS for name, count in missed_recall.items()})
     print(
         f"left out at some look {missed / EXPERIMENTS:.3f}, of fixed size {fixed / EXPERIMENTS:.3f}; last "
-        f"{sentence[-1]}"
+        f"{verdicts[-1]}"
     )
     assert max(missed, *missed_recall.values()) / EXPERIMENTS <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
     assert fixed / EXPERIMENTS > 0.2, "an interval of fixed size is no use here"
-    assert {says[2] for says in sentence} <= {"cannot tell", "better"}
-    assert sum(says[2] == "cannot tell" for says in sentence) > EXPERIMENTS / 2
+    assert {says[2] for says in verdicts} <= {"cannot tell", "better"}
+    assert sum(says[2] == "cannot tell" for says in verdicts) > EXPERIMENTS / 2
 
 
 def test_table_of_the_guide_equals_the_command() -> None:
@@ -233,11 +233,11 @@ def test_table_of_the_guide_equals_the_command() -> None:
 def test_estimates_by_hand() -> None:
     # Two units of 2 and 3 answers: 4 · 1 and 1 + 0 over 5 answers.
     coefficients, chosen, unit = np.array([4.0, 4.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
-    actual = estimate(coefficients, chosen, unit, np.array([2.0, 3.0]), alpha=0.1)
-    assert actual is not None
+    interval = estimate(coefficients, chosen, unit, np.array([2.0, 3.0]), alpha=0.1)
+    assert interval is not None
     # By unit 4 − 2 and 1 − 3 make V = 8; two of three labels that count were chosen, so that V is at least 2/3 · 33.
     reach = math.sqrt(11) * boundary(22 / 11, 0.1) / 5
-    assert actual == {"value": 1.0, "low": pytest.approx(1 - reach), "high": pytest.approx(1 + reach)}
+    assert interval == {"value": 1.0, "low": pytest.approx(1 - reach), "high": pytest.approx(1 + reach)}
     nothing = np.zeros(2)
     unknown = {"value": 0, "low": -math.inf, "high": math.inf}
     assert estimate(nothing, nothing, np.zeros(2, np.int64), np.ones(1)) == unknown
@@ -316,12 +316,14 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
         answers_U=np.tile(log.answers_U, 100), exposures_GB=100 * log.exposures_GB, open_G=100 * log.open_G,
     )  # fmt: skip
     # The slot of north's that is not covered may bring one choice more; own λ and two others share the 5 %, twice.
-    actual = estimate(many.held_GS[2] / many.propensities_S, many.chosen_S, many.unit_S, many.answers_U, alpha=0.05 / 6)
-    assert actual is not None
+    interval = estimate(
+        many.held_GS[2] / many.propensities_S, many.chosen_S, many.unit_S, many.answers_U, alpha=0.05 / 6
+    )
+    assert interval is not None
     own_many, _, many_other = estimate_settings(many)
-    assert many_other["chosen_per_answer"]["low"] == pytest.approx(actual["low"])
-    assert many_other["chosen_per_answer"]["high"] == pytest.approx(actual["high"] + 1 / 3)
-    assert own_many["chosen_per_answer"]["high"] == pytest.approx(actual["high"])
+    assert many_other["chosen_per_answer"]["low"] == pytest.approx(interval["low"])
+    assert many_other["chosen_per_answer"]["high"] == pytest.approx(interval["high"] + 1 / 3)
+    assert own_many["chosen_per_answer"]["high"] == pytest.approx(interval["high"])
     bought = read_log(plane_retriever(), folder, WINDOW, [2.0], event="purchase", unit="user")
     assert (bought.chosen_S.tolist(), bought.answers_U.tolist()) == ([0, 1, 0, 0, 0, 0], [2, 1])
     report = {
@@ -418,9 +420,9 @@ def test_outdated_answers_are_skipped(releases: Path, tmp_path: Path) -> None:
     assert report()["answers"] == 3
     store.append([Hide(id="item-1", at=datetime.fromtimestamp(NOON + 14, UTC))])
     store.append([Restore(id="item-1", at=datetime.fromtimestamp(NOON + 15, UTC))])
-    actual = report()
+    explored = report()
     store.close()
-    assert (actual["answers"], actual["left_out"]) == (2, {"from before the newest label change": 1, CHANGED: 1})
+    assert (explored["answers"], explored["left_out"]) == (2, {"from before the newest label change": 1, CHANGED: 1})
 
 
 def test_log_without_usable_answers_is_an_error(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ def test_answers_equal_the_exact_softmax(random_case: Case) -> None:
                 ({"exclude_history": bundle.remembered is not None}, [q for q in all_queries if not chose[q]]),
             ]:
                 by = str(rng.choice(["log_p", "choices"]))
-                asked = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
-                (answer,) = find_known_queries(random_case.retriever, [QueriesFor.model_validate(asked | options)])
+                request = {"id": label, "k": 10, "by": by, "bias_removal": bias_removal, "exclude_history": False}
+                (answer,) = find_known_queries(random_case.retriever, [QueriesFor.model_validate(request | options)])
                 expected = log_p_QL[:, row] + (np.log(random_case.choices_Q + 0.5) if by == "choices" else 0)
                 best = sorted(eligible, key=lambda query: -expected[query])[:10]
                 assert [query["id"] for query in answer["queries"]] == [f"u{query}" for query in best]
@@ -343,9 +343,9 @@ def test_a_release_carries_its_index_of_queries(tmp_path: Path) -> None:
     )
     after = load_release(releases, "two")
     for label, excluded in (("item-14", True), ("item-4", False)):
-        asked = {"id": label, "k": USERS, "exclude_history": excluded}
+        request = {"id": label, "k": USERS, "exclude_history": excluded}
         before, now = (
-            {query["id"] for query in find_known_queries(retriever, [QueriesFor.model_validate(asked)])[0]["queries"]}
+            {query["id"] for query in find_known_queries(retriever, [QueriesFor.model_validate(request)])[0]["queries"]}
             for retriever in (case.retriever, after)
         )
         assert before - now == {"u1"}

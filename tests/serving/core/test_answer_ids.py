@@ -56,25 +56,25 @@ def test_signed_ids_are_read_back(
         KEY, NOW, name, (0.3, -0.25, 0.75, *priors), labels,
         arm=arm, restricted=restricted, propensities_K=propensities,
     )  # fmt: skip
-    actual = read(text)
-    assert (actual.release, actual.at) == (name.decode(), int(NOW))
-    assert (actual.bias_removal, actual.popularity, actual.cooccurrence) == (pytest.approx(0.3), -0.25, 0.75)
-    assert list(actual.priors) == priors
-    assert (actual.restricted, actual.name) == (restricted, answer)
-    assert actual.arm == (arm if in_arm and counted else None)
-    for i, position in enumerate(actual.positions(labels[:100])):
+    record = read(text)
+    assert (record.release, record.at) == (name.decode(), int(NOW))
+    assert (record.bias_removal, record.popularity, record.cooccurrence) == (pytest.approx(0.3), -0.25, 0.75)
+    assert list(record.priors) == priors
+    assert (record.restricted, record.name) == (restricted, answer)
+    assert record.arm == (arm if in_arm and counted else None)
+    for i, position in enumerate(record.positions(labels[:100])):
         assert position is not None
         assert position <= i  # of two labels of one code it is the first
     stored = {i: propensity for i, propensity in enumerate(propensities.tolist()) if propensity < 1}
     later = [i for i in stored if i >= 100]
     stored = {i: stored[i] for i in stored if i not in later[100:]}
-    assert actual.propensities == pytest.approx(stored, rel=1e-3)
+    assert record.propensities == pytest.approx(stored, rel=1e-3)
 
 
 def test_answer_ids_hold_the_first_hundred_labels() -> None:
-    actual = read(sign([str(id_) for id_ in range(300)]))
-    assert len(actual.codes) == 100
-    assert actual.positions(["99", "5"]) == [99, 5]
+    record = read(sign([str(id_) for id_ in range(300)]))
+    assert len(record.codes) == 100
+    assert record.positions(["99", "5"]) == [99, 5]
 
 
 def test_drawn_labels_after_the_hundredth_keep_position_and_propensity() -> None:
@@ -82,10 +82,10 @@ def test_drawn_labels_after_the_hundredth_keep_position_and_propensity() -> None
     labels, propensities = [str(id_) for id_ in range(1000)], np.ones(1000, np.float32)
     propensities[[7, 150, 999]] = 0.5, 0.25, 0.01
     text, _ = sign_answer(KEY, NOW, b"r", (1, 0, 0), labels, propensities_K=propensities)
-    actual = read(text)
+    record = read(text)
 
-    assert actual.positions(["7", "150", "151", "999"]) == [7, 150, None, 999]
-    assert actual.propensities == pytest.approx({7: 0.5, 150: 0.25, 999: 0.01}, rel=1e-3)
+    assert record.positions(["7", "150", "151", "999"]) == [7, 150, None, 999]
+    assert record.propensities == pytest.approx({7: 0.5, 150: 0.25, 999: 0.01}, rel=1e-3)
     every, _ = sign_answer(KEY, NOW, b"r" * 255, (1, 0, 0), labels, propensities_K=np.full(1000, 0.5, np.float32))
     assert len(every) <= LONGEST_ANSWER_ID
     assert read(every).positions(["0", "199", "200"]) == [0, 199, None]
@@ -96,8 +96,8 @@ def test_a_label_not_answered_passes_for_one_of_k_with_k_in_65536(form: str) -> 
     k, answers, others = 20, 1000, [form.format(id_) for id_ in range(100, 300)]
     hits = 0
     for _ in range(answers):
-        actual = read(sign([str(id_) for id_ in range(k)]))
-        hits += sum(position is not None for position in actual.positions(others))
+        record = read(sign([str(id_) for id_ in range(k)]))
+        hits += sum(position is not None for position in record.positions(others))
     expected = answers * len(others) * k / 65_536
     assert abs(hits - expected) < 4 * sqrt(expected)
 

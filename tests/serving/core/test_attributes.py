@@ -71,8 +71,8 @@ def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) 
 @pytest.mark.parametrize("labels", [0, 3])
 def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
     numbers = NumberColumn(pa.chunked_array([pa.nulls(labels, type_)], type_))
-    for actual in (numbers.present, numbers.having([0]), numbers.compare("le", 1)):
-        assert actual.tolist() == [False] * labels
+    for mask in (numbers.present, numbers.having([0]), numbers.compare("le", 1)):
+        assert mask.tolist() == [False] * labels
 
 
 def test_priors_of_a_table_stay_mapped() -> None:
@@ -171,7 +171,7 @@ def test_answers_are_the_best_that_pass(
     rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     alive = ~np.isin(np.arange(labels), overlay.masked)
     rng = np.random.default_rng(3)
-    actual = 0
+    compared = 0
     for _ in range(60):
         filter_, users = some_filter(rng), rng.integers(0, 20, 2)
         if rng.random() < 0.3:
@@ -208,8 +208,8 @@ def test_answers_are_the_best_that_pass(
             assert answered == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
             if spec == "flat":
                 assert answered == pytest.approx(best.tolist(), abs=1e-3)
-            actual += len(rows)
-    assert actual > 250
+            compared += len(rows)
+    assert compared > 250
 
 
 def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:

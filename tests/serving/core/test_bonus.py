@@ -111,11 +111,11 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
         (result,) = results_of(served.retrieve([query], draws))
         rows, scores = formula.best(query, [], [])
         buckets = served.catalogue.buckets(rows)
-        actual = {
+        ranked = {
             item: (rows[buckets == item][:22], scores[buckets == item][:22].astype(np.float32)) for item in (1, 2)
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, actual, {1: 2, 2: 3}, lottery, draws.create_generator(0))
+        expected = explore(best, ranked, {1: 2, 2: 3}, lottery, draws.create_generator(0))
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
 
 
@@ -247,8 +247,8 @@ def test_a_model_in_python_takes_bonus_and_decay(tmp_path: Path) -> None:
 
     def rows(**options: Any) -> list[dict[str, Any]]:
         answer = model.recommend({"user_id": "u1"}, k=5, **options)
-        actual: list[dict[str, Any]] = answer.to_pylist() if isinstance(answer, pa.Table) else answer.to_dict("records")
-        return actual
+        rows: list[dict[str, Any]] = answer.to_pylist() if isinstance(answer, pa.Table) else answer.to_dict("records")
+        return rows
 
     assert {row["bucket"] for row in rows(bonus={"tail": 5})} == {"tail"}
     newest = [str(row["since"])[:10] for row in rows(decay={"column": "since", "half_life": "1h"})]

@@ -218,16 +218,16 @@ def test_answers_follow_the_formula(name: str, spec: str, records: list[LabelRec
     moved, bases = 0, Counter[str]()
     for (query, history, left_out), result in zip(drawn, results, strict=True):
         rows, scores = formula.best(query, history, left_out)
-        actual = [label["score"] for label in result["labels"]]
+        answered_scores = [label["score"] for label in result["labels"]]
         bases[result["basis"]] += 1
         assert result["basis"] == formula.basis(query, history)
-        assert len(actual) == min(query.k, len(rows))
+        assert len(answered_scores) == min(query.k, len(rows))
         scale = max(1.0, np.abs(formula.scores(query, history)).max())
-        np.testing.assert_allclose(actual, scores[: query.k], rtol=0, atol=3e-6 * scale)
+        np.testing.assert_allclose(answered_scores, scores[: query.k], rtol=0, atol=3e-6 * scale)
         of_row = dict(zip(rows.tolist(), scores, strict=True))
         answered = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
         assert len(set(answered)) == len(answered)
-        np.testing.assert_allclose([of_row[row] for row in answered], actual, rtol=0, atol=3e-6 * scale)
+        np.testing.assert_allclose([of_row[row] for row in answered], answered_scores, rtol=0, atol=3e-6 * scale)
         without, _ = formula.best(query.model_copy(update={"cooccurrence": 0.0}), history, left_out)
         moved += without[: query.k].tolist() != rows[: query.k].tolist()
     assert min(bases[basis] for basis in ("model", "cooccurrence", "popularity")) > 5
@@ -270,12 +270,12 @@ def test_exploration_draws_by_complete_scores() -> None:
         (result,) = results_of(retriever.retrieve([query], draws))
         rows, scores = formula.best(query, history, [])
         buckets = retriever.catalogue.buckets(rows)
-        actual = {
+        ranked = {
             bucket: (rows[buckets == bucket][:22], scores[buckets == bucket][:22].astype(np.float32))
             for bucket in floors
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, actual, floors, lottery, draws.create_generator(0))
+        expected = explore(best, ranked, floors, lottery, draws.create_generator(0))
         assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
         np.testing.assert_allclose(
             [label["propensity"] for label in result["labels"]], expected.propensities_K, rtol=1e-4
@@ -394,10 +394,10 @@ def test_similar_labels_by_cooccurrence() -> None:
             if weight > 0 and label["id"] not in ("item-7", id_) and label["display"]["price"] is not None
         }
         assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, rel=1e-6)
-        actual = [label["score"] for label in result["labels"]]
-        assert actual == sorted(actual, reverse=True)
+        scores = [label["score"] for label in result["labels"]]
+        assert scores == sorted(scores, reverse=True)
         assert (result["bias_removal"], result["popularity"], result["cooccurrence"]) == (0.0, 0.0, 1.0)
-        assert bool(actual) == (id_ in ("item-3", "item-21"))
+        assert bool(scores) == (id_ in ("item-3", "item-21"))
 
         plain, both = results_of(
             retriever.similar([SimilarQuery(id=id_, k=L), SimilarQuery(id=id_, k=L, cooccurrence=1.5)])

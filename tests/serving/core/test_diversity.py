@@ -125,16 +125,16 @@ def test_crowding_is_greedy_down_the_scores(spec: str, retrievers: dict[str, Ret
             retriever, features={"user_id": user}, k=k, max_per=max_per, filter=filter_, pool=k + 1, display=False
         )
         order, scores = order_of(retriever, user, filter_)
-        actual, expected = rows_in(retriever, result), greedily(retriever, order, max_per, k)
+        answered_rows, expected = rows_in(retriever, result), greedily(retriever, order, max_per, k)
         pools.add(result["pool"])
-        assert len(actual) == len(expected)
-        assert actual == greedily(retriever, np.array(actual), max_per, k)
+        assert len(answered_rows) == len(expected)
+        assert answered_rows == greedily(retriever, np.array(answered_rows), max_per, k)
         score_of = dict(zip(order.tolist(), scores.tolist(), strict=True))
         answered = [label["score"] for label in result["labels"]]
-        assert answered == pytest.approx([score_of[row] for row in actual], abs=1e-3)
+        assert answered == pytest.approx([score_of[row] for row in answered_rows], abs=1e-3)
         assert answered == sorted(answered, reverse=True)
         if spec == "flat":
-            assert actual == expected
+            assert answered_rows == expected
     assert len(pools) > 5
 
 

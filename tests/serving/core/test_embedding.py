@@ -131,11 +131,13 @@ def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
 @pytest.mark.parametrize("cosine", [True, False])
 def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     retriever = of(make_bundle(labels=90, cosine=cosine, bias=True))
-    actual = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
+    vectors_BD = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
         by_features = results_of(retriever.retrieve([RetrieveQuery(features=item, **options) for item in FEATURES]))
-        by_vector = results_of(retriever.retrieve([RetrieveQuery(vector=item.tolist(), **options) for item in actual]))
+        by_vector = results_of(
+            retriever.retrieve([RetrieveQuery(vector=item.tolist(), **options) for item in vectors_BD])
+        )
         if explore:
             by_features, by_vector = (
                 [result["exploration"] for result in of_one] for of_one in (by_features, by_vector)
@@ -144,7 +146,7 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
             result.pop("unknown", None)  # a vector names no ids
         assert by_features == by_vector
     if cosine:
-        np.testing.assert_allclose(np.linalg.norm(actual, axis=1), 1, rtol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(vectors_BD, axis=1), 1, rtol=1e-6)
 
 
 def test_labels_have_the_vectors_they_are_answered_by() -> None:

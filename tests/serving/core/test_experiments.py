@@ -45,8 +45,8 @@ def moved(before: Experiment, after: Experiment) -> float:
 
 def test_units_are_divided_by_the_shares_and_always_the_same() -> None:
     experiment = running(shares(0.5, 0.3, 0.2, 0))
-    actual = Counter(arms_of(experiment))
-    assert [actual[name] / len(UNITS) for name in "abcd"] == pytest.approx([0.5, 0.3, 0.2, 0], abs=0.025)
+    arm_counts = Counter(arms_of(experiment))
+    assert [arm_counts[name] / len(UNITS) for name in "abcd"] == pytest.approx([0.5, 0.3, 0.2, 0], abs=0.025)
     # Of 2026-11-22, in whatever process, worker or version: a unit's arm never changes by itself.
     assert "".join(str(arm) for arm in arms_of(experiment)[:24]) == "aaaacbbbaaacbaababcaabac"
     again = running({name: f"share = {share}" for name, share in zip("dcba", (0, 0.2, 0.3, 0.5), strict=True)})

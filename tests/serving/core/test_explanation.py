@@ -57,17 +57,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("of_bundle", "options"), CASES.values(), ids=CASES)
 def test_intervals_equal_a_scan(of_bundle: dict[str, Any], options: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    actual = answer(bundle, k=8, explain=True, **options)
+    result = answer(bundle, k=8, explain=True, **options)
     dial = bundle.manifest.bias_removal
     positions = np.linspace(dial.minimum, dial.maximum, round((dial.maximum - dial.minimum) / STEP) + 1)
     inside = scanned(bundle, positions, k=8, **options)
 
-    assert [label["id"] for label in actual["labels"]] == [
+    assert [label["id"] for label in result["labels"]] == [
         label["id"] for label in answer(bundle, k=8, **options)["labels"]
     ]
-    for label in actual["labels"]:
+    for label in result["labels"]:
         low, high = label["explanation"]["bias_removal"]
-        assert low <= actual["bias_removal"] <= high
+        assert low <= result["bias_removal"] <= high
         within = (positions >= low) & (positions <= high)
         assert all(label["id"] in ids for ids, i in zip(inside, within, strict=True) if i)
         for end, beyond in ((low, low - 2 * STEP), (high, high + 2 * STEP)):
@@ -78,33 +78,33 @@ def test_intervals_equal_a_scan(of_bundle: dict[str, Any], options: dict[str, An
 @pytest.mark.parametrize(("of_bundle", "options"), CASES.values(), ids=CASES)
 def test_parts_add_up_to_the_score(of_bundle: dict[str, Any], options: dict[str, Any]) -> None:
     bundle = make_bundle(labels=90, **of_bundle)
-    actual, labels = answer(bundle, k=8, explain=True, **options), bundle.labels
-    for label in actual["labels"]:
+    result, labels = answer(bundle, k=8, explain=True, **options), bundle.labels
+    for label in result["labels"]:
         part, row = label["explanation"], labels.rows_by_id[label["id"]]
         assert sum(part[name] for name in ("taste", "bias", "noise", "popularity")) == pytest.approx(
             label["score"], abs=1e-4
         )
-        assert part["popularity"] == pytest.approx(actual["popularity"] * labels.log_pi[row], abs=1e-5)
+        assert part["popularity"] == pytest.approx(result["popularity"] * labels.log_pi[row], abs=1e-5)
         if not of_bundle.get("proposal"):
-            assert part["noise"] == pytest.approx(actual["bias_removal"] * labels.log_pn[row], abs=1e-4)
+            assert part["noise"] == pytest.approx(result["bias_removal"] * labels.log_pn[row], abs=1e-4)
         assert bool(part["bias"]) == bool(of_bundle.get("bias"))
 
 
 def test_parts_of_an_answer_by_popularity() -> None:
     bundle = make_bundle(labels=90, cosine=False, bias=True, popularity=True, cooccurrence=True)
     query = RetrieveQuery(features={"user_id": "nobody"}, history=["item-1"], bias_removal=0.7, explain=True, k=60)
-    (actual,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
-    assert (actual["basis"], actual["bias_removal"], actual["popularity"], actual["cooccurrence"]) == (
+    (result,) = results_of(retriever_of(bundle, ExactSearcher(bundle)).retrieve([query]))
+    assert (result["basis"], result["bias_removal"], result["popularity"], result["cooccurrence"]) == (
         "cooccurrence", 0, 1, 2
     )  # fmt: skip
-    for label in actual["labels"]:
+    for label in result["labels"]:
         part = label["explanation"]
         assert (part["taste"], part["bias"], part["noise"], part["bias_removal"]) == (0, 0, 0, [0, 0])
         assert part["popularity"] == pytest.approx(
             bundle.labels.log_pi[bundle.labels.rows_by_id[label["id"]]], abs=1e-5
         )
         assert part["popularity"] + part["cooccurrence"] == pytest.approx(label["score"], abs=1e-4)
-    assert any(label["explanation"]["because"] for label in actual["labels"])
+    assert any(label["explanation"]["because"] for label in result["labels"])
 
 
 class Lines:
@@ -157,10 +157,10 @@ def test_an_interval_holds_no_gap_however_small() -> None:
         expected = float(batch.bias_removal_B[0])
         (rows_K,) = ranker.rank(batch)[1]
         ranker.searches = 0
-        actual = ended(intervals(ranker, batch, rows_K, (-1.0, 2.0)))
+        intervals_K = ended(intervals(ranker, batch, rows_K, (-1.0, 2.0)))
 
         assert ranker.searches <= 20
-        for row, interval in zip(rows_K, actual, strict=True):
+        for row, interval in zip(rows_K, intervals_K, strict=True):
             low, high = exact_interval(ranker, int(row), expected, k)
             assert interval is not None
             assert interval[0] >= low - 2e-6

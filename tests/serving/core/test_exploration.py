@@ -120,8 +120,8 @@ def test_through_the_retriever() -> None:
         query = RetrieveQuery.model_validate({"features": {"user": "east"}, "bias_removal": 0.0, **options})
         return results_of(retriever.retrieve([query], Draws(Lottery(seed=seed))))[0]
 
-    def ids(actual: dict[str, object]) -> list[str]:
-        labels = actual["labels"]
+    def ids(result: dict[str, object]) -> list[str]:
+        labels = result["labels"]
         assert isinstance(labels, list)
         return [label["id"] for label in labels]
 
@@ -134,12 +134,12 @@ def test_through_the_retriever() -> None:
     assert sorted(ids(torso)) == ["a", "b"]
     assert torso["exploration"] == {"slots": {"torso": 1}, "candidates": {"torso": 1}, "temperature": 1.0}
     draws = [answer(seed, k=2, explore={"tail": 1}) for seed in range(40)]
-    assert {tuple(sorted(ids(actual))) for actual in draws} == {("a", "c/é"), ("4", "a")}
+    assert {tuple(sorted(ids(result))) for result in draws} == {("a", "c/é"), ("4", "a")}
     assert answer(5, k=3, explore={"tail": 1}) == answer(5, k=3, explore={"tail": 1})
     # 1.5 − (−2) = 3.5 logits apart.
     of_c = 0.9 / (1 + np.exp(-3.5)) + 0.05
-    for actual in draws:
-        for label in actual["labels"]:  # type: ignore[attr-defined]
+    for result in draws:
+        for label in result["labels"]:  # type: ignore[attr-defined]
             assert label["propensity"] == pytest.approx({"a": 1, "c/é": of_c, "4": 1 - of_c}[label["id"]], rel=1e-5)
     # Filters hold for what is drawn, and fewer than asked for is said.
     assert answer(k=2, explore={"tail": 2}, exclude=["c/é"])["exploration"]["slots"] == {"tail": 1}  # type: ignore[index]

@@ -36,9 +36,9 @@ def ids(default: bool, **options: Any) -> list[str]:
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
 def test_the_request_says_or_else_the_release(default: bool, options: bool | None, left_out: bool) -> None:
-    actual = ids(default, exclude_history=options)
+    answered_ids = ids(default, exclude_history=options)
     everything = ids(False)
-    assert actual == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
+    assert answered_ids == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
     assert len(everything) == 60
 
 

@@ -53,8 +53,8 @@ def alive(displayed: dict[str, Any], at: float) -> bool:
     at_iso = datetime.fromtimestamp(at // 1, UTC)
 
     def time(text: str) -> datetime:
-        actual = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return actual if actual.tzinfo else actual.replace(tzinfo=UTC)
+        time_ = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return time_ if time_.tzinfo else time_.replace(tzinfo=UTC)
 
     return (begin is None or time(begin) <= at_iso) and (until is None or at_iso < time(until))
 

@@ -28,9 +28,9 @@ def test_a_label_takes_bytes_and_no_objects() -> None:
     catalogue = Catalogue(labels, np.zeros((COUNT, 1), np.float32))
     assert catalogue.rows(["item-49999", "x"])[0].tolist() == [49_999]
     catalogue.answered(np.arange(100))
-    stored_rows = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow
+    held_bytes = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow
     tracemalloc.stop()
-    assert stored_rows / COUNT <= 30
+    assert held_bytes / COUNT <= 30
 
 
 def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with(monkeypatch: pytest.MonkeyPatch) -> None:

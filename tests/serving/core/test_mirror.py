@@ -39,15 +39,15 @@ def mirror(tmp_path: Path) -> Iterator[Mirror]:
 
 def mirrored(tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCounts:
     """The counts on disk, once there are enough."""
-    actual = StagedCounts(staged="", current="")
+    staged_counts = StagedCounts(staged="", current="")
 
     def counted() -> bool:
-        nonlocal actual
-        actual = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
-        return enough(actual)
+        nonlocal staged_counts
+        staged_counts = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
+        return enough(staged_counts)
 
     until(counted, seconds=10)
-    return actual
+    return staged_counts
 
 
 def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, share: float = 1.0) -> None:
@@ -59,10 +59,10 @@ def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, shar
 def test_a_query_is_counted_by_hand(mirror: Mirror, tmp_path: Path) -> None:
     mirror.use(other_plane(), plane_retriever())
     ask(mirror, EAST, EAST)
-    actual = mirrored(tmp_path, lambda counts: counts.queries == 2)
-    assert (actual.refused, actual.overlap) == (0, 1.0)
-    assert actual.exposures_of_current == [2, 0, 2, 0]
-    assert actual.exposures == [2, 0, 2, 0]
+    staged_counts = mirrored(tmp_path, lambda counts: counts.queries == 2)
+    assert (staged_counts.refused, staged_counts.overlap) == (0, 1.0)
+    assert staged_counts.exposures_of_current == [2, 0, 2, 0]
+    assert staged_counts.exposures == [2, 0, 2, 0]
 
 
 def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, tmp_path: Path) -> None:
@@ -79,10 +79,14 @@ def test_organic_choices_are_organic_recall_of_both(mirror: Mirror, tmp_path: Pa
     mirror.use(other_plane(), plane_retriever())
     organic = Event(features={"user": "east"}, labels=["a", "c/é", "4", "nobody"], bias_removal=0)
     mirror.offer_choices([organic, Event(answer_id="x", labels=["a"])], 2)
-    actual = mirrored(tmp_path, lambda counts: sum(counts.positives) > 0)
-    assert actual.positives == [1, 0, 2, 0]
-    assert (actual.hits_of_both, actual.hits, actual.hits_of_current) == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0])
-    assert actual.queries == 0
+    staged_counts = mirrored(tmp_path, lambda counts: sum(counts.positives) > 0)
+    assert staged_counts.positives == [1, 0, 2, 0]
+    assert (staged_counts.hits_of_both, staged_counts.hits, staged_counts.hits_of_current) == (
+        [1, 0, 0, 0],
+        [0, 0, 1, 0],
+        [0, 0, 1, 0],
+    )
+    assert staged_counts.queries == 0
 
 
 def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +103,8 @@ def test_a_busy_mirror_delays_no_request(mirror: Mirror, tmp_path: Path, monkeyp
         ask(mirror, EAST)
     assert StagedCounts.read_all(tmp_path, "plane-2", "plane-1").queries == 0
     go_on.set()
-    actual = mirrored(tmp_path, lambda counts: counts.queries + counts.skipped == 100)
-    assert 64 <= actual.queries <= 66
+    staged_counts = mirrored(tmp_path, lambda counts: counts.queries + counts.skipped == 100)
+    assert 64 <= staged_counts.queries <= 66
 
 
 def test_mirror_counts_survive_restarts_and_reset_with_releases(tmp_path: Path) -> None:
@@ -165,9 +169,9 @@ def test_staged_counts_add_up_over_processes_of_the_same_pair(tmp_path: Path) ->
     counts(queries=11, reason=None, exposures=[1, 1, 1, 1]).write(tmp_path, 1)
     counts(current="zeroth").write(tmp_path, 2)
     (tmp_path / "staged" / "3.json").write_text("{")
-    actual = StagedCounts.read_all(tmp_path, "second", "first")
-    assert (actual.queries, actual.refused, actual.reason) == (111, 4, "user: expected a string")
-    assert actual.exposures == [51, 31, 19, 1]
+    staged_counts = StagedCounts.read_all(tmp_path, "second", "first")
+    assert (staged_counts.queries, staged_counts.refused, staged_counts.reason) == (111, 4, "user: expected a string")
+    assert staged_counts.exposures == [51, 31, 19, 1]
     assert StagedCounts.read_all(tmp_path, "second", "other").queries == 0
 
 

@@ -51,8 +51,8 @@ class Exact:
                 scores[query, ~filter_.mask(self.bundle.labels.buckets)] = -np.inf
         scores[:, self.hidden] = -np.inf
         rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        actual = np.take_along_axis(scores, rows, 1)
-        return actual, np.where(np.isneginf(actual), -1, rows)
+        scores = np.take_along_axis(scores, rows, 1)
+        return scores, np.where(np.isneginf(scores), -1, rows)
 
 
 def rows_of(bundle: Bundle) -> dict[str, int]:
@@ -165,11 +165,11 @@ def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) ->
                 and (filter_ is None or filter_.buckets is None or scored[ids[row]][1] in filter_.buckets)
             }
             best = sorted(eligible.values(), reverse=True)[:k]
-            actual = rows[query][rows[query] >= 0].tolist()
-            assert len(actual) == len(set(actual)) == len(best)
-            assert set(actual) <= eligible.keys()
+            answered_rows = rows[query][rows[query] >= 0].tolist()
+            assert len(answered_rows) == len(set(answered_rows)) == len(best)
+            assert set(answered_rows) <= eligible.keys()
             np.testing.assert_allclose(scores[query, : len(best)], best, atol=2e-5)
-            np.testing.assert_allclose([eligible[row] for row in actual], best, atol=2e-5)
+            np.testing.assert_allclose([eligible[row] for row in answered_rows], best, atol=2e-5)
             assert (scores[query, len(best) :] == -np.inf).all()
 
 

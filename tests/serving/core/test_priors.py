@@ -64,8 +64,8 @@ def test_scores_are_the_served_formula(client: httpx.Client, query_options: dict
     RetrieveAnswer.model_validate_json(answer.content, strict=True)
     (result,) = answer.json()["results"]
     assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, abs=1e-5)
-    actual = [label["score"] for label in result["labels"]]
-    assert actual == sorted(actual, reverse=True)
+    scores = [label["score"] for label in result["labels"]]
+    assert scores == sorted(scores, reverse=True)
     assert result["priors"] == {"recent": 0.0, "margin": 0.5} | query_options
 
 
@@ -173,8 +173,8 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
         expected += bundle.priors.values_LP @ np.array([query.priors["recent"], query.priors["margin"]])
         best = np.argsort(-expected)[:10]
         assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in best]
-        actual = [label["score"] for label in result["labels"]]
-        np.testing.assert_allclose(actual, expected[best], rtol=1e-4, atol=1e-4)
+        answered_scores = [label["score"] for label in result["labels"]]
+        np.testing.assert_allclose(answered_scores, expected[best], rtol=1e-4, atol=1e-4)
 
 
 def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
@@ -206,14 +206,14 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
             return float(score + np.dot(numbers, [0.75, 1.0]))
 
         assert client.post("/v1/labels", json={"labels": labels}).status_code == 200
-        actual = scores()
+        scores_by_id = scores()
         for id_, values in numbers.items():
-            assert actual[id_] == pytest.approx(expected(id_, values), abs=1e-4)
+            assert scores_by_id[id_] == pytest.approx(expected(id_, values), abs=1e-4)
         again = [{name: value for name, value in label.items() if name != "priors"} for label in labels]
         assert client.post("/v1/labels", json={"labels": again}).status_code == 200
-        actual = scores()  # what a change leaves out stays
+        scores_by_id = scores()  # what a change leaves out stays
         for id_, values in numbers.items():
-            assert actual[id_] == pytest.approx(expected(id_, values), abs=1e-4)
+            assert scores_by_id[id_] == pytest.approx(expected(id_, values), abs=1e-4)
     with closing(LabelStore(app.state.service.settings.state_directory)) as store:
         records = store.read_from().records
     assert [record.priors for record in records if isinstance(record, Upsert)][:3] == [

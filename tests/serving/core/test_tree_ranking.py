@@ -198,11 +198,11 @@ def number_batch(*numbers: float, bias_removal: float = 1.0) -> Batch:
 
 
 def test_a_number_moves_log_p_n_by_hand() -> None:
-    actual, rows = number_ranker().rank(number_batch(1.0, -100.0, 3e4))
+    scores, rows = number_ranker().rank(number_batch(1.0, -100.0, 3e4))
     assert rows.tolist() == [[1, 0], [0, 1], [1, 0]]
     odds = np.array([2.0, 301.0, 9e4 - 1])
-    np.testing.assert_allclose(actual[:, 0], -np.log1p(np.exp(-odds)), rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(actual[:, 1], actual[:, 0] - odds, rtol=1e-6)
+    np.testing.assert_allclose(scores[:, 0], -np.log1p(np.exp(-odds)), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(scores[:, 1], scores[:, 0] - odds, rtol=1e-6)
 
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan, 3e38])
@@ -211,8 +211,8 @@ def test_features_that_overflow_in_the_tree_are_the_clients_error(number: float)
     with pytest.raises(InvalidRequestError, match="overflow") as caught:
         ranker.rank(number_batch(1.0, number))
     assert caught.value.field == "queries.1.features"
-    actual, _ = ranker.rank(number_batch(1.0, number, bias_removal=0.0))
-    assert np.isfinite(actual).all()
+    scores, _ = ranker.rank(number_batch(1.0, number, bias_removal=0.0))
+    assert np.isfinite(scores).all()
 
 
 @pytest.fixture(scope="module")

@@ -166,5 +166,5 @@ def test_a_staged_release_that_cannot_take_a_change_is_dropped_and_holds_up_none
         service.mirror.staged.with_changes = fail
         assert client.post("/v1/labels/delete", json={"ids": ["b"]}).status_code == 200
         assert service.mirror.staged is None
-        actual = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()
-        assert "b" not in [label["id"] for label in actual["results"][0]["labels"]]
+        answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()
+        assert "b" not in [label["id"] for label in answer["results"][0]["labels"]]

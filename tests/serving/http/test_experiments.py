@@ -75,12 +75,12 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, 
     (result,) = answer["results"]
     event = {"answer_id": result["answer_id"], "labels": [result["labels"][0]["id"], "nothing"]}
     assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
-    actual = figures(app)
+    arm_figures = figures(app)
     # k = 10 of 4 labels, but once 2: at λ = 1/4 b and c/é, torso and tail.
-    assert {name: single["count"] for name, single in actual["exposures"].items()} == {
+    assert {name: single["count"] for name, single in arm_figures["exposures"].items()} == {
         "head": 3, "torso": 4, "tail": 7, "new": 0
     }  # fmt: skip
-    assert (actual["answers"], actual["units"], actual["chosen"], actual["hits"]) == (4, 4, 1, 1), (
+    assert (arm_figures["answers"], arm_figures["units"], arm_figures["chosen"], arm_figures["hits"]) == (4, 4, 1, 1), (
         "without a share of answers"
     )
     metrics = client.get("/metrics").text
@@ -144,7 +144,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     assert ask(client, EAST)["results"][0]["arm"] == "tail"
     assert client.get("/readyz").status_code == 200
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
-    assert [actual["severity"] for actual in findings if actual["signal"] == "experiments"] == ["act"]
+    assert [finding["severity"] for finding in findings if finding["signal"] == "experiments"] == ["act"]
     (tmp_path / "experiments.toml").unlink()
     (tmp_path / "experiments.toml").mkdir()
     app.state.follower.experiments.check()
@@ -152,7 +152,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     (tmp_path / "experiments.toml").rmdir()
     say()
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
-    assert not [actual for actual in findings if actual["signal"] == "experiments"], "the same content is read again"
+    assert not [finding for finding in findings if finding["signal"] == "experiments"], "the same content is read again"
     (tmp_path / "experiments.toml").unlink()
     app.state.follower.experiments.check()
     assert "arm" not in ask(client, EAST)["results"][0]
@@ -189,8 +189,8 @@ def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
         chosen = ask(client, EAST, EAST, unit=by_arm["tail"])
         feedback = {"answer_id": chosen["results"][1]["answer_id"], "labels": ["other-a", "other-b"]}
         assert client.post("/v1/feedback", json={"events": [feedback]}).status_code == 200
-        actual = figures(app)
-        assert (actual["chosen"], actual["hits"]) == (2, 2)
+        arm_figures = figures(app)
+        assert (arm_figures["chosen"], arm_figures["hits"]) == (2, 2)
         service.stage(None)
         (result,) = ask(client, EAST, unit=by_arm["tail"])["results"]
         # Nobody is refused, even before the arms are looked at again.

@@ -47,7 +47,7 @@ def test_the_verdict_names_failures(tmp_path: Path, app: Starlette, client: http
 
     def broken() -> list[str]:
         verdict = client.get("/v1/monitoring").json()["verdict"]
-        return [actual["signal"] for actual in verdict["findings"] if actual["severity"] == "act"]
+        return [finding["signal"] for finding in verdict["findings"] if finding["severity"] == "act"]
 
     (tmp_path / "CURRENT").write_text('{"current": "plane-2"}')
     follower.check()
@@ -78,7 +78,7 @@ def test_an_unreadable_label_log_is_reported_until_readable(
     follower.start()
 
     def signals() -> set[str]:
-        return {actual["signal"] for actual in client.get("/v1/monitoring").json()["verdict"]["findings"]}
+        return {finding["signal"] for finding in client.get("/v1/monitoring").json()["verdict"]["findings"]}
 
     try:
         stored.rename(written)
@@ -123,8 +123,8 @@ def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
         after = series(client)
 
     def queries(group: str) -> dict[str, float]:
-        actual = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')
-        return {match[1]: count for name, count in after.items() if (match := actual.fullmatch(name))}
+        series_name = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')
+        return {match[1]: count for name, count in after.items() if (match := series_name.fullmatch(name))}
 
     assert queries("user") == {"east": 2, "west": 0, "other": 1, "missing": 1}
     assert queries("seen") == {"given": 1, "missing": 3}

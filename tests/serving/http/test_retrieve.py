@@ -48,9 +48,9 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
     response = client.post(
         "/v1/retrieve", json={"queries": [{"features": {"user": "north"}, "k": 2, "bias_removal": 0}]}
     )
-    actual = response.json()
-    assert len(actual["results"][0].pop("answer_id")) < 70
-    assert actual == {
+    answer = response.json()
+    assert len(answer["results"][0].pop("answer_id")) < 70
+    assert answer == {
         "results": [
             {
                 "basis": "model",
@@ -151,8 +151,8 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
 )  # fmt: skip
 def test_k_above_the_catalogue_returns_all_labels(client: httpx.Client, options: dict[str, object]) -> None:
     every = {"a", "b", "c/é", "4"}
-    actual = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
-    assert actual.status_code == 200, actual.text
-    assert {label["id"] for label in actual.json()["results"][0]["labels"]} == every
+    response = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
+    assert response.status_code == 200, response.text
+    assert {label["id"] for label in response.json()["results"][0]["labels"]} == every
     similar = client.post("/v1/similar", json={"id": "a", "k": 500})
     assert {label["id"] for label in similar.json()["results"][0]["labels"]} == every - {"a"}

@@ -132,8 +132,8 @@ def test_monitoring_matches_the_documentation(tmp_path: Path, baseline: AnswerBa
         if queries:
             shares = [hour["exposures"][bucket]["share"] for bucket in ("head", "torso", "tail", "new")]
             assert shares == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-            actual = hour["recall"]["feedback"]
-            assert [(actual[of]["positives"], actual[of]["hits"]) for of in ("head", "tail", "all")] == [
+            recall = hour["recall"]["feedback"]
+            assert [(recall[of]["positives"], recall[of]["hits"]) for of in ("head", "tail", "all")] == [
                 (1, 1),
                 (1, 0),
                 (2, 1),

@@ -176,11 +176,11 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     new = {path for path in files_below(tmp_path) - before if path.parts[0] != "state"}
     assert new == {Path("log")}
     names = {path.name for path in files_below(tmp_path / "state")}
-    expected_ids = (
+    pattern = (
         r"labels\.sqlite(-wal|-shm)?|releases\.json|answer_keys\.json|minutes\.0|only\.shown|\.?[a-z._]+\.lock"
         r"|only\.json|\d{8}T\d{6}-[0-9a-f]{12}\.(jsonl|parquet)"
     )
-    assert [name for name in names if not re.fullmatch(expected_ids, name)] == []
+    assert [name for name in names if not re.fullmatch(pattern, name)] == []
 
 
 def request_path(service: ServerProcess, method: str, path: str) -> tuple[int, str | None]:

@@ -70,17 +70,17 @@ def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Pa
         for _ in range(3):
             for what in ("", "garbage", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"):
                 client.get("/v1/labels/c", headers={"traceparent": what})
-    actual, unmatched = collector.spans  # all was sent when the service had stopped
+    span, unmatched = collector.spans  # all was sent when the service had stopped
     assert collector.services == {"longtail"}
-    assert (actual.name, actual.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)
-    assert (actual.trace_id.hex(), actual.parent_span_id.hex()) == (TRACE, PARENT)
-    assert attributes(actual) == {
+    assert (span.name, span.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert attributes(span) == {
         "http.request.method": "GET",
         "http.route": "/v1/labels/{id:path}",
         "http.response.status_code": 200,
         "longtail.request_id": "r1",
     }
-    assert 0 < actual.end_time_unix_nano - actual.start_time_unix_nano < 60e9
+    assert 0 < span.end_time_unix_nano - span.start_time_unix_nano < 60e9
     assert (unmatched.name, attributes(unmatched)["http.response.status_code"]) == ("GET", 404)
     assert unmatched.status.code == Status.STATUS_CODE_UNSET
 
