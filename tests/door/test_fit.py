@@ -22,7 +22,7 @@ from tests.trainer.conftest import without_compiler_and_ink
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
 
-CLICKS = tiny.clustered(users=40, items=16, each=8, seed=0).rename_columns(["user_id", "product_id", "clicked_at"])
+CLICKS = tiny.clustered(users=40, items=16, per_user=8, seed=0).rename_columns(["user_id", "product_id", "clicked_at"])
 PRODUCTS = pa.table({"product_id": range(16), "title": [f"Title {item}" for item in range(16)]})
 COLUMNS = {"query": "user_id", "label": "product_id", "time": "clicked_at"}
 QUICK = ["training.epochs=1", "evaluation.baselines=[]", "model.temperature=0.1", "evaluation.bootstrap=10"]

@@ -51,8 +51,8 @@ def without_compiler_and_ink(patched: pytest.MonkeyPatch, *, compiler: bool = Fa
 @pytest.fixture(autouse=True)
 def _jobs_wait_for_no_compiler_and_no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is as users have it in tests that ask for `xla` or `ink`, in fixtures that tests share, and in processes."""
-    asked = request.fixturenames
-    without_compiler_and_ink(monkeypatch, compiler="xla" in asked, ink="ink" in asked)
+    fixtures = request.fixturenames
+    without_compiler_and_ink(monkeypatch, compiler="xla" in fixtures, ink="ink" in fixtures)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ QUERIES, LABELS, DIM = 5, 30, 4
 
 def ranked() -> tuple[Int32, list[Float64], list[int]]:
     """Lists and likelihoods of five queries at two settings beside a conditional p_n, and the queries ranked here."""
-    rng, asked = np.random.default_rng(0), list[int]()
+    rng, ranked_rows = np.random.default_rng(0), list[int]()
     queries_ND, labels_LD = (rng.normal(size=(size, DIM)).astype(np.float32) for size in (QUERIES, LABELS))
     noise_NL = np.log(rng.dirichlet(np.ones(LABELS), QUERIES)).astype(np.float32)
     counts_L = np.arange(LABELS, 0, -1)
@@ -30,19 +30,19 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
     )  # fmt: skip
 
     def log_proposal(rows_B: Int32) -> Float32:
-        asked.extend(rows_B.tolist())
+        ranked_rows.extend(rows_B.tolist())
         return noise_NL[rows_B]
 
     rows_N = np.arange(QUERIES, dtype=np.int32)
     likely = Positives.of(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
     settings = [Setting(0.0), Setting(0.5)]
-    seen = Past.fixed(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
+    past = Past.fixed(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
     top_GNK, (_, log_p_N) = ranking.rank(
-        rows_N, ranking.RankedModel(lambda rows_B: queries_ND[rows_B], side, log_proposal), seen, settings, k=4,
+        rows_N, ranking.RankedModel(lambda rows_B: queries_ND[rows_B], side, log_proposal), past, settings, k=4,
         likelihood=ranking.Likelihood(likely, settings[1:]),
     )  # fmt: skip
     assert log_p_N is not None
-    return top_GNK, [log_p_N], asked
+    return top_GNK, [log_p_N], ranked_rows
 
 
 def main(folder: Path, coordinator: str, process: int) -> None:
@@ -51,8 +51,8 @@ def main(folder: Path, coordinator: str, process: int) -> None:
 
     devices.join(coordinator, 2, process)
     ranking._BLOCK_BYTES = 2 * 4 * 4 * LABELS
-    top_GNK, (log_p_N,), asked = ranked()
-    np.savez(folder / f"{process}.npz", top=top_GNK, log_p=log_p_N, asked=asked)
+    top_GNK, (log_p_N,), ranked_rows = ranked()
+    np.savez(folder / f"{process}.npz", top=top_GNK, log_p=log_p_N, rows=ranked_rows)
 
 
 if __name__ == "__main__":

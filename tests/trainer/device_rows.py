@@ -31,10 +31,10 @@ def main() -> None:
     assert len(np.unique(ids)) < ids.size
 
     def step(ids: Any) -> tuple[Any, ...]:
-        asked, (positions,) = backend.distinct([ids], ROWS)
-        rows_UD = backend.gather(table, asked)
+        requested_ids, (positions,) = backend.distinct([ids], ROWS)
+        rows_UD = backend.gather(table, requested_ids)
         read = backend.take(rows_UD, positions)
-        owned, own_UD, sums_UD = backend.sums(table, [(asked, rows_UD)], [2 * rows_UD])
+        owned, own_UD, sums_UD = backend.sums(table, [(requested_ids, rows_UD)], [2 * rows_UD])
         with keras.StatelessScope() as scope:
             backend.scatter(table, owned, own_UD - sums_UD)
         return read, scope.get_current_value(table)

@@ -73,14 +73,14 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
         state = saved.load("latest", model.variables)
         assert state is not None
         done = state["step"]
-    each = PAIRS // BATCH
-    for epoch in range(done // each, -(-steps // each)):
+    steps_per_epoch = PAIRS // BATCH
+    for epoch in range(done // steps_per_epoch, -(-steps // steps_per_epoch)):
         for step, batch in epoch_batches(
             data.train, query if job.training.accumulate == 1 else query.unpacked(), model.train_step.terms,
-            batch_size=BATCH, seed=1, epoch=epoch, first=done % each,
+            batch_size=BATCH, seed=1, epoch=epoch, first=done % steps_per_epoch,
         ):  # fmt: skip
             losses.append(float(model.train_step(batch)))
-            done = epoch * each + step + 1
+            done = epoch * steps_per_epoch + step + 1
             if done == steps // 2 and not restored:
                 saved.save("latest", model.variables, {"step": done})
             if done == steps:

@@ -19,8 +19,8 @@ PYTHON, TOML = (re.findall(rf"(?ms)^```{language}\n(.*?)^```", _TEXT) for langua
 
 def page_toml(part: str) -> str:
     """The one block of TOML that has this in it."""
-    (found,) = [block for block in TOML if part in block]
-    return found
+    (match,) = [block for block in TOML if part in block]
+    return match
 
 
 @contextmanager
@@ -47,9 +47,9 @@ def write_package(site: Path) -> None:
     """A package `shop` of the page's code, installed with its entry points in a folder that may go on PYTHONPATH."""
     code, entries = "\n\n".join(PYTHON), tomllib.loads(page_toml("entry-points"))["project"]["entry-points"]
     modules = {value.split(":")[0] for rows in entries.values() for value in rows.values()}
-    for place in (site / f"{module.replace('.', '/')}.py" for module in modules):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(code)
+    for path in (site / f"{module.replace('.', '/')}.py" for module in modules):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
     (site / "shop" / "__init__.py").touch()
     information = site / "shop-1.0.dist-info"
     information.mkdir()

@@ -54,6 +54,6 @@ def test_a_table_initialised_in_blocks_is_normal_and_depends_on_the_seed(monkeyp
     assert abs(table.mean()) < 0.003
     assert table.std() == pytest.approx(0.05, rel=0.05)
     blocks = [table[start : start + 300] for start in range(0, 900, 300)]
-    assert not any(np.array_equal(one, other) for one, other in pairwise(blocks))
+    assert not any(np.array_equal(block, following) for block, following in pairwise(blocks))
     assert np.array_equal(table, drawn(3))
     assert not np.array_equal(table, drawn(4))

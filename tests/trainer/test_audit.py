@@ -64,17 +64,17 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audited(folder: Path, lists: str = "lists.parquet", **more: Any) -> Audit:
-    given: dict[str, Any] = {"ks": (K,), "baselines": ()} | more
-    place = lists if lists.startswith("SELECT") else folder / lists
-    return audit(AuditInputs(place, [str(folder / "train.parquet")], [str(folder / "test.parquet")], **given))
+    options: dict[str, Any] = {"ks": (K,), "baselines": ()} | more
+    source = lists if lists.startswith("SELECT") else folder / lists
+    return audit(AuditInputs(source, [str(folder / "train.parquet")], [str(folder / "test.parquet")], **options))
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
 
 
-def values(found: Audit) -> dict[str, float]:
-    return {name: figure.value for name, figure in found.metrics.items()}
+def values(result: Audit) -> dict[str, float]:
+    return {name: figure.value for name, figure in result.metrics.items()}
 
 
 def test_figures_equal_plain_loops(shop: Path) -> None:
@@ -91,37 +91,39 @@ def test_figures_equal_plain_loops(shop: Path) -> None:
         count = counts[item]
         return "new" if not count else "head" if count > upper else "torso" if count > lower else "tail"
 
-    found = audited(shop, queries=[str(shop / "users.parquet")], groups=("country",))
+    result = audited(shop, queries=[str(shop / "users.parquet")], groups=("country",))
 
     recalls, gains = {}, []
     for user in {user for user, _ in test}:
-        wanted, top = {item for other, item in test if other == user}, lists.get(user, [])[:K]
-        recalls[user] = len(wanted & {*top}) / len(wanted)
-        ideal = sum(1 / math.log2(place + 2) for place in range(min(len(wanted), K)))
-        gains.append(sum((item in wanted) / math.log2(place + 2) for place, item in enumerate(top)) / ideal)
-    shown = Counter(item for items in lists.values() for item in items[:K])
+        held_out, top = {item for other, item in test if other == user}, lists.get(user, [])[:K]
+        recalls[user] = len(held_out & {*top}) / len(held_out)
+        ideal = sum(1 / math.log2(i + 2) for i in range(min(len(held_out), K)))
+        gains.append(sum((item in held_out) / math.log2(i + 2) for i, item in enumerate(top)) / ideal)
+    listed_counts = Counter(item for items in lists.values() for item in items[:K])
     expected = {f"recall@{K}": np.mean([*recalls.values()]), f"ndcg@{K}": np.mean(gains)}
     for name in ("head", "torso", "tail", "new"):
-        there = [(user, item) for user, item in test if bucket(item) == name]
-        hits = sum(item in lists.get(user, [])[:K] for user, item in there)
-        expected[f"recall@{K}/{name}"] = hits / len(there) if there else 0
-        expected[f"exposure@{K}/{name}"] = sum(n for item, n in shown.items() if bucket(item) == name) / shown.total()
+        bucket_pairs = [(user, item) for user, item in test if bucket(item) == name]
+        hits = sum(item in lists.get(user, [])[:K] for user, item in bucket_pairs)
+        expected[f"recall@{K}/{name}"] = hits / len(bucket_pairs) if bucket_pairs else 0
+        expected[f"exposure@{K}/{name}"] = (
+            sum(n for item, n in listed_counts.items() if bucket(item) == name) / listed_counts.total()
+        )
         of_bucket = [item for item in catalogue if bucket(item) == name]
-        expected[f"coverage@{K}/{name}"] = np.mean([item in shown for item in of_bucket]) if of_bucket else 0
-    exposures = np.array([shown[item] for item in catalogue])
-    apart = np.abs(exposures[:, None] - exposures).sum()
-    expected[f"gini@{K}"] = apart / (2 * len(catalogue) * exposures.sum())
-    assert {name: values(found)[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+        expected[f"coverage@{K}/{name}"] = np.mean([item in listed_counts for item in of_bucket]) if of_bucket else 0
+    exposures = np.array([listed_counts[item] for item in catalogue])
+    differences = np.abs(exposures[:, None] - exposures).sum()
+    expected[f"gini@{K}"] = differences / (2 * len(catalogue) * exposures.sum())
+    assert {name: values(result)[name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
-    groups = {group.name: group.metrics[f"recall@{K}"] for group in found.groups}
+    groups = {group.name: group.metrics[f"recall@{K}"] for group in result.groups}
     assert groups["history = new"].value == pytest.approx(np.mean([recalls[f"u{user}"] for user in range(36, 40)]))
     assert groups["country = DE"].value == pytest.approx(np.mean([recalls[f"u{user}"] for user in range(0, USERS, 2)]))
     for interval in groups.values():
         assert interval.low <= interval.value <= interval.high
-    found_by_name = {finding.name: (finding.count, finding.total) for finding in found.findings}
-    assert found_by_name["without_list"] == (1, USERS)
-    assert "38 of 39 lists" not in " ".join(found.notes)
-    assert f"39 of 39 lists are longer than {K} labels: the rest is left out" in found.notes
+    counts_by_name = {finding.name: (finding.count, finding.total) for finding in result.findings}
+    assert counts_by_name["without_list"] == (1, USERS)
+    assert "38 of 39 lists" not in " ".join(result.notes)
+    assert f"39 of 39 lists are longer than {K} labels: the rest is left out" in result.notes
 
 
 def test_all_list_formats_have_the_same_figures(shop: Path, tmp_path: Path) -> None:
@@ -130,12 +132,12 @@ def test_all_list_formats_have_the_same_figures(shop: Path, tmp_path: Path) -> N
     lists: dict[str, list[str]] = {}
     for user, item, _ in (tuple(row.values()) for row in table.to_pylist()):
         lists.setdefault(user, []).append(item)
-    place = [at for items in lists.values() for at in range(1, len(items) + 1)]
+    ranks = [rank for items in lists.values() for rank in range(1, len(items) + 1)]
     shuffled = np.random.default_rng(0).permutation(len(table))
     plain = table.drop_columns(["score"])
     pq.write_table(plain, tmp_path / "in_order.parquet")
-    pq.write_table(plain.append_column("rank", pa.array(place)).take(shuffled), tmp_path / "ranked.parquet")
-    pq.write_table(plain.append_column("place", pa.array(place)).take(shuffled), tmp_path / "placed.parquet")
+    pq.write_table(plain.append_column("rank", pa.array(ranks)).take(shuffled), tmp_path / "ranked.parquet")
+    pq.write_table(plain.append_column("place", pa.array(ranks)).take(shuffled), tmp_path / "placed.parquet")
     csv.write_csv(table.take(shuffled), tmp_path / "scored.csv")
     answers = {"user_id": [*lists], "labels": [*lists.values()], "scores": [[0.5] for _ in lists]}
     pq.write_table(pa.table(answers), tmp_path / "served.parquet")
@@ -151,9 +153,9 @@ def test_all_list_formats_have_the_same_figures(shop: Path, tmp_path: Path) -> N
         ("lists.jsonl", {}, "the lists in column 'item_id'"),
         (f"SELECT user_id, item_id, -score AS loss FROM '{tmp_path}/scored.csv'", {"rank": "loss"}, "column 'loss'"),
     ):
-        found = audited(shop, name if " " in name else str(tmp_path / name), **more)
-        assert f"Lists are ordered by {order}" in found.notes, name
-        assert values(found) == pytest.approx(expected), name
+        result = audited(shop, name if " " in name else str(tmp_path / name), **more)
+        assert f"Lists are ordered by {order}" in result.notes, name
+        assert values(result) == pytest.approx(expected), name
 
 
 def test_figures_equal_the_report_of_fit(finished: Finished, tmp_path: Path) -> None:
@@ -181,21 +183,21 @@ def test_figures_equal_the_report_of_fit(finished: Finished, tmp_path: Path) -> 
     splits = {name: ids(getattr(dataset, name)) for name in ("train", "valid", "test")}
     write(tmp_path, splits | {"lists": lists, "items": {"item_id": label_ids}})
 
-    found = audited(
+    result = audited(
         tmp_path, ks=(5, 3), labels=[str(tmp_path / "items.parquet")], baselines=("item-kNN",),
         valid=[str(tmp_path / "valid.parquet")], timestamp="at",
     )  # fmt: skip
 
     (default,) = [point for point in figures["curve"] if point["bias_removal"] == figures["default"]]
     expected = {name: figure["value"] for name, figure in default["metrics"].items()}
-    assert len(expected) == len(values(found)) > 40
-    assert {name: values(found)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
-    assert found.compared.settings["item-kNN"] == figures["baseline_settings"]["item-kNN"]
+    assert len(expected) == len(values(result)) > 40
+    assert {name: values(result)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert result.compared.settings["item-kNN"] == figures["baseline_settings"]["item-kNN"]
     theirs = figures["baselines"]["item-kNN"]["recall@5"]["value"]
-    assert found.compared.differences["item-kNN"]["recall@5"].value == pytest.approx(
+    assert result.compared.differences["item-kNN"]["recall@5"].value == pytest.approx(
         expected["recall@5"] - theirs, abs=1e-6
     )
-    groups = {group.value: group.metrics["recall@5"].value for group in found.groups}
+    groups = {group.value: group.metrics["recall@5"].value for group in result.groups}
     assert groups == pytest.approx(
         {name: group["metrics"]["recall@5"]["value"] for name, group in figures["groups"]["history"].items()}
     )
@@ -214,17 +216,17 @@ def test_leaks_and_gaps_are_counted(tmp_path: Path) -> None:
     """a lists y, which it has in train, and z twice; b lists what nothing names; c has no list, e no test pair."""
     write(tmp_path, LEAKY)
 
-    found = audited(tmp_path, ks=(3,), timestamp="at")
+    result = audited(tmp_path, ks=(3,), timestamp="at")
 
-    assert {finding.name: (finding.count, finding.total) for finding in found.findings} == {
+    assert {finding.name: (finding.count, finding.total) for finding in result.findings} == {
         "seen_listed": (1, 6), "seen_test": (1, 5), "repeated": (1, 6), "unnamed": (1, 6), "without_list": (1, 4),
         "short": (2, 4), "before_train_ends": (2, 5), "before_own_train": (2, 5),
     }  # fmt: skip
-    assert found.metrics["recall@3"].value == pytest.approx((1 + 1 + 0 + 1) / 4)
-    assert found.metrics["precision@3"].value == pytest.approx((1 + 1 + 0 + 1) / 3 / 4)
-    assert found.metrics["exposure@3/new"].value == pytest.approx(1 / 5), "the repeated entry is none"
-    assert (found.labels, found.pairs) == (4, 4)
-    assert any(note.startswith("1 of 4 lists are of queries without a test pair") for note in found.notes)
+    assert result.metrics["recall@3"].value == pytest.approx((1 + 1 + 0 + 1) / 4)
+    assert result.metrics["precision@3"].value == pytest.approx((1 + 1 + 0 + 1) / 3 / 4)
+    assert result.metrics["exposure@3/new"].value == pytest.approx(1 / 5), "the repeated entry is none"
+    assert (result.labels, result.pairs) == (4, 4)
+    assert any(note.startswith("1 of 4 lists are of queries without a test pair") for note in result.notes)
 
 
 def test_histories_without_valid_are_read(tmp_path: Path) -> None:
@@ -234,24 +236,27 @@ def test_histories_without_valid_are_read(tmp_path: Path) -> None:
 
     settings = {"neighbours": 200, "shrink": 1, "last": 0, "decay": 1}
     assert timed.compared.settings == untimed.compared.settings == {"item-kNN": settings}
-    said = "item-kNN was not tuned, for want of validation data: it reads all pairs of a history alike."
-    assert said in timed.compared.notes
-    assert said not in untimed.compared.notes, "without times, all pairs count alike in any case"
+    note = "item-kNN was not tuned, for want of validation data: it reads all pairs of a history alike."
+    assert note in timed.compared.notes
+    assert note not in untimed.compared.notes, "without times, all pairs count alike in any case"
 
 
 def test_notes_and_findings_name_options(tmp_path: Path) -> None:
     tables = {"items": {"item_id": ["x", "y"]}, "users": {"user_id": ["a"]}}
     write(tmp_path, LEAKY | tables)
-    given = {side: [str(tmp_path / f"{name}.parquet")] for side, name in (("queries", "users"), ("labels", "items"))}
+    sources = {side: [str(tmp_path / f"{name}.parquet")] for side, name in (("queries", "users"), ("labels", "items"))}
 
-    found, bare = audited(tmp_path, ks=(3,), **given), audited(tmp_path, ks=(3,))
+    with_tables, without_tables = audited(tmp_path, ks=(3,), **sources), audited(tmp_path, ks=(3,))
 
-    notes = " ".join(found.notes)
+    notes = " ".join(with_tables.notes)
     assert "Without a row in --queries: 3 of the 4 queries in interactions" in notes
     assert "Without a row in --labels: 1 of the 3 labels in interactions" in notes
     assert "data." not in notes
-    said = [{each.name: str(each) for each in of.findings}["unnamed"] for of in (found, bare)]
-    assert said == [
+    texts = [
+        {finding.name: str(finding) for finding in result.findings}["unnamed"]
+        for result in (with_tables, without_tables)
+    ]
+    assert texts == [
         "unnamed: 1 of 6 (16.7%) entries are labels that no interaction, nor --labels, names",
         "unnamed: 1 of 6 (16.7%) entries are labels that no interaction names",
     ]
@@ -269,31 +274,31 @@ def test_pairs_already_in_training_need_include_seen(tmp_path: Path) -> None:
 
 
 def test_skipped_baselines_are_explained(shop: Path, tmp_path: Path) -> None:
-    found, screen = audited(shop, baselines=("recent popularity",)), io.StringIO()
-    show(found, [], Console(file=screen, width=120))
-    write_report(found, [], tmp_path / "out")
+    result, screen = audited(shop, baselines=("recent popularity",)), io.StringIO()
+    show(result, [], Console(file=screen, width=120))
+    write_report(result, [], tmp_path / "out")
 
-    said = "recent popularity was left out: the pairs have no times."
-    assert found.compared is None
+    reason = "recent popularity was left out: the pairs have no times."
+    assert result.compared is None
     for text in (
         screen.getvalue(), (tmp_path / "out" / "report.html").read_text(),
         (tmp_path / "out" / "metrics.json").read_text(),
     ):  # fmt: skip
-        assert text.count(said) == 1
+        assert text.count(reason) == 1
     for baselines in (("recent popularity",), ("recent popularity", "popularity")):
         promise = QualityPromise(over={"recent popularity": {f"recall@{K}": 0}})
         with pytest.raises(BundleError) as error:
             judge(promise, audited(shop, baselines=baselines))
-        assert str(error.value) == f"promise: over: 'recent popularity' is not allowed because {said}"
+        assert str(error.value) == f"promise: over: 'recent popularity' is not allowed because {reason}"
 
 
 def test_include_seen_allows_seen_labels(tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
 
-    found = audited(tmp_path, ks=(3,), include_seen=True)
+    result = audited(tmp_path, ks=(3,), include_seen=True)
 
-    assert found.metrics["recall@3"].value == pytest.approx((2 / 2 + 1 + 0 + 1) / 4)
-    assert "(allowed by --include-seen)" in str(found.findings[0])
+    assert result.metrics["recall@3"].value == pytest.approx((2 / 2 + 1 + 0 + 1) / 4)
+    assert "(allowed by --include-seen)" in str(result.findings[0])
 
 
 @pytest.mark.parametrize(
@@ -366,7 +371,7 @@ def compared(shop: Path) -> Audit:
 def test_a_promise_is_kept_or_broken_by_values(promise: str, compared: Audit, tmp_path: Path) -> None:
     (tmp_path / "promise.toml").write_text(promise)
     verdicts = judge(read_promise(tmp_path / "promise.toml"), compared)
-    assert [str(each).split(":")[0].split(",")[0] for each in verdicts] == PROMISES[promise]
+    assert [str(verdict).split(":")[0].split(",")[0] for verdict in verdicts] == PROMISES[promise]
     assert [verdict.is_kept for verdict in verdicts] == [words == "kept" for words in PROMISES[promise]]
 
 
@@ -395,15 +400,15 @@ def test_lists_with_labels_of_a_bucket_are_counted(compared: Audit, tmp_path: Pa
 
 def test_floor_of_an_empty_bucket_is_refused_and_chance_is_reported(compared: Audit, tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
-    found = audited(tmp_path, ks=(3,), baselines=("popularity",))
+    result = audited(tmp_path, ks=(3,), baselines=("popularity",))
     for name, promise in {
         "floors: recall@3/new": QualityPromise(floors={"new": 0.1}),
         "ceilings: balanced_error@3/new": QualityPromise(ceilings={"balanced_error@3/new": 0.1}),
         "over.popularity: recall@3/new": QualityPromise(over={"popularity": {"recall@3/new": 0}}),
     }.items():
         with pytest.raises(BundleError, match=f"{name} is not allowed because no test pair is there to find"):
-            judge(promise, found)
-    assert judge(QualityPromise(over={"popularity": {"recall@3/head": -1}}), found)[0].is_kept
+            judge(promise, result)
+    assert judge(QualityPromise(over={"popularity": {"recall@3/head": -1}}), result)[0].is_kept
     value = compared.metrics["recall@5"]
     floors = {"recall@5": value.low + 0.9 * (value.value - value.low), "ndcg@5": 2}
     (near, far) = judge(QualityPromise(floors=floors), compared)
@@ -418,8 +423,8 @@ def test_arguments_are_refused_before_any_table_is_read(tmp_path: Path) -> None:
 
 def arguments(folder: Path, out: Path, *more: str) -> list[str]:
     tables = {name: str(folder / f"{name}.parquet") for name in ("lists", "train", "test", "users")}
-    given = [tables["lists"], "--train", tables["train"], "--test", tables["test"], "--k", "5", "--k", "3"]
-    return [*given, "--queries", tables["users"], "--group", "country", "--out", str(out), *more]
+    options = [tables["lists"], "--train", tables["train"], "--test", tables["test"], "--k", "5", "--k", "3"]
+    return [*options, "--queries", tables["users"], "--group", "country", "--out", str(out), *more]
 
 
 @pytest.mark.process
@@ -429,25 +434,25 @@ def test_the_command_needs_no_training_framework(shop: Path, tmp_path: Path) -> 
     program = f"{blocked}from longtail.commands import audit; audit()"
     words = arguments(shop, tmp_path / "out", "--promise", str(tmp_path / "promise.toml"))
 
-    kept = subprocess.run([sys.executable, "-c", program, *words], cwd=shop, capture_output=True, text=True)
+    completed = subprocess.run([sys.executable, "-c", program, *words], cwd=shop, capture_output=True, text=True)
 
-    assert kept.returncode == 0, kept.stderr
-    assert "kept: over popularity: recall@5" in kept.stdout
-    assert "without_list: 1 of 40 (2.5%)" in kept.stdout
+    assert completed.returncode == 0, completed.stderr
+    assert "kept: over popularity: recall@5" in completed.stdout
+    assert "without_list: 1 of 40 (2.5%)" in completed.stdout
     figures = json.loads((tmp_path / "out" / "metrics.json").read_text())
     assert figures["promise"][0]["kept"] is True
     assert figures["groups"]["country"]["DE"]["queries"] == USERS / 2
     assert {"recall@3", "recall@5/tail"} < figures["metrics"].keys()
     assert figures["against_baselines"].keys() == {"popularity", "item-kNN"}
     page = (tmp_path / "out" / "report.html").read_text()
-    for said in (
+    for text in (
         "country = DE",
         "By bucket of labels",
         "The recommender less each baseline",
         "without_list",
         "1 of 1 kept",
     ):
-        assert said in page, said
+        assert text in page, text
     assert "<script" not in page
 
 
@@ -467,12 +472,12 @@ def test_exit_codes_say_whether_a_promise_is_broken_or_cannot_be_judged(
     assert code_of("broken.toml", "out") == 1
     assert "broken: findings: without_list 1, promised <= 0" in capsys.readouterr().out
     assert (tmp_path / "out" / "report.html").is_file()
-    for promise, out, said in (
+    for promise, out, message in (
         ("broken.toml", "out", "already exists"),
         ("unknown.toml", "other", "promise: floors: 'recall@7' is not allowed"),
     ):
         assert code_of(promise, out) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("longtail-audit: ")
-        assert said in line
+        assert message in line
     assert not (tmp_path / "other").exists()

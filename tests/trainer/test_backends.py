@@ -134,13 +134,13 @@ def test_tensorflow_and_jax_take_the_same_steps(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["steps", str(tmp_path / "tensorflow.npz"), *JOBS])
     exec(STEPS, {})
 
-    one, other = (np.load(tmp_path / f"{name}.npz") for name in ("tensorflow", "jax"))
-    assert len(one.files) == len(JOBS) * 7
-    for name in one.files:
-        np.testing.assert_allclose(one[name], other[name], atol=1e-5, err_msg=name)
+    by_tensorflow, by_jax = (np.load(tmp_path / f"{name}.npz") for name in ("tensorflow", "jax"))
+    assert len(by_tensorflow.files) == len(JOBS) * 7
+    for name in by_tensorflow.files:
+        np.testing.assert_allclose(by_tensorflow[name], by_jax[name], atol=1e-5, err_msg=name)
     for name in JOBS:
-        assert one[f"{name}: loss 0"] != one[f"{name}: loss 1"]
-        assert one[f"{name}: biases"].any()
+        assert by_tensorflow[f"{name}: loss 0"] != by_tensorflow[f"{name}: loss 1"]
+        assert by_tensorflow[f"{name}: biases"].any()
 
 
 @pytest.mark.nightly

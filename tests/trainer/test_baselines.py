@@ -50,11 +50,11 @@ def planted() -> tuple[Pairs, Pairs]:
     """
     rng = np.random.default_rng(3)
     query = np.repeat(np.arange(QUERIES), 8)
-    own = (query % 3) * 8 + np.minimum(rng.geometric(0.3, len(query)), 8) - 1
-    label = np.where(rng.random(len(query)) < 0.1, rng.integers(L, size=len(query)), own)
+    favourite = (query % 3) * 8 + np.minimum(rng.geometric(0.3, len(query)), 8) - 1
+    label = np.where(rng.random(len(query)) < 0.1, rng.integers(L, size=len(query)), favourite)
     pairs = Pairs(query.astype(np.int32), label.astype(np.int32), None, rng.permutation(len(query)).astype(np.float64))
-    held = (np.arange(len(query)) % 2 == 0) | (query >= QUERIES - 2)
-    return pairs.take(~held).sorted(), pairs.take(held).sorted()
+    is_held_out = (np.arange(len(query)) % 2 == 0) | (query >= QUERIES - 2)
+    return pairs.take(~is_held_out).sorted(), pairs.take(is_held_out).sorted()
 
 
 TRAIN, HELD_OUT = planted()
@@ -78,11 +78,11 @@ def dense(pairs: Pairs) -> np.ndarray:
 
 def sorted_lists(scores_QL: np.ndarray) -> list[list[int]]:
     """Best first, by score, then popularity, then row; unseen labels alone, and popularity for the two newcomers."""
-    seen, lists = dense(TRAIN) > 0, []
+    seen_QL, lists = dense(TRAIN) > 0, []
     for query in TASK.rows_N:
-        scores = scores_QL[query] if seen[query].any() else COUNTS
+        scores = scores_QL[query] if seen_QL[query].any() else COUNTS
         ranking = sorted(range(L), key=lambda label: (-scores[label], -COUNTS[label], label))
-        lists.append([label for label in ranking if not seen[query, label]][:K])
+        lists.append([label for label in ranking if not seen_QL[query, label]][:K])
     return lists
 
 
@@ -131,8 +131,8 @@ def test_attribute_share_is_taste_for_a_value_times_popularity_within(share: flo
             scores[query, label] = taste * within[label] / within[same].sum()
 
     settings = {"column": "colour", "smoothing": 5, "share": share}
-    found = attribute_share(data, settings)(np.arange(QUERIES, dtype=np.int32))
-    np.testing.assert_allclose(found, scores, rtol=1e-5)
+    computed = attribute_share(data, settings)(np.arange(QUERIES, dtype=np.int32))
+    np.testing.assert_allclose(computed, scores, rtol=1e-5)
     planted_columns = dataclasses.replace(data, columns={"noise": shapes, "taste": np.arange(L) // 8})
     chosen = tuned(BASELINES["attribute share"], TASK, planted_columns, f"recall@{K}", FACTS)
     assert chosen["column"] == "taste"
@@ -145,8 +145,8 @@ def weighted(rng: np.random.Generator) -> Interactions:
     pairs = Pairs(
         query.astype(np.int32), label.astype(np.int32), weights=rng.random(len(query)).astype(np.float32) + 0.1
     )
-    known = Pairs(np.append(pairs.queries, np.int32([39, 39])), np.append(pairs.labels, np.int32([2, 7])))
-    return Interactions(pairs, Past.fixed(known, queries=40), queries=40, labels=15, seed=0, ordered=False)
+    known_pairs = Pairs(np.append(pairs.queries, np.int32([39, 39])), np.append(pairs.labels, np.int32([2, 7])))
+    return Interactions(pairs, Past.fixed(known_pairs, queries=40), queries=40, labels=15, seed=0, ordered=False)
 
 
 def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarray:
@@ -155,8 +155,8 @@ def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarr
     for label in range(data.labels):
         others = [other for other in range(data.labels) if other != label]
         near = sorted(others, key=lambda other: -similarity_LL[label, other])[:most]
-        for query, known in zip(data.past.known_pairs.queries, data.past.known_pairs.labels, strict=True):
-            scores_QL[query, label] += similarity_LL[label, known] if known in near else 0
+        for query, entry in zip(data.past.known_pairs.queries, data.past.known_pairs.labels, strict=True):
+            scores_QL[query, label] += similarity_LL[label, entry] if entry in near else 0
     return scores_QL
 
 
@@ -167,13 +167,13 @@ def test_item_knn_sums_the_nearest_of_each_candidate(most: int, shrink: float) -
     x_QL = data.pairs_of_training.toarray().astype(np.float64)
     x_QL /= np.maximum(np.linalg.norm(x_QL, axis=1, keepdims=True), 1e-12)
     similarity = np.zeros((15, 15))
-    for one in range(14):
-        for other in range(14):
-            norms = np.linalg.norm(x_QL[:, one]) * np.linalg.norm(x_QL[:, other])
-            similarity[one, other] = x_QL[:, one] @ x_QL[:, other] / (norms + shrink)
+    for label in range(14):
+        for neighbour in range(14):
+            norms = np.linalg.norm(x_QL[:, label]) * np.linalg.norm(x_QL[:, neighbour])
+            similarity[label, neighbour] = x_QL[:, label] @ x_QL[:, neighbour] / (norms + shrink)
 
-    found = item_knn(data, {"neighbours": most, "shrink": shrink} | FULL_READING)(np.arange(40, dtype=np.int32))
-    np.testing.assert_allclose(found, summed(data, similarity, most), rtol=1e-5, atol=1e-7)
+    computed = item_knn(data, {"neighbours": most, "shrink": shrink} | FULL_READING)(np.arange(40, dtype=np.int32))
+    np.testing.assert_allclose(computed, summed(data, similarity, most), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (1, 0.6), (0.5, 0.8), (1.5, 0.2)])
@@ -183,17 +183,17 @@ def test_rp3beta_walks_three_steps_and_divides_by_degree(most: int, alpha: float
     x_QL = data.pairs_of_training.toarray().astype(np.float64)
     of_query, of_label = x_QL.sum(axis=1), x_QL.sum(axis=0)
     walk = np.zeros((15, 15))
-    for known in range(14):
+    for entry in range(14):
         for query in range(39):
             for label in range(14):
-                back = x_QL[query, known] / of_label[known]
+                back = x_QL[query, entry] / of_label[entry]
                 forth = x_QL[query, label] / of_query[query] if of_query[query] else 0
-                walk[label, known] += back**alpha * forth**alpha / of_label[label] ** beta
+                walk[label, entry] += back**alpha * forth**alpha / of_label[label] ** beta
 
-    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta} | FULL_READING)(
+    computed = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta} | FULL_READING)(
         np.arange(40, dtype=np.int32)
     )
-    np.testing.assert_allclose(found, summed(data, walk, most), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(computed, summed(data, walk, most), rtol=1e-5, atol=1e-7)
 
 
 def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
@@ -205,10 +205,10 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
         x = x_QL[:, others]
         weights[others, label] = np.linalg.solve(x.T @ x + l2 * np.eye(14), x.T @ x_QL[:, label])
 
-    found = ease(data, {"l2": l2} | FULL_READING)(np.arange(40, dtype=np.int32))
-    known = np.zeros((40, 15))
-    known[data.past.known_pairs.queries, data.past.known_pairs.labels] = 1
-    np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
+    computed = ease(data, {"l2": l2} | FULL_READING)(np.arange(40, dtype=np.int32))
+    known_QL = np.zeros((40, 15))
+    known_QL[data.past.known_pairs.queries, data.past.known_pairs.labels] = 1
+    np.testing.assert_allclose(computed, known_QL @ weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("alpha", "power", "most"), [(0.6, 0.7, 14), (0.5, 1, 14), (0.3, 1.4, 3)])
@@ -229,13 +229,13 @@ def test_ease_in_blocks_equals_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     by_knn, by_ease = {"neighbours": 3, "shrink": 0} | FULL_READING, {"l2": 2} | FULL_READING
     fits = [item_knn(data, by_knn)(rows), ease(data, by_ease)(rows)]
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._AT_A_TIME", 4)
-    for whole, parts in zip(fits, (item_knn(data, by_knn), ease(data, by_ease)), strict=True):
-        np.testing.assert_allclose(parts(rows), whole, rtol=1e-4, atol=1e-5)
+    for expected, parts in zip(fits, (item_knn(data, by_knn), ease(data, by_ease)), strict=True):
+        np.testing.assert_allclose(parts(rows), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_histories_have_the_newest_pairs_with_decay() -> None:
-    known = tiny.pairs((0, 1), (0, 0), (0, 1), (0, 2), (2, 3), weights=[16, 4, 2, 8, 1])
-    data = Interactions(known, Past.fixed(known, queries=3), queries=3, labels=4, seed=0, ordered=True)
+    pairs = tiny.pairs((0, 1), (0, 0), (0, 1), (0, 2), (2, 3), weights=[16, 4, 2, 8, 1])
+    data = Interactions(pairs, Past.fixed(pairs, queries=3), queries=3, labels=4, seed=0, ordered=True)
 
     def read(last: int, decay: float) -> list[list[float]]:
         return data.histories(np.int32([2, 0, 1]), last, decay).toarray().tolist()
@@ -244,7 +244,7 @@ def test_histories_have_the_newest_pairs_with_decay() -> None:
     assert read(2, 1) == [[0, 0, 0, 1], [0, 2, 8, 0], [0, 0, 0, 0]]
     assert read(2, 0.5) == [[0, 0, 0, 1], [0, 1, 8, 0], [0, 0, 0, 0]]
     assert read(0, 0.5) == [[0, 0, 0, 1], [1, 1 + 2, 8, 0], [0, 0, 0, 0]], "16/8 + 2/2 of the repeated label"
-    unit = dataclasses.replace(data, past=Past.fixed(dataclasses.replace(known, weights=None), queries=3))
+    unit = dataclasses.replace(data, past=Past.fixed(dataclasses.replace(pairs, weights=None), queries=3))
     assert unit.histories(np.int32([0]), 0, 0.5).toarray().tolist() == [[0.25, 0.125 + 0.5, 1, 0]]
 
 
@@ -256,7 +256,7 @@ CHAIN = Interactions(
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "whole", "newest"),
+    ("name", "settings", "all_scores", "newest_scores"),
     [
         # Similarities of 0 and 1, of 1 and 2: (½) / (√½ · 1) = √½.
         ("item-kNN", {"neighbours": 2, "shrink": 0}, [0.5**0.5, 2**0.5, 0.5**0.5], [0.5**0.5, 0.5**1.5, 0.5**0.5]),
@@ -269,11 +269,11 @@ CHAIN = Interactions(
     ],
 )  # fmt: skip
 def test_scores_of_two_pairs_with_decay(
-    name: str, settings: dict[str, float], whole: list[float], newest: list[float]
+    name: str, settings: dict[str, float], all_scores: list[float], newest_scores: list[float]
 ) -> None:
     fit, row = BASELINES[name].fit, np.int32([2])
-    np.testing.assert_allclose(fit(CHAIN, settings | FULL_READING)(row), [whole], rtol=1e-5)
-    np.testing.assert_allclose(fit(CHAIN, settings | {"last": 2, "decay": 0.5})(row), [newest], rtol=1e-5)
+    np.testing.assert_allclose(fit(CHAIN, settings | FULL_READING)(row), [all_scores], rtol=1e-5)
+    np.testing.assert_allclose(fit(CHAIN, settings | {"last": 2, "decay": 0.5})(row), [newest_scores], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["item-kNN", "RP3beta", "EASE", "Turbo-CF"])
@@ -292,9 +292,9 @@ def moved() -> tuple[Interactions, Task]:
         rows += [(query, old + label) for label in rng.permutation(8)[:6]] + [(query, new + query % 4)]
     held_out = tiny.pairs(*((query, label // 8 * 8 + 4 + query % 4) for query, label in rows[6::7]))
     # Other queries know all labels of one taste.
-    known = tiny.pairs(*rows, *((30 + taste, taste * 8 + label) for taste in range(3) for label in range(8)))
-    past = Past.fixed(known, queries=33)
-    data = Interactions(known, past, queries=33, labels=24, seed=0, ordered=True)
+    pairs = tiny.pairs(*rows, *((30 + taste, taste * 8 + label) for taste in range(3) for label in range(8)))
+    past = Past.fixed(pairs, queries=33)
+    data = Interactions(pairs, past, queries=33, labels=24, seed=0, ordered=True)
     return data, Task.of(held_out, past, CONFIG, labels=24, seed=0)
 
 
@@ -362,7 +362,7 @@ def test_a_reading_is_chosen_in_every_comparison_of_ordered_pairs() -> None:
     assert result.settings["EASE"].keys() == {"l2", "last", "decay"}
     assert 0 < result.settings["EASE"]["last"] <= 50
     assert result.settings["iALS"].keys() == {"confidence", "regularization"}
-    value, alike = (each.baselines["EASE"][f"recall@{K}"].value for each in (result, blind))
+    value, alike = (comparison.baselines["EASE"][f"recall@{K}"].value for comparison in (result, blind))
     assert value > alike
     assert blind.settings["EASE"] == unordered.settings["EASE"] == {"l2": 200, "last": 0, "decay": 1}
     assert result.notes == unordered.notes == []
@@ -392,22 +392,22 @@ def test_ials_solves_the_normal_equations() -> None:
 
     def solved(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
         """min Σ c (p − x·y)² + l2 |x|², where c = confidence·r and p = 1 at r > 0, and c = 1, p = 0 elsewhere."""
-        made = []
+        solutions = []
         for row in rows:
             weight = np.where(row > 0, confidence * row, 1.0)
             gram = (other.T * weight) @ other + l2 * np.eye(factors)
-            made.append(np.linalg.solve(gram, other.T @ np.where(row > 0, weight, 0.0)))
-        return np.array(made)
+            solutions.append(np.linalg.solve(gram, other.T @ np.where(row > 0, weight, 0.0)))
+        return np.array(solutions)
 
     for _ in range(15):
         users = solved(matrix, items)
         items = solved(matrix.T, users)
     expected = sorted_lists(solved(matrix, items) @ items.T)
-    found = answers("iALS")
+    top_lists = answers("iALS")
 
-    agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, found.tolist(), strict=True)])
+    agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, top_lists.tolist(), strict=True)])
     assert agreement > 0.9
-    ours, theirs = (TASK.metrics(np.int32(lists), FACTS)[f"recall@{K}"].value for lists in (found, expected))
+    ours, theirs = (TASK.metrics(np.int32(lists), FACTS)[f"recall@{K}"].value for lists in (top_lists, expected))
     assert ours == pytest.approx(theirs, abs=0.02)
 
 
@@ -454,9 +454,9 @@ def test_model_worse_than_a_baseline_is_reported() -> None:
     ours = result.model[f"recall@{K}"].value
     assert result.difference.value == pytest.approx(ours - values[result.best])
     for name, metrics in result.baselines.items():
-        apart = result.differences[name]
-        assert {"ndcg@5", "hit_rate@5", "recall@5/tail"} < apart.keys()
-        for metric, interval in apart.items():
+        differences = result.differences[name]
+        assert {"ndcg@5", "hit_rate@5", "recall@5/tail"} < differences.keys()
+        for metric, interval in differences.items():
             assert interval.value == pytest.approx(result.model[metric].value - metrics[metric].value, abs=1e-9)
             assert interval.low <= interval.value <= interval.high
     assert result.notes == [
@@ -518,11 +518,11 @@ def test_unseen_labels_are_found_at_any_depth() -> None:
     for _ in range(100):
         labels, queries = (int(count) for count in rng.integers(1, 60, 2))
         k, order_L = int(rng.integers(1, min(labels, 3) + 1)), rng.permutation(labels)
-        seen = np.unique(rng.integers(0, 10 * labels, int(rng.integers(0, 20 * labels))))
+        seen_cells = np.unique(rng.integers(0, 10 * labels, int(rng.integers(0, 20 * labels))))
         request_queries = rng.integers(0, 10, queries).astype(np.int32)
-        known = Pairs((seen // labels).astype(np.int32), (seen % labels).astype(np.int32))
-        past = Past.fixed(known, queries=10, requests=request_queries)
-        found = _select_unseen(dataclasses.replace(TASK, rows_N=np.arange(queries), past=past, k=k), order_L)
-        for asker, top in zip(request_queries, found, strict=True):
-            unseen = [label for label in order_L if asker * labels + label not in seen][:k]
+        known_pairs = Pairs((seen_cells // labels).astype(np.int32), (seen_cells % labels).astype(np.int32))
+        past = Past.fixed(known_pairs, queries=10, requests=request_queries)
+        top_lists = _select_unseen(dataclasses.replace(TASK, rows_N=np.arange(queries), past=past, k=k), order_L)
+        for asker, top in zip(request_queries, top_lists, strict=True):
+            unseen = [label for label in order_L if asker * labels + label not in seen_cells][:k]
             assert top.tolist() == unseen + [-1] * (k - len(unseen))

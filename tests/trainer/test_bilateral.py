@@ -46,8 +46,8 @@ def by_hand(of: SampledLogits, power: float, groups_B: np.ndarray | None = None)
     losses = []
     for row, positive in enumerate(of.positive_B):
         shared = [positive] if groups_B is None else of.positive_B[groups_B == groups_B[row]]
-        left = of.negative_BM[row][~of.hits_BM[row]].astype(np.float64)
-        losses.append(power * np.log(np.exp(left).sum()) - np.log(np.exp(np.float64(shared)).mean()))
+        unmasked = of.negative_BM[row][~of.hits_BM[row]].astype(np.float64)
+        losses.append(power * np.log(np.exp(unmasked).sum()) - np.log(np.exp(np.float64(shared)).mean()))
     return np.array(losses)
 
 
@@ -70,8 +70,8 @@ def test_gradients_equal_central_differences() -> None:
         losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25}, terms=(POOLED,))(moved)
         return ops.sum(losses_B), losses_B
 
-    places = [ops.convert_to_tensor(of.positive_B), ops.convert_to_tensor(of.negative_BM)]
-    _, (by_positive_B, by_negative_BM), _ = backend.value_and_gradients(total, places, [])
+    tensors = [ops.convert_to_tensor(of.positive_B), ops.convert_to_tensor(of.negative_BM)]
+    _, (by_positive_B, by_negative_BM), _ = backend.value_and_gradients(total, tensors, [])
 
     for row in range(len(of.positive_B)):
         step_B = 1e-4 * (np.arange(len(of.positive_B)) == row)

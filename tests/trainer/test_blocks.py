@@ -29,8 +29,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
-    shown = SHOWN if model.recipe.loss.impressions else {}
-    batch = tiny.batch(BATCH, **OF_ROWS, **KNOWN, **shown)
+    impressions = SHOWN if model.recipe.loss.impressions else {}
+    batch = tiny.batch(BATCH, **OF_ROWS, **KNOWN, **impressions)
     losses = [float(model.train_step(batch)) for _ in range(2)]
     return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
 
@@ -66,8 +66,8 @@ def test_a_step_in_blocks_equals_a_step_of_the_batch(job: str, rows: int, monkey
     monkeypatch.setattr(batch_loss, "_LEAST_ROWS", rows)
     in_blocks, others = stepped(made(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
-    for found, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(others, variables, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.usefixtures("xla")
@@ -78,5 +78,5 @@ def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(batch_loss, "_LEAST_ROWS", 4)
     in_blocks, others = stepped(made(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
-    for found, expected in zip(others, variables, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(others, variables, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)

@@ -33,11 +33,11 @@ def test_reserved_slots_hold_the_best_of_the_tail() -> None:
     first, tail_first = lists(scores), lists(scores + 1e3 * (buckets == 2))
     assert (first == -1).any()
     for reserved in range(k + 1):
-        for row, found in enumerate(reserve_slots(first, tail_first, buckets, reserved)):
+        for row, slots in enumerate(reserve_slots(first, tail_first, buckets, reserved)):
             order = [label for label in np.argsort(-scores[row]).tolist() if scores[row, label] > -np.inf]
             tail = [label for label in order if buckets[label] == 2][:reserved]
             others = [label for label in order if label not in tail][: k - len(tail)]
-            assert sorted(found[found >= 0].tolist()) == sorted(tail + others), (row, reserved)
+            assert sorted(slots[slots >= 0].tolist()) == sorted(tail + others), (row, reserved)
     assert reserve_slots(first, tail_first, buckets, 0).tolist() == first.tolist()
 
 

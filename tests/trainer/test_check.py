@@ -72,18 +72,18 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / "recipe.toml"
 
 
-def shown(found: CheckReport, width: int = 80) -> str:
+def print_report(report: CheckReport, width: int = 80) -> str:
     screen = io.StringIO()
-    show(found, Console(file=screen, width=width))
+    show(report, Console(file=screen, width=width))
     return screen.getvalue()
 
 
 def test_splits_are_counted(small: Path) -> None:
-    found = check(small)
+    report = check(small)
 
-    assert (found.ok, found.queries, found.labels) == (True, 4, 5)
-    assert found.rows == ["Without a row in data.labels: 1 of the 4 labels in interactions"]
-    train, test = found.splits["train"], found.splits["test"]
+    assert (report.ok, report.queries, report.labels) == (True, 4, 5)
+    assert report.rows == ["Without a row in data.labels: 1 of the 4 labels in interactions"]
+    train, test = report.splits["train"], report.splits["test"]
     assert train == {
         "pairs": 7, "distinct": 6, "queries": 3, "labels": 3, "first": "2023-11-15 00:00", "last": "2023-11-21 00:00",
     }  # fmt: skip
@@ -91,13 +91,13 @@ def test_splits_are_counted(small: Path) -> None:
         "pairs": 4, "distinct": 4, "queries": 2, "labels": 3, "first": "2023-11-22 00:00", "last": "2023-11-25 00:00",
         "new queries": 1, "new labels": 1, "on new labels": 1, "short": 0, "seen": 1, "to find": 3,
     }  # fmt: skip
-    assert "test: 1 pairs (25.0%) are of labels without a training pair" in found.warnings
+    assert "test: 1 pairs (25.0%) are of labels without a training pair" in report.warnings
     assert check(small, overrides=["evaluation.exclude_seen=false"]).splits["test"]["to find"] == 4
 
 
 def test_features_are_measured(small: Path) -> None:
     """Items 9 and 4 have no brand, and 9 no price: of the brands that there are, x is known and y is not."""
-    figures = {each.pop("feature"): tuple(each.values()) for each in check(small).features}
+    figures = {row.pop("feature"): tuple(row.values()) for row in check(small).features}
 
     assert figures["query user"] == ("id", "user", 3, pytest.approx(1 / 3), None)
     assert figures["query seen"] == ("history", "item", 4, 0, 0)
@@ -106,9 +106,9 @@ def test_features_are_measured(small: Path) -> None:
 
 
 def test_negatives_are_counted_per_accumulated_part(small: Path) -> None:
-    whole, parts = check(small), check(small, overrides=["training.accumulate=2"])
-    assert whole.steps == {"batch_size": 4, "negatives": 4 + 3, "steps_per_epoch": 1, "steps": 5}
-    assert (parts.steps["batch_size"], parts.steps["negatives"]) == (4, 2 + 3)
+    report, accumulated = check(small), check(small, overrides=["training.accumulate=2"])
+    assert report.steps == {"batch_size": 4, "negatives": 4 + 3, "steps_per_epoch": 1, "steps": 5}
+    assert (accumulated.steps["batch_size"], accumulated.steps["negatives"]) == (4, 2 + 3)
 
 
 BAD: dict[str, tuple[list[str], list[str]]] = {
@@ -136,13 +136,13 @@ BAD: dict[str, tuple[list[str], list[str]]] = {
 
 @pytest.mark.parametrize(("overrides", "problems"), BAD.values(), ids=BAD)
 def test_problems_of_fit_are_listed(small: Path, overrides: list[str], problems: list[str]) -> None:
-    found = check(small, overrides=overrides)
+    report = check(small, overrides=overrides)
 
-    assert not found.ok
-    said = "\n".join(found.problems)
+    assert not report.ok
+    text = "\n".join(report.problems)
     for problem in problems:
-        assert problem in said
-    assert "fit would refuse this" in shown(found)
+        assert problem in text
+    assert "fit would refuse this" in print_report(report)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:
@@ -154,18 +154,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, di
 
 
 def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run(capsys, small)
-    assert (code, found["ok"], found["splits"]["test"]["to find"]) == (0, True, 3)
+    code, output = run(capsys, small)
+    assert (code, output["ok"], output["splits"]["test"]["to find"]) == (0, True, 3)
 
-    code, found = run(capsys, small, "--set", "data.since=2023-11-18")
-    assert (code, found["splits"]["train"]["pairs"]) == (0, 4)
-    assert found["rows"][0] == "Left out, of 11 rows read: 3 by data.since"
+    code, output = run(capsys, small, "--set", "data.since=2023-11-18")
+    assert (code, output["splits"]["train"]["pairs"]) == (0, 4)
+    assert output["rows"][0] == "Left out, of 11 rows read: 3 by data.since"
 
-    code, found = run(capsys, small, "--set", "data.train=gone.parquet")
-    assert (code, found["ok"]) == (1, False)
-    assert found["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
-    code, found = run(capsys, small, "--set", "data.train=tran.parquet")
-    assert found["problems"][0].endswith("expected a parquet file, found none: did you mean 'train.parquet'?")
+    code, output = run(capsys, small, "--set", "data.train=gone.parquet")
+    assert (code, output["ok"]) == (1, False)
+    assert output["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
+    code, output = run(capsys, small, "--set", "data.train=tran.parquet")
+    assert output["problems"][0].endswith("expected a parquet file, found none: did you mean 'train.parquet'?")
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_column_that_no_service_could_display_is_refused_before_training(small
     pq.write_table(items.append_column("odd", column), small.parent / "items.parquet")
     overrides = ['data.display=["brand", "price", "odd"]']
 
-    (said,) = check(small, overrides=overrides).problems
-    assert said.startswith("data.display: column 'odd': expected text in UTF-8, numbers, booleans, dates")
+    (problem,) = check(small, overrides=overrides).problems
+    assert problem.startswith("data.display: column 'odd': expected text in UTF-8, numbers, booleans, dates")
     with pytest.raises(DataError, match="column 'odd': expected text in UTF-8"):
         fit(small, small.parent / "bundle", overrides=overrides)
     assert not (small.parent / "bundle").exists()
@@ -197,8 +197,8 @@ def test_held_out_pairs_older_than_training_are_warned_of(tmp_path: Path, strate
     text = tiny.RECIPE.replace('split = { strategy = "leave_last_out" }', split) + "exclude_seen = false\n"
     recipe = tiny.write_job(tmp_path, recipe=text)
     pq.write_table(pq.read_table(tmp_path / "interactions.parquet"), tmp_path / "test.parquet")
-    found = check(recipe)
-    assert found.ok, found.problems
-    said = [each for each in found.warnings if "older than the newest training pair" in each]
-    assert len(said) == (strategy != "temporal")
-    assert not any("e+" in each for each in said), "100 %, not 1e+02 %"
+    report = check(recipe)
+    assert report.ok, report.problems
+    warnings = [warning for warning in report.warnings if "older than the newest training pair" in warning]
+    assert len(warnings) == (strategy != "temporal")
+    assert not any("e+" in warning for warning in warnings), "100 %, not 1e+02 %"

@@ -126,19 +126,19 @@ def test_check_refuses_what_fit_refuses(job: tuple[dict[str, Any], dict[str, pa.
         folder = Path(name)
         for table_name, table in tables.items():
             pq.write_table(table, folder / f"{table_name}.parquet")
-        places = {"data": ("train", "queries", "labels"), "evaluation": ("target_prior",)}
-        for section, keys in places.items():
+        path_keys = {"data": ("train", "queries", "labels"), "evaluation": ("target_prior",)}
+        for section, keys in path_keys.items():
             sections[section] |= {key: folder / sections[section][key] for key in keys if key in sections[section]}
         try:
             recipe = Recipe.model_validate({"name": "drawn", **sections})
         except ValidationError:
             return  # neither sees the data
-        found, said = check(recipe), io.StringIO()
+        report, screen = check(recipe), io.StringIO()
         try:
-            fit(recipe, folder / "bundle", Reporter(Console(file=said)))
+            fit(recipe, folder / "bundle", Reporter(Console(file=screen)))
         except (TrainerError, DataError) as error:
             refused = str(error)
         else:
             refused = None
-        assert found.ok == (refused is None), f"check: {found.problems}; fit: {refused}"
-        assert refused is None or "epoch 1/" not in said.getvalue(), f"fit trains before it refuses: {refused}"
+        assert report.ok == (refused is None), f"check: {report.problems}; fit: {refused}"
+        assert refused is None or "epoch 1/" not in screen.getvalue(), f"fit trains before it refuses: {refused}"

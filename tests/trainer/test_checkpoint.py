@@ -42,8 +42,8 @@ def test_checkpoints_restore_variables_to_the_bit(tmp_path: Path, trained: TwoTo
     checkpoints.save("latest", trained.variables, {"epoch": 3, "step": 7, "loss": 0.1 + 0.2})
 
     assert checkpoints.load("latest", other.variables) == {"epoch": 3, "step": 7, "loss": 0.1 + 0.2}
-    for one, another in zip(saved, values(other), strict=True):
-        np.testing.assert_array_equal(one, another)
+    for expected, actual in zip(saved, values(other), strict=True):
+        np.testing.assert_array_equal(expected, actual)
     assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
 
 
@@ -80,8 +80,8 @@ def test_checkpoints_hold_what_steps_change(tmp_path: Path, sections: dict[str, 
     trained, other = (tiny.model(tiny.recipe(**sections), data, batch_size=2, total_steps=4) for _ in range(2))
 
     def step(model: TwoTower, *rows: int) -> float:
-        asked = {"_request": train.queries[[*rows]], "_objective": train.objectives[[*rows]], "_pair": np.int32(rows)}
-        return float(model.train_step(tiny.batch(TRAIN.take(np.array(rows)), **asked)))
+        columns = {"_request": train.queries[[*rows]], "_objective": train.objectives[[*rows]], "_pair": np.int32(rows)}
+        return float(model.train_step(tiny.batch(TRAIN.take(np.array(rows)), **columns)))
 
     for rows in ((0, 2), (3, 4)):
         step(trained, *rows)
@@ -89,8 +89,8 @@ def test_checkpoints_hold_what_steps_change(tmp_path: Path, sections: dict[str, 
     Checkpoints(tmp_path, "run").load("latest", other.variables)
 
     assert step(other, 0, 5) == step(trained, 0, 5)
-    for one, another in zip(values(trained), values(other), strict=True):
-        np.testing.assert_array_equal(one, another)
+    for expected, actual in zip(values(trained), values(other), strict=True):
+        np.testing.assert_array_equal(expected, actual)
     assert names <= {it.name for it in trained.variables}
 
 
@@ -131,8 +131,8 @@ def test_a_checkpoint_of_another_run_is_refused_and_unchanged(tmp_path: Path, tr
         Checkpoints(tmp_path, "other").load("latest", trained.variables)
 
     assert contents(tmp_path) == before
-    for one, another in zip(untouched, values(trained), strict=True):
-        np.testing.assert_array_equal(one, another)
+    for expected, actual in zip(untouched, values(trained), strict=True):
+        np.testing.assert_array_equal(expected, actual)
 
 
 RECIPE = tiny.recipe()

@@ -62,9 +62,9 @@ def test_user_error_is_one_line_and_exit_code_2(
 ) -> None:
     existing = tmp_path / "existing"
     existing.mkdir()
-    places = {"RECIPE": job, "OUT": tmp_path / "out", "EXISTING": existing}
+    replacements = {"RECIPE": job, "OUT": tmp_path / "out", "EXISTING": existing}
 
-    code, _, errors = run(capsys, *(places.get(word, word.replace('"', "")) for word in command.split()))
+    code, _, errors = run(capsys, *(replacements.get(word, word.replace('"', "")) for word in command.split()))
 
     assert code == 2
     assert errors.startswith("longtail-train: ")
@@ -81,9 +81,9 @@ def test_an_existing_out_is_refused_before_any_work(
     monkeypatch.setattr("longtail.trainer.data.sources.fetch", lambda *_, **__: pytest.fail("downloads"))
     out = tmp_path / "out"
     out.write_text("mine")
-    places = {"RECIPE": job, "OUT": out, "WORK": tmp_path}
+    replacements = {"RECIPE": job, "OUT": out, "WORK": tmp_path}
 
-    code, _, errors = run(capsys, *(places.get(word, word) for word in command.split()))
+    code, _, errors = run(capsys, *(replacements.get(word, word) for word in command.split()))
 
     assert (code, out.read_text()) == (2, "mine")
     assert errors == f"longtail-train: {out} already exists: expected a path that is free; nothing was changed\n"
@@ -106,10 +106,10 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
     assert "the best on valid, is an end of evaluation.bias_removal: try a wider grid" in " ".join(out.split())
     assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out
     held_out = json.loads((tmp_path / "out" / "metrics.json").read_text())["held_out"]
-    for split, found in held_out.items():
-        assert found["pairs"] == 40
-        assert found["repeated"] > 0
-        words = f"{split.capitalize()}: 40 pairs → {found['measured']} to find of {found['queries']} queries"
+    for split, counts in held_out.items():
+        assert counts["pairs"] == 40
+        assert counts["repeated"] > 0
+        words = f"{split.capitalize()}: 40 pairs → {counts['measured']} to find of {counts['queries']} queries"
         assert words in out
         assert words.partition(": ")[2] in (tmp_path / "out" / "report.html").read_text()
     assert f"Bundle {tmp_path / 'out'}" in out
@@ -127,9 +127,10 @@ def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys:
     names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in out.strip().splitlines()]
     trained = finished.trained
     scored = replace(trained, recipe=load_recipe(finished.recipe, [propensity]))
-    known = trained.dataset.train.merge_later(trained.dataset.valid)
+    known_pairs = trained.dataset.train.merge_later(trained.dataset.valid)
     curve = scored.curve(
-        *trained.dataset.with_past(trained.dataset.test, known), [Setting(at) for at in (0.0, 0.5, 1.0)]
+        *trained.dataset.with_past(trained.dataset.test, known_pairs),
+        [Setting(bias_removal) for bias_removal in (0.0, 0.5, 1.0)],
     )
     for row, point in zip(rows, curve, strict=True):
         for name in ("psp@5", "psndcg@5"):

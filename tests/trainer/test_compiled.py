@@ -22,13 +22,13 @@ LOSSES: dict[str, dict[str, Any]] = FAMILIES | {
 }  # fmt: skip
 
 
-def same(one: TwoTower, other: TwoTower, batch: Any) -> None:
+def same(compiled: TwoTower, eager: TwoTower, batch: Any) -> None:
     for _ in range(2):
-        losses = [float(model.train_step(batch)) for model in (one, other)]
+        losses = [float(model.train_step(batch)) for model in (compiled, eager)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for variable, of_other in zip(one.variables, other.variables, strict=True):
-        found, expected = (ops.convert_to_numpy(each) for each in (variable, of_other))
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=variable.path)
+    for variable, of_other in zip(compiled.variables, eager.variables, strict=True):
+        actual, expected = (ops.convert_to_numpy(value) for value in (variable, of_other))
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4, err_msg=variable.path)
 
 
 LIKE_ANOTHER = (
@@ -48,9 +48,9 @@ def test_compiled_losses_equal_eager_losses(loss: str, monkeypatch: pytest.Monke
     compiled = made(recipe)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     each_B = np.arange(B, dtype=np.int32)
-    asked = {"_pair": each_B, "_group": each_B, "_request": BATCH.queries, "_pairs": np.float32(each_B + 1)}
-    known = {"_known": np.int32([1, 1, 2, 4]), "_known_rows": np.int32([0, 1, 1, 3])}
-    same(compiled, made(recipe), tiny.batch(BATCH, **asked, **known))
+    columns = {"_pair": each_B, "_group": each_B, "_request": BATCH.queries, "_pairs": np.float32(each_B + 1)}
+    known_columns = {"_known": np.int32([1, 1, 2, 4]), "_known_rows": np.int32([0, 1, 1, 3])}
+    same(compiled, made(recipe), tiny.batch(BATCH, **columns, **known_columns))
 
 
 def test_compiled_steps_equal_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:

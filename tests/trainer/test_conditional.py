@@ -106,9 +106,11 @@ def log_q_of_all(sampler: Sampler, of: DrawContext) -> np.ndarray:
 
 def assert_drawn_by(drawn_BM: np.ndarray, q_BL: np.ndarray) -> None:
     for drawn_M, q_L in zip(drawn_BM, q_BL, strict=True):
-        found, expected = np.bincount(drawn_M, minlength=L), len(drawn_M) * q_L
-        assert len(found) == L
-        assert ((found - expected) ** 2 / expected).sum() < 20.52, "the 99.9 % quantile of χ² with 5 degrees of freedom"
+        counts, expected = np.bincount(drawn_M, minlength=L), len(drawn_M) * q_L
+        assert len(counts) == L
+        assert ((counts - expected) ** 2 / expected).sum() < 20.52, (
+            "the 99.9 % quantile of χ² with 5 degrees of freedom"
+        )
 
 
 def test_the_tree_s_draws_follow_the_proposal() -> None:
@@ -126,8 +128,8 @@ def test_log_q_of_the_tree_equals_the_proposal() -> None:
 
     np.testing.assert_allclose(log_q_of_all(sampler, of), LOG_P, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.exp(LOG_P).sum(axis=1), 1, rtol=1e-6)
-    one = np.asarray(sampler.log_q(of, of.positive_B))
-    np.testing.assert_allclose(one, [LOG_P[0, 5], LOG_P[1, 2]], rtol=1e-5)
+    row_log_q = np.asarray(sampler.log_q(of, of.positive_B))
+    np.testing.assert_allclose(row_log_q, [LOG_P[0, 5], LOG_P[1, 2]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("sampler", ["adversarial", "model"])
@@ -136,9 +138,9 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
     """A uniform number may be exactly 0: below any odds that are not 0 themselves."""
     extreme = 0.0 if least else np.nextafter(np.float32(1), np.float32(0))
     monkeypatch.setattr(keras.random, "uniform", lambda shape, **_: ops.full(shape, extreme, "float32"))
-    made = tree(negatives=3) if sampler == "adversarial" else by_the_model(negatives=3)
+    negative_sampler = tree(negatives=3) if sampler == "adversarial" else by_the_model(negatives=3)
     of = context([0, 1], inputs=INPUTS, queries=QUERIES)
-    drawn_BM = np.asarray(made.draw(keras.random.SeedGenerator(1), of))
+    drawn_BM = np.asarray(negative_sampler.draw(keras.random.SeedGenerator(1), of))
 
     rightmost, leftmost = 2, 3
     if sampler == "adversarial":
@@ -176,9 +178,9 @@ def test_with_many_features_q_is_the_softmax_of_the_scaled_cosines() -> None:
 @pytest.mark.parametrize(("bandwidth", "expected"), [(None, LOGITS), (3.0, 3 * QUERIES @ LABELS.T)])
 def test_the_exact_model_draws_by_the_softmax_of_its_logits(bandwidth: float | None, expected: np.ndarray) -> None:
     """Temperature and bias are in f = u·v/T + b; a bandwidth is in their place."""
-    made = log_q_of_all(by_the_model(exact=True, bandwidth=bandwidth), context([0, 1], queries=QUERIES))
+    log_q_BL = log_q_of_all(by_the_model(exact=True, bandwidth=bandwidth), context([0, 1], queries=QUERIES))
 
-    np.testing.assert_allclose(np.exp(made), softmax(expected), rtol=1e-4)
+    np.testing.assert_allclose(np.exp(log_q_BL), softmax(expected), rtol=1e-4)
 
 
 @pytest.mark.parametrize("labels", [2, 3, 64, 1000])
@@ -210,26 +212,26 @@ def test_the_minimum_variance_sampler_leaves_no_variance(family: str, weight: st
 
     def losses(drawn: np.ndarray, log_q_B: np.ndarray, log_q_BM: np.ndarray) -> np.ndarray:
         f = LOGITS[0].astype(np.float32)
-        made = objective(
+        losses_B = objective(
             SampledLogits(
                 ops.full((len(drawn),), f[positive]), ops.convert_to_tensor(f[drawn]),
                 ops.convert_to_tensor(drawn == positive), ops.full((len(drawn),), log_pi_L[positive]),
                 ops.convert_to_tensor(log_pi_L[drawn]), ops.convert_to_tensor(log_q_B), ops.convert_to_tensor(log_q_BM),
             )
         )  # fmt: skip
-        return np.asarray(made)
+        return np.asarray(losses_B)
 
     sampler = best(family, weight, negatives=3, rows=rows, **arguments)
     drawn = sampler.draw(keras.random.SeedGenerator(5), of)
-    found = losses(
+    estimates = losses(
         np.asarray(drawn), np.asarray(sampler.log_q(of, of.positive_B)), np.asarray(sampler.log_q(of, drawn))
     )
     every = np.tile(np.arange(L, dtype=np.int32), (2, 1))
     full = losses(every, np.float32([-np.log(L)] * 2), np.full(every.shape, -np.log(L), np.float32))[0]
 
     assert (np.asarray(drawn) != positive).all()
-    assert found.std() < 1e-5 * full
-    np.testing.assert_allclose(found, full, rtol=1e-4)
+    assert estimates.std() < 1e-5 * full
+    np.testing.assert_allclose(estimates, full, rtol=1e-4)
     uniform = np.random.default_rng(1).choice(np.flatnonzero(others), (rows, 3)).astype(np.int32)
     assert (
         losses(uniform, np.full(rows, -np.log(L), np.float32), np.full((rows, 3), -np.log(L), np.float32)).std() > 0.01
@@ -290,14 +292,14 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     """The bracket is exact in expectation, its logarithm below [R21 Lemma 2], whatever the query's q."""
     rows, m, positive = 20_000, 4, 2
     catalogue = SamplerSetup(UNIFORM, rows, DIM, TREE)
-    made = SAMPLERS[sampler](catalogue, negatives=m)
-    if made.refresh is not None:
-        made.refresh(TABLE)
+    negative_sampler = SAMPLERS[sampler](catalogue, negatives=m)
+    if negative_sampler.refresh is not None:
+        negative_sampler.refresh(TABLE)
     inputs = {name: np.repeat(column[:1], rows, axis=0) for name, column in INPUTS.items()}
     of = context([positive] * rows, inputs=inputs, queries=np.repeat(QUERIES[:1], rows, axis=0))
-    drawn = made.draw(keras.random.SeedGenerator(3), of)
+    drawn = negative_sampler.draw(keras.random.SeedGenerator(3), of)
     logits = (3 * LABELS @ QUERIES[0]).astype(np.float32)
-    log_q = made.log_q(of, of.positive_B), made.log_q(of, drawn)
+    log_q = negative_sampler.log_q(of, of.positive_B), negative_sampler.log_q(of, drawn)
     losses_B = np.asarray(
         Objective("softmax", "importance")(
             SampledLogits(

@@ -45,7 +45,7 @@ def test_an_interrupted_job_equals_an_uninterrupted_one(
 ) -> None:
     settings = [*settings, "training.epochs=2", "evaluation.baselines=[]"]
     monkeypatch.setattr(TrainingConfig, "checkpoint_steps", 3)
-    whole = run(tmp_path, settings, "whole")
+    uninterrupted = run(tmp_path, settings, "whole")
     advance, steps = EpochProgress.advance, iter(range(12))
 
     def breaks(self: EpochProgress, examples: int, *, loss: float) -> None:
@@ -59,9 +59,9 @@ def test_an_interrupted_job_equals_an_uninterrupted_one(
             run(tmp_path, settings, "broken")
     again = run(tmp_path, settings, "broken")
 
-    np.testing.assert_array_equal(again.embeddings, whole.embeddings)
-    np.testing.assert_array_equal(again.labels.bias, whole.labels.bias)
-    assert again.manifest.bias_removal == whole.manifest.bias_removal
+    np.testing.assert_array_equal(again.embeddings, uninterrupted.embeddings)
+    np.testing.assert_array_equal(again.labels.bias, uninterrupted.labels.bias)
+    assert again.manifest.bias_removal == uninterrupted.manifest.bias_removal
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_bundles_hold_the_tree_and_the_measured_dial(tmp_path: Path) -> None:
     curve = bundle.manifest.bias_removal.curve
     assert len({point.metrics["recall@3"].value for point in curve}) > 1, "the dial moves"
     likely = {point.bias_removal: point.metrics.get("log_likelihood") for point in curve if not point.popularity}
-    assert [found is None for found in likely.values()] == [True, True, False], "of log-probabilities: at λ = 1 alone"
+    assert [value is None for value in likely.values()] == [True, True, False], "of log-probabilities: at λ = 1 alone"
     assert likely[1.0].value < 0
 
     again = evaluate(tmp_path / "out", tmp_path / "recipe.toml", overrides=JOBS["adversarial"])

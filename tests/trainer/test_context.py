@@ -84,15 +84,15 @@ def test_a_pair_is_encoded_with_the_context_of_its_row(tmp_path: Path) -> None:
     train = dataset.train
     assert train.times is not None
     order = train.times.astype(int) - 1
-    found = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
+    encoded = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
 
     ids = encoding.vocabularies["device"].ids.to_pylist()
     assert ids == ["phone"], "two rows of the log have it; of web and of tv there is one row each"
-    assert found["device"].tolist() == [int(LOG["device"][row] == "phone") for row in order]
+    assert encoded["device"].tolist() == [int(LOG["device"][row] == "phone") for row in order]
     mean = (8 + 20 + 8 + 8 + 14) / 5
-    assert found["hour"].tolist() == pytest.approx([LOG["hour"][row] or mean for row in order])
+    assert encoded["hour"].tolist() == pytest.approx([LOG["hour"][row] or mean for row in order])
     words = [len(LOG["words"][row].split()) for row in order]
-    assert found["searched__weight"].sum(axis=1).tolist() == words
+    assert encoded["searched__weight"].sum(axis=1).tolist() == words
     (hour,) = (feature for feature in encoding.query_features if feature.name == "hour")
     assert hour.missing == pytest.approx(mean), "what a request without it is read as"
 
@@ -103,13 +103,13 @@ def test_batches_resume_at_a_step(tmp_path: Path) -> None:
     query = Encoding.fit(recipe, dataset).query
     settings = {"batch_size": 2, "seed": 1, "epoch": 2}
 
-    whole = dict(epoch_batches(dataset.train, query, first=0, **settings))
+    batches_by_step = dict(epoch_batches(dataset.train, query, first=0, **settings))
     rest = dict(epoch_batches(dataset.train, query, first=1, **settings))
 
     assert sorted(rest) == [1, 2]
     for step, batch in rest.items():
         assert {name: column.tolist() for name, column in batch.items()} == {
-            name: column.tolist() for name, column in whole[step].items()
+            name: column.tolist() for name, column in batches_by_step[step].items()
         }
 
 
@@ -117,7 +117,7 @@ def test_each_request_has_a_list() -> None:
     """Query 0 wants label 1 in one context and label 2 in another; each list shows one of them first."""
     request_queries = np.int32([0, 0, 1])
     held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), requests=np.int32([0, 1, 1, 2]))
-    known = Pairs(np.int32([0]), np.int32([0]))
+    known_pairs = Pairs(np.int32([0]), np.int32([0]))
     scores = np.float32([[9, 2, 1, 0], [9, 1, 2, 0], [3, 2, 1, 0]])
     labels = LabelSide.of(
         np.eye(4, dtype=np.float32), None, np.array([3, 2, 1, 1]), training_queries=2, temperature=1.0,
@@ -126,7 +126,7 @@ def test_each_request_has_a_list() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, Past.fixed(known, queries=2, requests=request_queries),
+        held_out, Past.fixed(known_pairs, queries=2, requests=request_queries),
         RankedModel(lambda rows: scores[rows], labels), config, seed=0, settings=[Setting(0.0)],
     )  # fmt: skip
 
@@ -148,14 +148,14 @@ def test_a_pair_is_encoded_with_the_attributes_of_its_time(tmp_path: Path) -> No
     recipe = load_recipe(write(tmp_path, data=AS_OF, features=TIER, log=LOG, users=USERS))
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset)
-    found = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
+    encoded = encoding.query.pair_inputs(np.arange(6), np.random.default_rng(0))
 
     names = [None, *encoding.vocabularies["tier"].ids.to_pylist()]
     assert dataset.query_ids.to_pylist() == ["a", "b"]
-    assert [names[row] for row in found["tier"]] == [None, "basic", "basic", "gold", None, "new"]
+    assert [names[row] for row in encoded["tier"]] == [None, "basic", "basic", "gold", None, "new"]
     mean = (40 + 50 + 30) / 3
-    assert found["age"].tolist() == pytest.approx([mean, 40, 40, 50, mean, 30])
-    assert found["user"].tolist() == [1, 1, 1, 1, 2, 2], "the query's own id has no versions"
+    assert encoded["age"].tolist() == pytest.approx([mean, 40, 40, 50, mean, 30])
+    assert encoded["user"].tolist() == [1, 1, 1, 1, 2, 2], "the query's own id has no versions"
 
 
 @pytest.mark.parametrize(

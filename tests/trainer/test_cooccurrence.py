@@ -38,9 +38,11 @@ class World:
 
     def __init__(self, queries: int = 30, labels: int = 40, *, bias: bool = False, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        known = tiny.pairs(*zip(np.repeat(np.arange(queries), 7), rng.integers(0, labels, 7 * queries), strict=True))
+        known_pairs = tiny.pairs(
+            *zip(np.repeat(np.arange(queries), 7), rng.integers(0, labels, 7 * queries), strict=True)
+        )
         self.labels, self.config = labels, tiny.recipe(evaluation={"ks": [3, 8], "metric": "recall@3"}).evaluation
-        self.past = Past.fixed(known, queries=queries)
+        self.past = Past.fixed(known_pairs, queries=queries)
         held_out = tiny.pairs(*zip(range(queries), rng.integers(0, labels, queries), strict=True))
         self.task = Task.of(held_out, self.past, self.config, labels=labels, seed=0)
         self.vectors = rng.normal(size=(queries, 4)).astype(np.float32)
@@ -51,23 +53,23 @@ class World:
             training_queries=queries, buckets=np.int8(rng.integers(0, 4, labels)), log_popularity=log_pi,
             augmentation=Augmentation(0.5, 1.0, 1.0 if bias else None, 1.0),
         )  # fmt: skip
-        (made,) = cooccurrences(LogPairs(known.queries, known.labels), labels, [SETTINGS])
-        self.made = made.scaled(20)
+        (term,) = cooccurrences(LogPairs(known_pairs.queries, known_pairs.labels), labels, [SETTINGS])
+        self.term = term.scaled(20)
 
     def brute(self, setting: Setting, k: int) -> list[list[int]]:
         """The k best labels of every row by all scores."""
-        weights, side = self.made.matrix().toarray(), self.side
+        weights, side = self.term.matrix().toarray(), self.side
         scores = self.vectors @ side.embeddings.T / 0.5 + setting.bias_removal * side.log_pn
         scores += setting.popularity * side.log_popularity + (0 if side.bias is None else side.bias)
         scores += np.array([0, setting.torso, setting.tail, setting.new])[side.buckets]
         best = []
-        for place, row in enumerate(self.task.rows_N.tolist()):
+        for i, row in enumerate(self.task.rows_N.tolist()):
             history = self.past.pairs.labels[7 * row : 7 * row + 7]
             c = sum(0.7**age * weights[label] for age, label in enumerate(history[::-1][:4]))
             of_row = scores[row] + setting.cooccurrence * c
             of_row[history] = -np.inf
             best.append(np.argsort(-of_row, kind="stable")[:k].tolist())
-            assert place == len(best) - 1
+            assert i == len(best) - 1
         return best
 
 
@@ -85,7 +87,7 @@ def test_lists_with_the_term_equal_a_full_ranking(bias: bool, block: int, monkey
     monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", block)
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
     lists, _ = tower_lists(world.task, RankedModel(lambda rows_B: world.vectors[rows_B], world.side), towers)
-    term = HistoryTerm(world.made, HistoryEntries(world.past))
+    term = HistoryTerm(world.term, HistoryEntries(world.past))
     top_SNK = lists.at(GRID, term)
     changed = 0
     for setting, top_NK in zip(GRID, top_SNK, strict=True):
@@ -109,14 +111,17 @@ def test_rows_without_features_are_ranked_by_popularity_and_the_term() -> None:
         lambda rows_B: world.vectors[rows_B], world.side, unknown=lambda rows_B: rows_B % 3 == 0
     )  # fmt: skip
     lists, _ = tower_lists(world.task, model, towers)
-    top_SNK = lists.at(GRID, HistoryTerm(world.made, HistoryEntries(world.past)))
-    few_SNK = lists.select_rows(unknown_N).at(GRID, HistoryTerm(world.made, HistoryEntries(world.past)))
+    top_SNK = lists.at(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
+    few_SNK = lists.select_rows(unknown_N).at(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
     world.vectors[:], world.side.bias[:] = 0, 0
     for setting, top_NK, few_NK in zip(GRID, top_SNK, few_SNK, strict=True):
         weight = max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0
         alone = setting._replace(bias_removal=0.0, popularity=1.0, cooccurrence=weight)
         popular, ranked = world.brute(alone, 8), plain.brute(setting, 8)
-        expected = [one if unknown else other for unknown, one, other in zip(unknown_N, popular, ranked, strict=True)]
+        expected = [
+            by_popularity if unknown else by_scores
+            for unknown, by_popularity, by_scores in zip(unknown_N, popular, ranked, strict=True)
+        ]
         assert top_NK.tolist() == expected, setting
         assert few_NK.tolist() == [expected[row] for row in np.flatnonzero(unknown_N)]
 
@@ -134,19 +139,19 @@ def test_entries_are_the_last_of_selected_types() -> None:
 
 def test_c_of_rows_is_the_term_of_their_histories() -> None:
     world = World()
-    term, entries = HistoryTerm(world.made, HistoryEntries(world.past)), HistoryEntries(world.past)
+    term, entries = HistoryTerm(world.term, HistoryEntries(world.past)), HistoryEntries(world.past)
     rows = np.int32([3, 0, 9])
     c_BL = term(rows).toarray()
-    for place, history in enumerate(entries.padded(rows, 4)):
+    for i, history in enumerate(entries.padded(rows, 4)):
         expected = np.zeros(world.labels, np.float32)
-        labels, values = world.made.term(history)
+        labels, values = world.term.term(history)
         expected[labels] = values
-        np.testing.assert_allclose(c_BL[place], expected, rtol=1e-5)
+        np.testing.assert_allclose(c_BL[i], expected, rtol=1e-5)
 
 
 def test_a_growing_past_is_read_event_by_event() -> None:
-    known, held_out = tiny.pairs((0, 1)), tiny.pairs((0, 2), (0, 3))
-    past = Past.growing(known, held_out, queries=1)
+    known_pairs, held_out = tiny.pairs((0, 1)), tiny.pairs((0, 2), (0, 3))
+    past = Past.growing(known_pairs, held_out, queries=1)
     assert HistoryEntries(past).padded(np.int32([0, 1]), 3).tolist() == [[-1, -1, 1], [-1, 1, 2]]
 
 
@@ -157,7 +162,7 @@ def test_least_popularity_is_chosen_within_chance() -> None:
     unordered = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
     ordered = replace(unordered, ordered=True)
     recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "weights": [0, 5]})
-    of_towers = {lists.top_GNK[place].tobytes() for place in range(3)}
+    of_towers = {lists.top_GNK[i].tobytes() for i in range(3)}
     facts = world.side.facts(world.config)
 
     def judge(_: Task, top_NK: np.ndarray) -> float:  # the more popularity, and the term, the better
@@ -213,8 +218,8 @@ def test_job_chooses_the_term_and_serves_it(tmp_path: Path) -> None:
     stored = evaluate(tmp_path / "model")
     again = evaluate(tmp_path / "model", tmp_path / "recipe.toml")
     assert [Setting.of(point) for point in again.curve] == [Setting.of(point) for point in stored.curve]
-    for one, other in zip(stored.curve, again.curve, strict=True):
-        assert one.metrics == other.metrics, Setting.of(one)
+    for point, repeated in zip(stored.curve, again.curve, strict=True):
+        assert point.metrics == repeated.metrics, Setting.of(point)
     assert stored.value("recall@3") > 0.9 > stored.value("recall@3", bias_removal=1.0, cooccurrence=0.0)
     weights = {point.cooccurrence for point in stored.curve}
     assert weights >= {0.0, 0.05, 0.5, 3.0}

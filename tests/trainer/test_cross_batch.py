@@ -19,7 +19,7 @@ COUNTS = np.bincount(TRAIN.labels, minlength=L)
 pytestmark = pytest.mark.usefixtures("eager")
 
 
-def made(
+def build_model(
     *, gradients: bool, size: int = B, negatives: int = M, rate: float = 0.5, embeddings: str = "adam", **loss: Any
 ) -> TwoTower:
     sampler = {"name": "cross_batch", "negatives": negatives} | ({"gradients": True} if gradients else {})
@@ -44,7 +44,7 @@ def remembered(model: TwoTower) -> np.ndarray:
 @pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
 def test_losses_with_a_memory_by_hand(gradients: bool) -> None:
     """Against the batch and the five labels before it: embedded in their own step, or in this one."""
-    model = made(gradients=gradients)
+    model = build_model(gradients=gradients)
     memory_M = remembered(model)
     rows_MD, bias_M = model.embed_labels()[memory_M], model.label_biases()[memory_M]
     for rows in ([0, 4, 6], [1, 10, 8], [5, 2, 3], [7, 11, 9]):
@@ -71,16 +71,16 @@ def test_losses_with_a_memory_by_hand(gradients: bool) -> None:
 
 @pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
 def test_earlier_labels_move_only_with_gradients(gradients: bool) -> None:
-    model = made(gradients=gradients)
+    model = build_model(gradients=gradients)
     before = ops.convert_to_numpy(model.tables["item_id"].table)[1:].copy()
     batch = TRAIN.take(np.array([0, 4, 6]))
-    memory, own = set(remembered(model)), set(batch.labels)
-    assert memory - own
+    memory, batch_labels = set(remembered(model)), set(batch.labels)
+    assert memory - batch_labels
 
     model.train_step(tiny.batch(batch))
 
     moved = np.flatnonzero((ops.convert_to_numpy(model.tables["item_id"].table)[1:] != before).any(axis=1))
-    assert set(moved) == (own | memory if gradients else own)
+    assert set(moved) == (batch_labels | memory if gradients else batch_labels)
 
 
 def test_labels_of_the_batch_get_the_gradient_of_the_memory() -> None:
@@ -88,7 +88,7 @@ def test_labels_of_the_batch_get_the_gradient_of_the_memory() -> None:
 
     Biases move by SGD of rate 1, which is the gradient.
     """
-    model = made(gradients=False, embeddings="sgd", rate=1.0)
+    model = build_model(gradients=False, embeddings="sgd", rate=1.0)
     memory_M, rows_LD, before_L = remembered(model), model.embed_labels(), model.label_biases()
     batch = TRAIN.take(np.array([0, 4, 6]))
     users_BD = model.embed_queries({"user_id": batch.queries + 1})
@@ -124,7 +124,7 @@ def test_the_memory_begins_with_draws_and_is_embedded_every_epoch() -> None:
 
 def test_importance_weights_with_memory_estimate_the_full_loss() -> None:
     """Where labels stand still: q is right for the batch and for the memory [R21 eq. 10]."""
-    model = made(
+    model = build_model(
         gradients=False, size=64, negatives=64, rate=1e-9, family={"name": "logistic", "pairwise": True},
         weight="importance",
     )  # fmt: skip

@@ -67,13 +67,13 @@ def test_leave_last_out_by_hand(train: Path) -> None:
     assert named(dataset, dataset.test) == ["b-y"]
 
 
-@pytest.mark.parametrize(("given", "held_out"), [("test", "valid"), ("valid", "test")])
-def test_leave_last_out_with_a_file_holds_out_one(train: Path, given: str, held_out: str) -> None:
-    file = write(train.parent, given, user=["a"], item=["z"])
+@pytest.mark.parametrize(("file_split", "held_out"), [("test", "valid"), ("valid", "test")])
+def test_leave_last_out_with_a_file_holds_out_one(train: Path, file_split: str, held_out: str) -> None:
+    file = write(train.parent, file_split, user=["a"], item=["z"])
 
-    dataset = load(train, split={"strategy": "leave_last_out"}, **{given: file})
+    dataset = load(train, split={"strategy": "leave_last_out"}, **{file_split: file})
 
-    assert named(dataset, getattr(dataset, given)) == ["a-z"]
+    assert named(dataset, getattr(dataset, file_split)) == ["a-z"]
     assert named(dataset, getattr(dataset, held_out)) == ["b-y"]
     assert named(dataset, dataset.train) == ["b-x", "b-z", "a-y", "a-x", "c-x"]
 
@@ -138,14 +138,14 @@ def test_equal_times_across_a_split_are_counted(tmp_path: Path) -> None:
 def test_random_split_is_seeded_and_complete(tmp_path: Path) -> None:
     path = write(tmp_path, "train", user=[f"u{n % 10}" for n in range(100)], item=[f"i{n}" for n in range(100)])
     split = {"strategy": "random", "valid": 0.2, "test": 0.1}
-    one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
+    dataset, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
-    assert [len(part) for part in (one.train, one.valid, one.test)] == [70, 20, 10]
-    assert sorted(named(one, one.train.merge_later(one.valid).merge_later(one.test))) == sorted(
+    assert [len(part) for part in (dataset.train, dataset.valid, dataset.test)] == [70, 20, 10]
+    assert sorted(named(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test))) == sorted(
         f"u{n % 10}-i{n}" for n in range(100)
     )
-    assert named(one, one.test) == named(again, again.test)
-    assert named(one, one.test) != named(other, other.test)
+    assert named(dataset, dataset.test) == named(again, again.test)
+    assert named(dataset, dataset.test) != named(other, other.test)
 
 
 def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
@@ -154,21 +154,21 @@ def test_random_per_query_splits_each_query_by_seed(tmp_path: Path) -> None:
     users = list(np.random.default_rng(3).permutation(users))
     path = write(tmp_path, "train", user=users, item=[f"i{n}" for n in range(len(users))])
     split = {"strategy": "random_per_query", "valid": 0.1, "test": 0.2}
-    one, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
+    dataset, again, other = (load(path, split=split, seed=seed) for seed in (1, 1, 2))
 
     def by_query(part: Pairs) -> dict[str, int]:
         counts = np.bincount(part.queries, minlength=len(sizes))
-        return dict(zip(one.query_ids.to_pylist(), counts.tolist(), strict=True))
+        return dict(zip(dataset.query_ids.to_pylist(), counts.tolist(), strict=True))
 
-    assert by_query(one.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
-    assert by_query(one.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
-    assert by_query(one.train.merge_later(one.valid).merge_later(one.test)) == sizes
-    assert len(set(named(one, one.train.merge_later(one.valid).merge_later(one.test)))) == len(users)
-    assert named(one, one.test) == named(again, again.test)
-    assert named(one, one.test) != named(other, other.test)
-    given = load(path, test=path, split=split)
-    assert by_query(given.valid) == by_query(one.valid)
-    assert len(given.train) + len(given.valid) == len(given.test) == len(users)
+    assert by_query(dataset.test) == {"a": 4, "b": 2, "c": 2, "d": 0, "e": 0}
+    assert by_query(dataset.valid) == {"a": 2, "b": 1, "c": 1, "d": 0, "e": 0}
+    assert by_query(dataset.train.merge_later(dataset.valid).merge_later(dataset.test)) == sizes
+    assert len(set(named(dataset, dataset.train.merge_later(dataset.valid).merge_later(dataset.test)))) == len(users)
+    assert named(dataset, dataset.test) == named(again, again.test)
+    assert named(dataset, dataset.test) != named(other, other.test)
+    from_file = load(path, test=path, split=split)
+    assert by_query(from_file.valid) == by_query(dataset.valid)
+    assert len(from_file.train) + len(from_file.valid) == len(from_file.test) == len(users)
 
 
 def test_temporal_per_query_cuts_the_latest_of_every_query(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_merge_later_inserts_after_equal_times() -> None:
 
 def test_refit_moves_valid_into_train(train: Path) -> None:
     dataset = load(train, timestamp="when", weight="much", split={"strategy": "leave_last_out"})
-    whole = dataset.refit()
+    refitted = dataset.refit()
 
-    assert named(whole, whole.train) == ["b-z", "b-x", "a-x", "a-y", "c-x"]
-    assert whole.train.weights.tolist() == [3, 1, 4, 2, 6]
-    assert (len(whole.valid), named(whole, whole.test)) == (0, ["b-y"])
+    assert named(refitted, refitted.train) == ["b-z", "b-x", "a-x", "a-y", "c-x"]
+    assert refitted.train.weights.tolist() == [3, 1, 4, 2, 6]
+    assert (len(refitted.valid), named(refitted, refitted.test)) == (0, ["b-y"])
 
 
 def test_feature_tables_are_aligned_with_ids(train: Path) -> None:
@@ -306,8 +306,8 @@ def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_p
 def test_fingerprint_does_not_depend_on_block_size(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Checkpoints and proposals of earlier versions are found by it."""
     monkeypatch.setattr("longtail.trainer.data.dataset._IDS_AT_ONCE", at_once)
-    found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint
-    assert found == "cd37d587759a019cdcd7266723947dc0c5a32ed16be92912b8262c824d67e516"
+    fingerprint = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint
+    assert fingerprint == "cd37d587759a019cdcd7266723947dc0c5a32ed16be92912b8262c824d67e516"
 
 
 def test_ids_beyond_2_gib_of_text_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

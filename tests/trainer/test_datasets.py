@@ -180,9 +180,9 @@ def test_a_line_of_another_form_is_named(tmp_path: Path, files: Files, message: 
 @pytest.fixture
 def tiny_gowalla(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gowalla as if it had 2 queries, 3 labels and 4 pairs."""
-    known = DATASETS["gowalla"]
+    gowalla = DATASETS["gowalla"]
     monkeypatch.setitem(
-        DATASETS, "gowalla", KnownDataset(known.sources, known.convert, known.interactions, (2, 3, 4))
+        DATASETS, "gowalla", KnownDataset(gowalla.sources, gowalla.convert, gowalla.interactions, (2, 3, 4))
     )  # fmt: skip
 
 
@@ -270,12 +270,12 @@ SOURCES = (
 def test_the_first_source_is_fetched_checked_unpacked_and_cached(
     cache: Path, web: dict[str, bytes | Exception], index: dict[str, bytes]
 ) -> None:
-    web["http://a/x.zip"], said = GOOD, []
+    web["http://a/x.zip"], lines = GOOD, []
 
-    folder = fetch("x", SOURCES, say=said.append)
+    folder = fetch("x", SOURCES, say=lines.append)
     assert folder == cache / "x"
     assert (folder / "u.data").read_bytes() == b"good"
-    assert said == ["Fetching x from the archive …"]
+    assert lines == ["Fetching x from the archive …"]
 
     web.clear()
     assert fetch("x", SOURCES, say=pytest.fail) == folder

@@ -50,7 +50,7 @@ def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def single_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the steps on one device; return the folder with results."""
     folder = tmp_path_factory.mktemp("devices")
     wait(steps(folder, "1", 1))
@@ -60,17 +60,17 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["2", "4", "resumed"])
-def test_several_devices_train_as_one(one: Path, name: str) -> None:
+def test_several_devices_train_as_one(single_device: Path, name: str) -> None:
     """Tables and optimisers are split by rows. `resumed` trains its second half on three devices, from a checkpoint of
     two processes with two devices each."""
     if name == "resumed":
-        where = coordinator()
-        wait(*[steps(one, "processes", 2, where, number) for number in (0, 1)])
-        wait(steps(one, name, 3))
+        address = coordinator()
+        wait(*[steps(single_device, "processes", 2, address, number) for number in (0, 1)])
+        wait(steps(single_device, name, 3))
     else:
-        wait(steps(one, name, int(name)))
-    for found in (name, "processes") if name == "resumed" else (name,):
-        alone, several = np.load(one / "1.npz"), np.load(one / f"{found}.npz")
+        wait(steps(single_device, name, int(name)))
+    for run_name in (name, "processes") if name == "resumed" else (name,):
+        alone, several = np.load(single_device / "1.npz"), np.load(single_device / f"{run_name}.npz")
         assert len(alone.files) == len(several.files) == 3 * 4
         for key in alone.files:
             expected = alone[key]
@@ -104,32 +104,32 @@ def test_a_step_moves_the_documented_bytes() -> None:
 @pytest.mark.process
 @pytest.mark.nightly
 def test_processes_rank_as_one(tmp_path: Path) -> None:
-    where = coordinator()
-    wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, where, number, on=1) for number in (0, 1)])
-    alone_GNK, (alone_N,), asked = ranked()
-    assert asked == [0, 1, 2, 3, 4]
+    address = coordinator()
+    wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, address, number, on=1) for number in (0, 1)])
+    alone_GNK, (alone_N,), ranked_rows = ranked()
+    assert ranked_rows == [0, 1, 2, 3, 4]
     for number, share in ((0, [0, 1, 2]), (1, [3, 4])):
         several = np.load(tmp_path / f"{number}.npz")
         np.testing.assert_array_equal(several["top"], alone_GNK)
         np.testing.assert_allclose(several["log_p"], alone_N, rtol=1e-7)  # float32 products of other block sizes
-        assert several["asked"].tolist() == share
+        assert several["rows"].tolist() == share
 
 
 @pytest.mark.process
 @pytest.mark.nightly
 def test_processes_with_different_data_are_refused(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
-    pq.write_table(tiny.clustered(users=40, items=16, each=8, seed=1), tmp_path / "others.parquet")
+    pq.write_table(tiny.clustered(users=40, items=16, per_user=8, seed=1), tmp_path / "others.parquet")
     others = ["--set", f"data.train={tmp_path / 'others.parquet'}"]
-    where = coordinator()
-    both = [fit(tmp_path, "out", where, number, *more) for number, more in enumerate(([], others))]
+    address = coordinator()
+    both = [fit(tmp_path, "out", address, number, *more) for number, more in enumerate(([], others))]
     try:
         said_by = [process.communicate(timeout=_HANGS_SECONDS)[0] for process in both]
     finally:
         end(*both)
     for process, output in zip(both, said_by, strict=True):
         assert process.returncode == 2
-        assert re.fullmatch(OTHERS, said(output, shorten=False)), output
+        assert re.fullmatch(OTHERS, clean_output(output, shorten=False)), output
 
 
 OTHERS = (
@@ -146,27 +146,28 @@ main()
 """
 
 
-def fit(folder: Path, out: str, where: str, number: int, *more: object) -> "subprocess.Popen[str]":
+def fit(folder: Path, out: str, address: str, number: int, *more: object) -> "subprocess.Popen[str]":
     """One of two processes of a job of `tiny.RECIPE`, two devices each."""
     settings = ["training.epochs=8", "training.patience=0", "training.processes=2", "training.devices=all"]
     return start(
         "-c", FREQUENT_CHECKPOINTS, "fit", folder / "recipe.toml", "--out", folder / out,
-        "--coordinator", where, "--process", number, *(part for each in settings for part in ("--set", each)), *more,
+        "--coordinator", address, "--process", number,
+        *(word for setting in settings for word in ("--set", setting)), *more,
         on=2,
     )  # fmt: skip
 
 
 def finished(folder: Path, out: str) -> Path:
     """The bundle of two processes that end by themselves."""
-    where = coordinator()
-    wait(*[fit(folder, out, where, number) for number in (0, 1)])
+    address = coordinator()
+    wait(*[fit(folder, out, address, number) for number in (0, 1)])
     return folder / out
 
 
 def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int, str]:
     """Kill one of two processes once checkpoints are numbered higher; return the other's exit code and output."""
-    where = coordinator()
-    both = [fit(folder, out, where, number) for number in (0, 1)]
+    address = coordinator()
+    both = [fit(folder, out, address, number) for number in (0, 1)]
     select = folder / f"{out}.work" / "select"
     until = time.monotonic() + _HANGS_SECONDS
     try:
@@ -185,7 +186,7 @@ def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int
 @pytest.mark.nightly
 def test_a_lost_process_ends_the_other_and_the_job_resumes(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
-    whole = finished(tmp_path, "whole")
+    uninterrupted = finished(tmp_path, "whole")
 
     for victim, later_than in ((0, 4), (1, 15)):
         code, output = killed(tmp_path, "cut", victim, later_than=later_than)
@@ -193,12 +194,12 @@ def test_a_lost_process_ends_the_other_and_the_job_resumes(tmp_path: Path) -> No
             assert "another task died" in output
         else:
             assert code == 3
-            assert said(output) == LOST.format(1 - victim)
+            assert clean_output(output) == LOST.format(1 - victim)
         assert not (tmp_path / "cut").exists()
 
     cut = finished(tmp_path, "cut")
     for name in ("metrics.json", "history.json", "embeddings.npy"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+        assert (cut / name).read_bytes() == (uninterrupted / name).read_bytes()
     assert len(json.loads((cut / "history.json").read_text())["losses"]) == 8
 
 
@@ -208,7 +209,7 @@ LOST = (
 )
 
 
-def said(output: str, *, shorten: bool = True) -> str:
+def clean_output(output: str, *, shorten: bool = True) -> str:
     """Return the command's own line of an output, without JAX's lines."""
     (line,) = [line for line in output.splitlines() if line.startswith("longtail-train: ")]
     return re.sub(r"\(.*\)", "(…)", line) if shorten else line

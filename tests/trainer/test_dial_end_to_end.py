@@ -96,7 +96,7 @@ def centred(scores_XL: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.nightly if place else []) for place, cell in enumerate(CELLS)],
+    [pytest.param(cell, marks=pytest.mark.nightly if i else []) for i, cell in enumerate(CELLS)],
 )
 def test_the_default_puts_the_probabilities_back_and_the_prior_takes_popularity_out(cell: str, tmp_path: Path) -> None:
     loss, name, noise_L, off = CELLS[cell]
@@ -125,7 +125,7 @@ def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     rows = [
         np.repeat(np.arange(X * L), np.repeat(counts, EACH, axis=1).ravel() * TIMES // 2) for counts in kinds.values()
     ]
-    pairs, event = np.concatenate(rows), np.repeat(list(kinds), [len(each) for each in rows])
+    pairs, event = np.concatenate(rows), np.repeat(list(kinds), [len(block) for block in rows])
     log = {"user_id": x[pairs], "item_id": y[pairs], "event": event}
     pq.write_table(pa.table(log), tmp_path / "train.parquet")
     recipe = tiny.recipe(
@@ -171,7 +171,7 @@ PRIORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=pytest.mark.nightly if place else []) for place, cell in enumerate(PRIORS)],
+    [pytest.param(cell, marks=pytest.mark.nightly if i else []) for i, cell in enumerate(PRIORS)],
 )
 def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_path: Path) -> None:
     """f + k·log(ν·π*/π_w) is k·log p*(y|x): p(x|y) is that of `COUNTS` on every day, and π moves by `RISE`."""

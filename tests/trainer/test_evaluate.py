@@ -51,17 +51,17 @@ def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) 
     """Recall, nDCG and hit rate of sorted scores, query by query."""
     recalls, gains, hits = [], [], []
     for query in range(QUERIES):
-        seen = set(KNOWN.labels[KNOWN.queries == query].tolist()) if exclude_seen else set()
-        wanted = set(HELD_OUT.labels[HELD_OUT.queries == query].tolist()) - seen
-        if not wanted:
+        seen_labels = set(KNOWN.labels[KNOWN.queries == query].tolist()) if exclude_seen else set()
+        held_out = set(HELD_OUT.labels[HELD_OUT.queries == query].tolist()) - seen_labels
+        if not held_out:
             continue
         scores = ITEMS @ USERS[query] / T + bias * BIAS + bias_removal * LOG_PN
-        ranking = [label for label in np.argsort(-scores).tolist() if label not in seen][:k]
-        found = [label in wanted for label in ranking]
-        recalls.append(sum(found) / len(wanted))
-        hits.append(any(found))
-        ideal = sum(1 / np.log2(place + 2) for place in range(min(len(wanted), k)))
-        gains.append(sum(hit / np.log2(place + 2) for place, hit in enumerate(found)) / ideal)
+        ranking = [label for label in np.argsort(-scores).tolist() if label not in seen_labels][:k]
+        is_hit = [label in held_out for label in ranking]
+        recalls.append(sum(is_hit) / len(held_out))
+        hits.append(any(is_hit))
+        ideal = sum(1 / np.log2(i + 2) for i in range(min(len(held_out), k)))
+        gains.append(sum(hit / np.log2(i + 2) for i, hit in enumerate(is_hit)) / ideal)
     return {f"recall@{k}": np.mean(recalls), f"ndcg@{k}": np.mean(gains), f"hit_rate@{k}": np.mean(hits)}
 
 
@@ -92,13 +92,13 @@ def test_propensity_scores_follow_counts_and_training_queries() -> None:
 
     reached, best = 0.0, 0.0
     for query in range(QUERIES):
-        seen = KNOWN.labels[KNOWN.queries == query]
-        wanted = np.setdiff1d(HELD_OUT.labels[HELD_OUT.queries == query], seen)
+        seen_labels = KNOWN.labels[KNOWN.queries == query]
+        held_out = np.setdiff1d(HELD_OUT.labels[HELD_OUT.queries == query], seen_labels)
         scores = ITEMS @ USERS[query] / T + BIAS + 0.7 * LOG_PN
-        scores[seen] = -np.inf
+        scores[seen_labels] = -np.inf
         top = np.argsort(-scores)[:2]
-        reached += inverse[np.intersect1d(top, wanted)].sum()
-        best += np.sort(inverse[wanted])[::-1][:2].sum()
+        reached += inverse[np.intersect1d(top, held_out)].sum()
+        best += np.sort(inverse[held_out])[::-1][:2].sum()
     assert point.metrics["psp@2"].value == pytest.approx(reached / best)
     assert not any(name.startswith("ps") for name in bias_removal_curve(
         HELD_OUT, PAST, model(), config(), seed=0
@@ -106,10 +106,10 @@ def test_propensity_scores_follow_counts_and_training_queries() -> None:
 
 
 def test_rankings_exclude_seen_labels_and_end_with_padding() -> None:
-    known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
-    seen = Past.fixed(known, queries=2)
+    known_pairs = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
+    past = Past.fixed(known_pairs, queries=2)
 
-    top, likelihoods = rank(np.int32([0, 1]), model(), seen, [Setting(0.0), Setting(1.0)], k=L)
+    top, likelihoods = rank(np.int32([0, 1]), model(), past, [Setting(0.0), Setting(1.0)], k=L)
 
     assert likelihoods == [None, None]
 
@@ -137,14 +137,14 @@ def test_log_likelihood_is_the_mean_log_softmax_over_ranked_labels(calibrated_at
         if point.bias_removal != calibrated_at:
             assert "log_likelihood" not in point.metrics, "its scores are no log-probabilities"
             continue
-        found = []
+        log_likelihoods = []
         for query in range(QUERIES):
             unseen = np.setdiff1d(np.arange(L), KNOWN.labels[KNOWN.queries == query])
             scores = ITEMS[unseen] @ USERS[query] / T + BIAS[unseen] + point.bias_removal * LOG_PN[unseen]
-            wanted = np.isin(unseen, HELD_OUT.labels[HELD_OUT.queries == query])
-            found += log_softmax(scores)[wanted].tolist()
+            is_held_out = np.isin(unseen, HELD_OUT.labels[HELD_OUT.queries == query])
+            log_likelihoods += log_softmax(scores)[is_held_out].tolist()
         interval = point.metrics["log_likelihood"]
-        assert interval.value == pytest.approx(np.mean(found), rel=1e-5)
+        assert interval.value == pytest.approx(np.mean(log_likelihoods), rel=1e-5)
         assert interval.low < interval.value < interval.high
 
 
@@ -255,8 +255,8 @@ def test_lists_of_two_lines_equal_a_sort_with_ties(
     first_line, second_line = map(Setting, (-0.5, 0, 0.25, 1)), [Setting(0.25, at) for at in (-1, 0.5)]
     settings = [*first_line, *second_line, Setting(0, 2), Setting(-64, 32)]
     settings += [Setting(0.25, tail=at, new=at) for at in (0.5, 64)] + [Setting(1, -1, torso=0.75, tail=-0.25)]
-    seen = few.random((QUERIES, labels)) < 0.1
-    past = Past.fixed(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
+    seen_QL = few.random((QUERIES, labels)) < 0.1
+    past = Past.fixed(tiny.pairs(*np.argwhere(seen_QL)), queries=QUERIES)
 
     log_p = (lambda rows: np.float32(of_queries[rows])) if tree else None
     model = RankedModel(lambda rows: np.float32(users[rows]), side, log_p)
@@ -266,7 +266,7 @@ def test_lists_of_two_lines_equal_a_sort_with_ties(
         noise = of_queries if tree else log_nu
         bonus = np.array([0, torso, tail, new])[side.buckets]
         scores = np.where(
-            seen, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi + bonus
+            seen_QL, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi + bonus
         )
         assert len(np.unique(scores[0])) < 500, "ties"
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1, kind="stable")[:, :k])

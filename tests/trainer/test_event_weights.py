@@ -50,22 +50,22 @@ def rows() -> list[Row]:
     begin = round(time.time()) - 864_000
     return [
         {
-            "user_id": f"u{rng.integers(USERS)}", "item_id": f"item-{rng.integers(ITEMS)}", "at": begin + 1000 * place,
+            "user_id": f"u{rng.integers(USERS)}", "item_id": f"item-{rng.integers(ITEMS)}", "at": begin + 1000 * i,
             "kind": TYPES[rng.choice(len(TYPES), p=[0.4, 0.2, 0.1, 0.2, 0.05, 0.05])],
             "w": float(rng.choice([0.5, 1, 2])),
         }
-        for place in range(ROWS)
+        for i in range(ROWS)
     ]  # fmt: skip
 
 
 def largest(rows: list[Row], *, of_column: bool) -> dict[str, float]:
     """Sum over users their largest weight with each label."""
-    found = defaultdict[tuple[str, str], float](float)
+    weights_by_key = defaultdict[tuple[str, str], float](float)
     for row in rows:
         key = row["user_id"], row["item_id"]
-        found[key] = max(found[key], WEIGHTS.get(row["kind"], 0.0) * (row["w"] if of_column else 1.0))
-    sums = dict.fromkeys([f"item-{place}" for place in range(ITEMS)], 0.0)
-    for (_, item), weight in found.items():
+        weights_by_key[key] = max(weights_by_key[key], WEIGHTS.get(row["kind"], 0.0) * (row["w"] if of_column else 1.0))
+    sums = dict.fromkeys([f"item-{i}" for i in range(ITEMS)], 0.0)
+    for (_, item), weight in weights_by_key.items():
         sums[item] += weight
     return sums
 
@@ -75,7 +75,7 @@ def refused(rows: list[Row]) -> dict[str, set[str]]:
     last = {(row["user_id"], row["item_id"]): row["kind"] for row in rows if row["kind"] in ("view", "buy", "returned")}
     return {
         user: {item for (of, item), kind in last.items() if of == user and kind == "returned"}
-        for user in (f"u{place}" for place in range(USERS))
+        for user in (f"u{i}" for i in range(USERS))
     }
 
 
@@ -105,12 +105,12 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     memory = remember(nothing, Vocabulary(pa.array(["nobody"])), np.ones(1, np.int32), 200)
     manifest = bundle.manifest.model_copy(update={"cooccurrence": settings, "exclude_history": False})
     replace(bundle, manifest=manifest, cooccurrence=term, remembered=memory, forecast=forecast).write(root / "bundle")
-    there = open_releases(root / "releases")
-    build(root / "bundle", there.root, spec="flat", name="first")
-    there.publish("first")
+    built = open_releases(root / "releases")
+    build(root / "bundle", built.root, spec="flat", name="first")
+    built.publish("first")
     for name in ("log", "whole"):
         refresh_release(
-            there.root, recipe.data.train, RefreshOptions(whole_log=name == "whole"), name=name, source="first"
+            built.root, recipe.data.train, RefreshOptions(whole_log=name == "whole"), name=name, source="first"
         )
     lines = [
         event_json(
@@ -121,8 +121,8 @@ def releases(recipe: Recipe, rows: list[Row], tmp_path_factory: pytest.TempPathF
     ]  # fmt: skip
     (root / "events").mkdir()
     (root / "events" / "live.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
-    refresh(Settings(releases=there.root, state=root, record_features=True))
-    return there
+    refresh(Settings(releases=built.root, state=root, record_features=True))
+    return built
 
 
 def names_of(bundle: Bundle) -> list[str]:
@@ -135,8 +135,10 @@ def test_training_weighs_by_type_and_column(recipe: Recipe, rows: list[Row]) -> 
     pairs, expected = dataset.train, [row for row in rows if WEIGHTS.get(row["kind"])]
     assert pairs.weights is not None
     assert pairs.times is not None
-    found = {at: weights for at, *weights in zip(pairs.times, pairs.weights, type_weights(recipe, pairs), strict=True)}
-    assert found == {row["at"]: [WEIGHTS[row["kind"]] * row["w"], WEIGHTS[row["kind"]]] for row in expected}
+    weights_by_time = {
+        time: weights for time, *weights in zip(pairs.times, pairs.weights, type_weights(recipe, pairs), strict=True)
+    }
+    assert weights_by_time == {row["at"]: [WEIGHTS[row["kind"]] * row["w"], WEIGHTS[row["kind"]]] for row in expected}
     (term,) = cooccurrences(
         LogPairs(pairs.queries, pairs.labels, pairs.weights), len(dataset.label_ids),
         [CooccurrenceSettings(default=1, maximum=2, kind="walk", last=5, decay=0.9)],
@@ -166,9 +168,9 @@ def test_refreshes_weigh_as_training_does(name: str, releases: Releases, rows: l
     assert degrees == pytest.approx(largest(rows, of_column=True))
     sums = dict(zip(names_of(bundle), bundle.forecast.sums[:, 0].tolist(), strict=True))
     assert sums == pytest.approx(largest(rows, of_column=False))
-    whole = releases.open("whole").bundle.cooccurrence
-    assert whole is not None
-    np.testing.assert_allclose(bundle.cooccurrence.matrix().toarray(), whole.matrix().toarray(), atol=1e-5)
+    expected = releases.open("whole").bundle.cooccurrence
+    assert expected is not None
+    np.testing.assert_allclose(bundle.cooccurrence.matrix().toarray(), expected.matrix().toarray(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["fit", "log", "whole", "live"])
@@ -185,9 +187,9 @@ def test_negative_events_are_remembered(name: str, recipe: Recipe, releases: Rel
         assert {names[row] for row in memory.refused(user)} == items
         chosen = [row["item_id"] for row in rows if row["user_id"] == user and WEIGHTS.get(row["kind"])]
         assert [names[row] for row in memory.history(user)] == [item for item in chosen if item not in items]
-    kept = np.array([row for row in range(len(names)) if row % 3])
-    fewer, user = memory.take(kept), "u1"
-    assert {kept[row] for row in fewer.refused(user)} == {row for row in memory.refused(user) if row % 3}
+    selected_rows = np.array([row for row in range(len(names)) if row % 3])
+    fewer, user = memory.take(selected_rows), "u1"
+    assert {selected_rows[row] for row in fewer.refused(user)} == {row for row in memory.refused(user) if row % 3}
 
 
 @pytest.mark.parametrize("history", [None, ["item-1", "item-2"]])

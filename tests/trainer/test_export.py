@@ -63,11 +63,11 @@ def test_the_bundle_describes_the_job(bundle: Bundle) -> None:
 
 def test_calibration_queries_know_what_their_answers_leave_out(bundle: Bundle, finished: Finished) -> None:
     pairs = pq.read_table(finished.recipe.parent / "interactions.parquet").sort_by("timestamp").to_pylist()
-    rows, seen = {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}, dict[str, list[int]]()
+    rows, seen_rows = {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}, dict[str, list[int]]()
     for pair in pairs:
-        seen.setdefault(str(pair["user_id"]), []).append(rows[str(pair["item_id"])])
+        seen_rows.setdefault(str(pair["user_id"]), []).append(rows[str(pair["item_id"])])
     queries = finished.trained.dataset.query_ids.to_pylist()
-    expected = [[place, row] for place, query in enumerate(queries) for row in sorted({*seen[query][:-1]})]
+    expected = [[i, row] for i, query in enumerate(queries) for row in sorted({*seen_rows[query][:-1]})]
     assert bundle.manifest.exclude_history
     assert bundle.calibration_seen.tolist() == expected
 
@@ -81,10 +81,10 @@ def test_the_query_tower_computes_what_keras_does(finished: Finished, bundle: Bu
         "history__weight": rng.integers(0, 2, (5, positions)).astype(np.float32),
     }
 
-    found = run(bundle.query_tower, inputs)
+    embeddings = run(bundle.query_tower, inputs)
 
-    np.testing.assert_allclose(found, finished.trained.model.embed_queries(inputs), atol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(embeddings, finished.trained.model.embed_queries(inputs), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-5)
 
 
 def test_the_label_tower_computes_the_embeddings(finished: Finished, bundle: Bundle) -> None:
@@ -109,11 +109,11 @@ def test_a_fit_ends_with_baselines_on_its_own_test(finished: Finished) -> None:
     assert against["difference"]["value"] == pytest.approx(
         default["metrics"]["recall@5"]["value"] - max(values.values())
     )  # fmt: skip
-    for said in (finished.output.replace("\n", " "), (finished.out / "report.html").read_text()):
-        assert against["in_words"].split(":")[0] in said
-        assert "item-kNN" in said
-    known = {"share": figures["baseline_settings"]["recent popularity"]["share"]}
-    assert known["share"] in [0.5**halvings for halvings in range(1, 9)]
+    for text in (finished.output.replace("\n", " "), (finished.out / "report.html").read_text()):
+        assert against["in_words"].split(":")[0] in text
+        assert "item-kNN" in text
+    reading = {"share": figures["baseline_settings"]["recent popularity"]["share"]}
+    assert reading["share"] in [0.5**halvings for halvings in range(1, 9)]
 
 
 def test_measuring_the_bundle_again_prints_the_table_that_fit_printed(finished: Finished) -> None:

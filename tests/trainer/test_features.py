@@ -75,9 +75,9 @@ def test_bags_are_lists_maps_or_separated_strings() -> None:
     assert inputs(lists, feature) == {"tags": ids, "tags__weight": [[1, 1], [1, 0], [0, 0], [0, 0]]}
     assert inputs(large, feature) == inputs(lists, feature)
     assert inputs(maps, feature) == {"tags": ids, "tags__weight": [[0.5, -2], [3, 0], [0, 0], [0, 0]]}
-    found = inputs(strings, feature | {"separator": "|"})
-    assert found["tags"][:2] == ids[:2]
-    assert found["tags__weight"][:2] == [[1, 1], [1, 0]]
+    encoded = inputs(strings, feature | {"separator": "|"})
+    assert encoded["tags"][:2] == ids[:2]
+    assert encoded["tags__weight"][:2] == [[1, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_joined_values_are_trimmed_and_lists_as_text_are_lists(tags: list[str | 
 def test_ids_of_any_type_are_text(job: Any, ids: list[str]) -> None:
     encoding = encode(with_queries(job=job), {"name": "job", "kind": "id"})
     reader = FeatureReader(encoding.query_features, encoding.vocabularies)
-    requests = [each if isinstance(each, str | bool) else float(str(each)) for each in job[:2]]
+    requests = [value if isinstance(value, str | bool) else float(str(value)) for value in job[:2]]
 
     assert encoding.vocabularies["job"].ids.to_pylist() == ids
-    assert reader.read([{"job": each} for each in requests])["job"].tolist() == [1, 2]
+    assert reader.read([{"job": value} for value in requests])["job"].tolist() == [1, 2]
 
 
 def test_list_entries_are_ids() -> None:
@@ -127,10 +127,10 @@ def test_list_entries_are_ids() -> None:
 
 def test_text_is_hashed_as_the_service_hashes_it() -> None:
     dataset = with_queries(title=["Toy STORY", "toy", "", None])
-    found = inputs(dataset, {"name": "title", "kind": "text", "hash_rows": 50})
+    encoded = inputs(dataset, {"name": "title", "kind": "text", "hash_rows": 50})
 
     toy, story = hash_token("toy", 50), hash_token("story", 50)
-    assert found == {
+    assert encoded == {
         "title": [[toy, story], [toy, 0], [0, 0], [0, 0]],
         "title__weight": [[1, 1], [1, 0], [0, 0], [0, 0]],
     }
@@ -205,10 +205,10 @@ def histories(dataset: Dataset, rows: np.ndarray, *, max_length: int = 50, seed:
     """The labels in the histories of training pairs."""
     label_of_row = [-1, *np.unique(dataset.train.labels).tolist()]
     query = encode(dataset, HISTORY | {"max_length": max_length}).query
-    found = query.pair_inputs(rows, np.random.default_rng(seed))
+    encoded = query.pair_inputs(rows, np.random.default_rng(seed))
     return [
         [label_of_row[id_] for id_, weight in zip(ids, weights, strict=True) if weight]
-        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+        for ids, weights in zip(encoded["seen"].tolist(), encoded["seen__weight"].tolist(), strict=True)
     ]
 
 
@@ -221,12 +221,12 @@ def test_no_history_contains_its_positive(rows: list[tuple[int, int]], ordered: 
     dataset = tiny.dataset(tiny.pairs(*rows), queries=4, labels=6, ordered=ordered)
     train = dataset.train
 
-    found = histories(dataset, np.arange(len(train)), max_length=max_length)
+    histories_read = histories(dataset, np.arange(len(train)), max_length=max_length)
 
-    for at, history in enumerate(found):
+    for at, history in enumerate(histories_read):
         query, positive = train.queries[at], train.labels[at]
-        own = train.labels[:at] if ordered else train.labels
-        others = own[(train.queries[: len(own)] == query) & (own != positive)].tolist()
+        visible_labels = train.labels[:at] if ordered else train.labels
+        others = visible_labels[(train.queries[: len(visible_labels)] == query) & (visible_labels != positive)].tolist()
         assert positive not in history
         assert len(history) <= max_length
         assert set(history) <= set(others)
@@ -253,16 +253,16 @@ def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
     )
     query = Encoding.fit(job, dataset).query
 
-    found = query.pair_inputs(np.arange(7), np.random.default_rng(0))
-    kept = [
+    encoded = query.pair_inputs(np.arange(7), np.random.default_rng(0))
+    entries = [
         [id_ - 1 for id_, weight in zip(ids, weights, strict=True) if weight]
-        for ids, weights in zip(found["seen"].tolist(), found["seen__weight"].tolist(), strict=True)
+        for ids, weights in zip(encoded["seen"].tolist(), encoded["seen__weight"].tolist(), strict=True)
     ]
-    before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
-    assert kept == (before if ordered else beside)
+    before, around = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
+    assert entries == (before if ordered else around)
     later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
-    asked = query.with_history(Past.fixed(train.merge_later(later), queries=3)).query_inputs(np.int32([0, 1, 2]))
-    assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
+    served = query.with_history(Past.fixed(train.merge_later(later), queries=3)).query_inputs(np.int32([0, 1, 2]))
+    assert served["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
 
 
 def test_event_types_come_from_their_column_and_those_of_weight_0_are_left_out(tmp_path: Path) -> None:
@@ -282,21 +282,21 @@ def test_event_types_come_from_their_column_and_those_of_weight_0_are_left_out(t
 def test_long_unordered_history_is_a_random_window() -> None:
     dataset = tiny.dataset(tiny.pairs(*[(0, label) for label in range(40)]), queries=1, labels=40)
     rows = np.arange(40)
-    one, again, other = (histories(dataset, rows, max_length=8, seed=seed) for seed in (1, 1, 2))
+    windows, again, other = (histories(dataset, rows, max_length=8, seed=seed) for seed in (1, 1, 2))
 
-    assert one == again
-    assert one != other
-    assert {len(history) for history in one} <= {7, 8}
-    assert set().union(*one) > set(range(20))
+    assert windows == again
+    assert windows != other
+    assert {len(history) for history in windows} <= {7, 8}
+    assert set().union(*windows) > set(range(20))
 
 
 def test_served_history_is_all_known_pairs_latest_last() -> None:
     dataset = tiny.dataset(tiny.pairs((0, 1), (0, 2), (0, 0), (1, 2)), queries=3, labels=4, ordered=True)
     query = encode(dataset, HISTORY | {"max_length": 2}).query
-    found = query.query_inputs(np.int32([0, 1, 2]))
+    encoded = query.query_inputs(np.int32([0, 1, 2]))
 
-    assert found["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
-    assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert encoded["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
+    assert encoded["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
     later = query.with_history(Past.fixed(dataset.train.merge_later(tiny.pairs((0, 3), (2, 1))), queries=3))
     assert later.query_inputs(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
@@ -310,12 +310,12 @@ def test_unknown_rate_applies_in_training_only(kind: str) -> None:
     feature = (tiny.USER if kind == "id" else HISTORY) | {"unknown_rate": 0.25}
     query = encode(dataset, feature).query
 
-    found = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
-    ids = found[feature["name"]]
-    real = found["seen__weight"] > 0 if kind == "history" else np.ones(2000, bool)
+    encoded = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
+    ids = encoded[feature["name"]]
+    real = encoded["seen__weight"] > 0 if kind == "history" else np.ones(2000, bool)
     assert (ids[real] == 0).mean() == pytest.approx(0.25, abs=0.04)
-    asked = query.query_inputs(np.arange(100, dtype=np.int32))
-    assert (asked[feature["name"]][:, :20] if kind == "history" else asked["user_id"]).all()
+    served = query.query_inputs(np.arange(100, dtype=np.int32))
+    assert (served[feature["name"]][:, :20] if kind == "history" else served["user_id"]).all()
 
 
 @pytest.mark.parametrize(
@@ -330,9 +330,9 @@ def test_padding_is_to_a_power_of_two_at_most_the_limit(lengths: list[int], limi
 
     assert ids.shape == weights.shape == (len(lengths), width)
     for row, length in enumerate(lengths):
-        kept = min(length, limit)
-        assert ids[row].tolist() == [offsets[row] + place + 1 for place in range(kept)] + [0] * (width - kept)
-        assert weights[row].tolist() == [1] * kept + [0] * (width - kept)
+        entries = min(length, limit)
+        assert ids[row].tolist() == [offsets[row] + i + 1 for i in range(entries)] + [0] * (width - entries)
+        assert weights[row].tolist() == [1] * entries + [0] * (width - entries)
 
 
 def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,17 +343,17 @@ def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> No
     texts = pa.array(
         [[(str(id_), weight) for id_, weight in bag.items()] for bag in bags], pa.map_(pa.string(), pa.float32())
     )
-    found = []
+    outcomes = []
     for column in (numbers, texts):
         dataset = with_queries(tags=column)
         encoding = encode(dataset, {"name": "tags", "kind": "bag", "unknown_rate": 0})
-        asked = encoding.query.query_inputs(np.arange(4, dtype=np.int32))
-        found.append(
-            (encoding.vocabularies["tags"].ids.to_pylist(), asked["tags"].tolist(), asked["tags__weight"].tolist())
+        encoded = encoding.query.query_inputs(np.arange(4, dtype=np.int32))
+        outcomes.append(
+            (encoding.vocabularies["tags"].ids.to_pylist(), encoded["tags"].tolist(), encoded["tags__weight"].tolist())
         )
 
-    assert found[0] == found[1]
-    assert set(found[0][0]) <= {"7", "3", "12", "5", "99"}
+    assert outcomes[0] == outcomes[1]
+    assert set(outcomes[0][0]) <= {"7", "3", "12", "5", "99"}
 
 
 def test_features_follow_the_vocabularies_of_an_exported_model() -> None:
@@ -364,6 +364,6 @@ def test_features_follow_the_vocabularies_of_an_exported_model() -> None:
 
     encoding = Encoding.fit(recipe, later, exported)
 
-    found = encoding.query.query_inputs(np.int32([0, 1, 2]))
-    assert found["user_id"].tolist() == [1, 2, 0]
-    assert found["seen"].tolist() == [[0], [0], [1]]
+    encoded = encoding.query.query_inputs(np.int32([0, 1, 2]))
+    assert encoded["user_id"].tolist() == [1, 2, 0]
+    assert encoded["seen"].tolist() == [[0], [0], [1]]

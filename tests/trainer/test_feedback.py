@@ -52,7 +52,7 @@ def export(folder: Path, *rows: dict[str, Any], label_id: str = "item_id", **fea
 
 def log(folder: Path, **more: Any) -> Path:
     """Ratings as MovieLens has them: integers, and seconds since 1970."""
-    columns = tiny.clustered(users=30, items=20, each=10, seed=1).to_pydict()
+    columns = tiny.clustered(users=30, items=20, per_user=10, seed=1).to_pydict()
     rows = len(columns["user_id"])
     seconds = [int((START + timedelta(hours=row)).timestamp()) for row in range(rows)]
     pq.write_table(pa.table(columns | {"timestamp": seconds, "rating": [4] * rows} | more), folder / "log.parquet")
@@ -91,9 +91,9 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
     clicks, exported = log(tmp_path), export(tmp_path)
     settings = {"timestamp": "timestamp", "weight": "debiased_weight"}
 
-    found, expected = load([clicks, exported], **settings), load(clicks, timestamp="timestamp")
-    assert pairs(found) == pairs(expected)
-    assert found.report.unit == expected.report.unit == "seconds"
+    dataset, expected = load([clicks, exported], **settings), load(clicks, timestamp="timestamp")
+    assert pairs(dataset) == pairs(expected)
+    assert dataset.report.unit == expected.report.unit == "seconds"
     with pytest.raises(DataError, match=r"fb.parquet: expected at least one interaction, found none"):
         load(exported, **settings)
     with pytest.raises(DataError, match=r"fb.parquet: expected at least one row, found none"):
@@ -103,26 +103,26 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
 def test_export_columns_replace_recipe_columns(tmp_path: Path) -> None:
     clicks = log(tmp_path, kind=["view"] * 300, stars=[2.0] * 300, seen=[[1, 2]] * 300)
     exported = export(tmp_path, choice(1, 1), choice(500, 2, event="buy", impressions=None), label_id="label_id")
-    found = load(
+    dataset = load(
         [clicks, exported], timestamp="timestamp", weight="stars", impressions="seen",
         events={"column": "kind", "weights": {"view": 1, "click": 1, "buy": 3}},
     )  # fmt: skip
 
-    times = dict(zip(pairs(found), found.train.times, strict=True))
+    times = dict(zip(pairs(dataset), dataset.train.times, strict=True))
     assert times["500", "2"] == (START + timedelta(days=20)).timestamp()
-    assert found.report.unit == "seconds"
-    weights = dict(zip(pairs(found), found.train.weights, strict=True))
+    assert dataset.report.unit == "seconds"
+    weights = dict(zip(pairs(dataset), dataset.train.weights, strict=True))
     assert weights["500", "2"] == 12
-    assert sorted(found.train.weights)[:-2] == [2.0] * 300
-    assert len(found.impressions.ids) == 2 * 300 + 2, "of the three of a choice one is no label"
+    assert sorted(dataset.train.weights)[:-2] == [2.0] * 300
+    assert len(dataset.impressions.ids) == 2 * 300 + 2, "of the three of a choice one is no label"
 
 
 def test_log_rows_weigh_1_next_to_propensities(tmp_path: Path) -> None:
     train = [log(tmp_path), export(tmp_path, choice(1, 1), choice(1, 2))]
-    found = load(train, timestamp="timestamp", weight="debiased_weight", impressions="impressions")
+    dataset = load(train, timestamp="timestamp", weight="debiased_weight", impressions="impressions")
 
-    assert sorted(found.train.weights) == [1.0] * 300 + [4.0] * 2
-    assert found.report.lines() == [
+    assert sorted(dataset.train.weights) == [1.0] * 300 + [4.0] * 2
+    assert dataset.report.lines() == [
         "300 of 302 rows lack a column 'debiased_weight': each weighs 1",
         "300 of 302 rows lack a column 'impressions': what was shown with them is unknown",
     ]
@@ -148,14 +148,14 @@ def test_features_of_the_request_are_read_from_both(tmp_path: Path) -> None:
     exported = export(tmp_path, choice(1, 1, born="2026-01-02", feature_unit="y"), born=TEXT, feature_unit=TEXT)
     data = DataConfig(train=[clicks, exported], query_id="user_id", label_id="item_id", timestamp="timestamp")
 
-    found = load_dataset(data, seed=0, context=["page", "history", "born", "unit", "age"])
+    dataset = load_dataset(data, seed=0, context=["page", "history", "born", "unit", "age"])
 
-    assert found.contexts is not None
-    assert set(found.contexts["page"].to_pylist()) == {"7", None}
-    assert set(map(tuple, found.contexts["history"].to_pylist())) == {("1", "2"), ("1",)}
-    assert set(found.contexts["unit"].to_pylist()) == {"x", "y"}
-    assert {text[:10] for text in found.contexts["born"].to_pylist()} == {"2026-01-01", "2026-01-02"}
-    assert set(found.contexts["age"].to_pylist()) == {1.0, 30.0}
+    assert dataset.contexts is not None
+    assert set(dataset.contexts["page"].to_pylist()) == {"7", None}
+    assert set(map(tuple, dataset.contexts["history"].to_pylist())) == {("1", "2"), ("1",)}
+    assert set(dataset.contexts["unit"].to_pylist()) == {"x", "y"}
+    assert {text[:10] for text in dataset.contexts["born"].to_pylist()} == {"2026-01-01", "2026-01-02"}
+    assert set(dataset.contexts["age"].to_pylist()) == {1.0, 30.0}
     pq.write_table(pa.table({"user_id": [1], "item_id": [1], "timestamp": [1.7e9], "page": [{"a": 1}]}), clicks)
     with pytest.raises(DataError, match=r"data.train: expected files whose columns are of one type each, found 'page'"):
         load_dataset(data, seed=0, context=["page"])
@@ -195,9 +195,9 @@ def test_a_log_and_an_export_train_in_two_commands(tmp_path: Path, capsys: pytes
     assert (drafted.timestamp, drafted.weight, drafted.impressions) == ("timestamp", "debiased_weight", None)
     assert drafted.events is not None
     assert drafted.events.weights == {"view": 1, "purchase": 3, "shared": 1}
-    found = check(recipe)
-    assert found.problems == []
-    assert "300 of 330 rows lack a column 'debiased_weight': each weighs 1" in found.rows
+    report = check(recipe)
+    assert report.problems == []
+    assert "300 of 330 rows lack a column 'debiased_weight': each weighs 1" in report.rows
     small = ["--set", "training.epochs=1", "--set", "training.batch_size=64", "--set", "evaluation.baselines=[]"]
     code, out, errors = run(capsys, "fit", recipe, "--out", tmp_path / "bundle", *small)
     assert code == 0, errors

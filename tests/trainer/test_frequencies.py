@@ -86,7 +86,7 @@ def test_frequencies_follow_a_change() -> None:
 TRAIN = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 2), (4, 1), (5, 3))
 
 
-def made(**loss: Any) -> TwoTower:
+def build_model(**loss: Any) -> TwoTower:
     recipe = tiny.recipe(loss={"frequencies": "streaming", "weight": "relative", **loss})
     return tiny.model(recipe, tiny.dataset(TRAIN, queries=6, labels=5), batch_size=6)
 
@@ -95,7 +95,7 @@ def made(**loss: Any) -> TwoTower:
 @pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "mixed", "negatives": 3}])
 def test_weights_use_streamed_frequencies(sampler: dict[str, Any]) -> None:
     """After one batch, π of its labels is 1/6, 3/6, 1/6 and 1/6, and of other labels half a pair in twelve."""
-    model = made(sampler=sampler)
+    model = build_model(sampler=sampler)
     logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.1
     loss = float(model.train_step(tiny.batch(TRAIN)))
 
@@ -120,7 +120,7 @@ def test_weights_use_streamed_frequencies(sampler: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_checkpoints_hold_streamed_frequencies(tmp_path: Path) -> None:
-    model, other = made(), made()
+    model, other = build_model(), build_model()
     model.train_step(tiny.batch(TRAIN))
     Checkpoints(tmp_path, "run").save("latest", model.variables, {})
     Checkpoints(tmp_path, "run").load("latest", other.variables)

@@ -35,8 +35,8 @@ def test_groups_by_known_pairs_and_by_a_column() -> None:
     """Known pairs are 3, 1, 4, 1, 0, 0: the median of those with any is 2. Recalls: ½, 0, 1, 1, 1, 0."""
     groups = figures_by_group(["country"], DATA, TASK, TOP, FACTS)
 
-    found = {group.name: (group.queries, group.pairs, group.metrics[f"recall@{K}"].value) for group in groups}
-    assert found == {
+    figures = {group.name: (group.queries, group.pairs, group.metrics[f"recall@{K}"].value) for group in groups}
+    assert figures == {
         "history = new": (2, 2, 1 / 2),
         "history = few": (2, 3, 1 / 2),
         "history = many": (2, 3, 3 / 4),
@@ -55,7 +55,9 @@ def test_group_figures_equal_those_of_its_queries(country: str) -> None:
     alone = Task.of(TEST.take(np.isin(TEST.queries, rows)), PAST, CONFIG, labels=L, seed=0)
     expected = alone.metrics(TOP[rows], FACTS)
 
-    (group,) = [each for each in figures_by_group(["country"], DATA, TASK, TOP, FACTS) if each.value == country]
+    (group,) = [
+        figures for figures in figures_by_group(["country"], DATA, TASK, TOP, FACTS) if figures.value == country
+    ]
 
     assert group.metrics.keys() == expected.keys()
     for name, interval in group.metrics.items():
@@ -92,7 +94,7 @@ def test_rare_values_are_one_group() -> None:
     groups = figures_by_group(["zip", "few"], data, task, np.zeros((queries, K), np.int32), FACTS)
 
     of_zip = [group for group in groups if group.column == "zip"]
-    assert [group.name for group in of_zip] == [*(f"zip = {place}" for place in range(20)), "zip = other"]
+    assert [group.name for group in of_zip] == [*(f"zip = {zip_code}" for zip_code in range(20)), "zip = other"]
     assert {group.queries for group in of_zip[:-1]} == {2}
     assert (of_zip[-1].queries, of_zip[-1].about) == (20, "11 values of zip")
     assert record_of(groups)["zip"]["other"]["about"] == "11 values of zip"
@@ -116,8 +118,8 @@ def test_columns_of_wrong_types_are_refused() -> None:
 
 
 def test_a_recipe_reads_its_group_columns_and_refuses_them_without_a_table() -> None:
-    places = {"train": "train.parquet", "query_id": "user_id", "label_id": "item_id"}
-    recipe = tiny.recipe(data=places | {"queries": "users.parquet"}, evaluation={"groups": ["country"]})
+    columns = {"train": "train.parquet", "query_id": "user_id", "label_id": "item_id"}
+    recipe = tiny.recipe(data=columns | {"queries": "users.parquet"}, evaluation={"groups": ["country"]})
     assert recipe.table_columns["query"] == ["country"]
     with pytest.raises(ValidationError, match=r"evaluation\.groups: expected data\.queries, a table with 'country'"):
         tiny.recipe(evaluation={"groups": ["country"]})

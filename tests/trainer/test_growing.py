@@ -67,25 +67,25 @@ def test_every_event_is_found_from_the_pairs_before_it() -> None:
     0 after 4, 1: list 0, 2, finds 2 second. 2 after nothing: list 0, 1, misses 3. 4 after 3, 3: list 0, 1, finds 0
     first. 5 after 0: list 1, 2, misses 5.
     """
-    found = metrics()
-    assert found["recall@1"] == 1 / 4
-    assert found["recall@2"] == found["hit_rate@2"] == 2 / 4
-    assert found["mrr@2"] == (1 / 2 + 1) / 4
+    figures = metrics()
+    assert figures["recall@1"] == 1 / 4
+    assert figures["recall@2"] == figures["hit_rate@2"] == 2 / 4
+    assert figures["mrr@2"] == (1 / 2 + 1) / 4
 
 
 def test_a_label_may_be_the_next_one_again_if_seen_labels_are_allowed() -> None:
     """All six events have the list 0, 1: event 1 finds 1 second, event 4 finds 0 first."""
-    found = metrics(exclude_seen=False)
-    assert found["recall@1"] == pytest.approx(1 / 6)
-    assert found["recall@2"] == pytest.approx(2 / 6)
-    assert found["mrr@2"] == pytest.approx((1 / 2 + 1) / 6)
+    figures = metrics(exclude_seen=False)
+    assert figures["recall@1"] == pytest.approx(1 / 6)
+    assert figures["recall@2"] == pytest.approx(2 / 6)
+    assert figures["mrr@2"] == pytest.approx((1 / 2 + 1) / 6)
 
 
 @pytest.mark.parametrize(("least", "recall", "mrr"), [(1, 2 / 3, 1.5 / 3), (2, 1, 1.5 / 2)])
 def test_events_with_too_few_earlier_pairs_are_left_out(least: int, recall: float, mrr: float) -> None:
     """Histories have 2, 3, 0, 1, 2 and 1 pairs: 1 leaves events 0, 4 and 5 to find, 2 leaves 0 and 4."""
-    found = metrics(least_history=least)
-    assert (found["recall@2"], found["mrr@2"]) == (pytest.approx(recall), pytest.approx(mrr))
+    figures = metrics(least_history=least)
+    assert (figures["recall@2"], figures["mrr@2"]) == (pytest.approx(recall), pytest.approx(mrr))
 
 
 def test_nothing_to_find_after_enough_pairs_is_an_error() -> None:
@@ -109,18 +109,18 @@ def test_events_are_counted_with_what_is_left_out() -> None:
 def test_least_history_counts_known_pairs_of_queries_with_a_fixed_history() -> None:
     """Query 0 has two known pairs and query 2 one; distinct pairs are (0, 2), (0, 1), (1, 3), (1, 0) and (2, 5)."""
     held_out, past = DATA.with_past(TEST, TRAIN, "fixed")
-    found = HeldOut.of(held_out, past, config(history="fixed", least_history=1), labels=L)
-    assert (found.distinct, found.short, found.repeated, found.measured, found.queries) == (5, 2, 1, 2, 2)
+    counts = HeldOut.of(held_out, past, config(history="fixed", least_history=1), labels=L)
+    assert (counts.distinct, counts.short, counts.repeated, counts.measured, counts.queries) == (5, 2, 1, 2, 2)
 
 
 def test_intervals_resample_queries_with_all_their_events() -> None:
     of_events = Bootstrap(4, resamples=100, seed=0, queries_N=np.int32([7, 7, 7, 9]))
     of_queries = Bootstrap(2, resamples=100, seed=0)
-    found, of = np.array([1.0, 1, 0, 1]), np.ones(4)
-    assert of_events.interval(found, of) == of_queries.interval(np.array([2.0, 1]), np.array([3.0, 1]))
-    assert of_events.per_query(found).tolist() == [2, 1]
+    values, totals = np.array([1.0, 1, 0, 1]), np.ones(4)
+    assert of_events.interval(values, totals) == of_queries.interval(np.array([2.0, 1]), np.array([3.0, 1]))
+    assert of_events.per_query(values).tolist() == [2, 1]
     first_and_last = of_events.select_rows(np.array([True, False, False, True]))
-    assert first_and_last.interval(found[[0, 3]], of[:2]) == of_queries.interval(np.ones(2), np.ones(2))
+    assert first_and_last.interval(values[[0, 3]], totals[:2]) == of_queries.interval(np.ones(2), np.ones(2))
 
 
 def test_the_tower_reads_the_history_of_each_event() -> None:
@@ -289,14 +289,14 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
         "requests": 192,
     }
     assert figures["held_out"] == {"valid": counts, "test": counts}
-    found = evaluate(bundle).value("recall@1")
-    assert found > 0.95
+    recall = evaluate(bundle).value("recall@1")
+    assert recall > 0.95
     assert figures["baselines"]["popularity"]["recall@1"]["value"] < 0.3
     assert "on the same 192 requests of 48 queries" in figures["against_best_baseline"]["in_words"]
     again = evaluate(bundle, recipe)
-    assert again.value("recall@1") == pytest.approx(found)
+    assert again.value("recall@1") == pytest.approx(recall)
     of_all = evaluate(bundle, recipe, overrides=["evaluation.least_history=0"])
-    assert of_all.value("recall@1") < found, "the first click of a session cannot be known"
+    assert of_all.value("recall@1") < recall, "the first click of a session cannot be known"
     _, items, _ = (column.to_pylist() for column in pq.read_table(tmp_path / "sessions.parquet").columns)
     queries = [RetrieveQuery(features={"clicks": items[at - at % 5 : at]}, k=1) for at in range(960, 1200)]
     results = retriever_of(bundle, ExactSearcher(bundle)).retrieve(queries).results
@@ -316,20 +316,20 @@ def test_labels_outside_of_a_bundle_stay_in_the_order_of_events(tmp_path: Path) 
     bundle = fit(recipe, tmp_path / "bundle", overrides=["data.train=SELECT * FROM 'sessions.parquet' WHERE item <> 0"])
     assert "0" not in bundle.labels.ids.to_pylist()
 
-    found = evaluate(bundle, recipe).value("recall@1")
+    recall = evaluate(bundle, recipe).value("recall@1")
 
     # Of the 192 events, those that choose label 0 are not to be found, and those after label 0 may be guessed.
     dataset = read_dataset(load_recipe(recipe))
     items = [int(id_) for id_ in dataset.label_ids.take(dataset.test.labels).to_pylist()]
-    clicks = [click for place, click in enumerate(pairwise(items)) if place % 5 < 4]
+    clicks = [click for i, click in enumerate(pairwise(items)) if i % 5 < 4]
     before = [earlier for earlier, item in clicks if item != 0]
     assert 0 < before.count(0) < 30
-    assert found > 1 - before.count(0) / len(before) - 0.02
+    assert recall > 1 - before.count(0) / len(before) - 0.02
 
 
 def test_check_counts_events_that_are_left_out(tmp_path: Path) -> None:
-    found = check(write_sessions(tmp_path), overrides=["evaluation.least_history=3"])
-    assert {name: found.splits["test"][name] for name in ("pairs", "short", "seen", "to find")} == {
+    report = check(write_sessions(tmp_path), overrides=["evaluation.least_history=3"])
+    assert {name: report.splits["test"][name] for name in ("pairs", "short", "seen", "to find")} == {
         "pairs": 240, "short": 144, "seen": 0, "to find": 96
     }  # fmt: skip
-    assert "test: evaluation.least_history leaves out 144 of 240 distinct pairs" in found.warnings
+    assert "test: evaluation.least_history leaves out 144 of 240 distinct pairs" in report.warnings

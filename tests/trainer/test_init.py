@@ -33,7 +33,7 @@ START = datetime.datetime(2026, 1, 1)
 def shop(folder: Path, *, ending: str = "parquet") -> Path:
     """A shop's log with events and devices, and its products and customers."""
     rng = np.random.default_rng(5)
-    log = tiny.clustered(users=40, items=30, each=12, seed=1)
+    log = tiny.clustered(users=40, items=30, per_user=12, seed=1)
     rows = len(log)
     clicks = {
         "visitorId": [f"c{user}" for user in log["user_id"].to_pylist()],

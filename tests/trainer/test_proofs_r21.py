@@ -199,7 +199,7 @@ def test_a_margin_through_the_mixture(weight: str, arguments: dict[str, float], 
     batch = toy.batches(rows=ROWS, size=size)
     more = toy.draw("uniform", rows=ROWS, negatives=drawn)
     log_q_L = SAMPLERS["mixed"](SamplerSetup(np.log(PI), size), negatives=drawn).log_q_L
-    sample = Sample(np.concatenate([batch.drawn_BM, more.drawn_BM], axis=1), log_q_L, own=1)
+    sample = Sample(np.concatenate([batch.drawn_BM, more.drawn_BM], axis=1), log_q_L, undrawn=1)
     odds_B = np.expm1(sample.losses(Objective("softmax", weight, weight_arguments=arguments)))
 
     toy.assert_mean(odds_B, margin_L[OTHERS] @ np.exp(LOGITS[OTHERS] - LOGITS[Y]))

@@ -21,7 +21,7 @@ from longtail.trainer.trained import Trained
 from tests.serving.process import until
 from tests.trainer import tiny
 
-TABLE = tiny.clustered(users=12, items=8, each=6, seed=0)
+TABLE = tiny.clustered(users=12, items=8, per_user=6, seed=0)
 ROWS = list(zip(TABLE["user_id"].to_pylist(), TABLE["item_id"].to_pylist(), strict=True))
 
 

@@ -263,7 +263,7 @@ def test_another_recipe_or_other_data_are_refused(tmp_path: Path, script: Script
     data = recipe.data.model_copy(update={"train": tmp_path / "elsewhere" / "interactions.parquet"})
     result = tune(moved.model_copy(update={"data": data}), out)
     assert len(result.study.trials) == 2, "names and paths may change"
-    pq.write_table(tiny.clustered(users=40, items=16, each=8, seed=9), tmp_path / "job" / "interactions.parquet")
+    pq.write_table(tiny.clustered(users=40, items=16, per_user=8, seed=9), tmp_path / "job" / "interactions.parquet")
     with pytest.raises(RecipeError, match=r"expected the recipe and data that .*, received another data "):
         tune(recipe, out)
     with pytest.raises(RecipeError, match=r"job: expected a study \(study\.db\) to go on with, or a path that is free"):
@@ -289,7 +289,7 @@ def test_unmeasurable_trials_are_refused_before_a_study_is_created(tmp_path: Pat
 
 def write_splits(folder: Path, *, permuted: bool = False) -> Recipe:
     """Interactions in a file a split, test's labels in another order if `permuted`: not one pair of it stays true."""
-    rows = tiny.clustered(users=40, items=16, each=8, seed=0).sort_by("timestamp")
+    rows = tiny.clustered(users=40, items=16, per_user=8, seed=0).sort_by("timestamp")
     folder.mkdir()
     for name, part in (("train", slice(0, 240)), ("valid", slice(240, 280)), ("test", slice(280, 320))):
         columns = {column: rows[column].to_numpy()[part] for column in rows.column_names}

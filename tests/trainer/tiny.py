@@ -81,10 +81,10 @@ def batch(rows: Pairs, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     return {"user_id": rows.queries + 1, "_positive": rows.labels, "_weight": weights} | inputs
 
 
-def clustered(*, users: int, items: int, each: int, seed: int) -> pa.Table:
+def clustered(*, users: int, items: int, per_user: int, seed: int) -> pa.Table:
     """Interactions `user_id`, `item_id`, `timestamp` of users who mostly keep to one of two halves of the items."""
     rng = np.random.default_rng(seed)
-    user = np.repeat(np.arange(users), each)
+    user = np.repeat(np.arange(users), per_user)
     half = (user % 2) ^ (rng.random(len(user)) < 0.1)
     item = (half * (items // 2) + np.minimum(rng.geometric(0.25, len(user)), items // 2) - 1).astype(np.int64)
     return pa.table({"user_id": user, "item_id": item, "timestamp": rng.permutation(len(user))})
@@ -142,7 +142,7 @@ def curve_of_metrics(bundle: Path) -> BiasRemoval:
 def write_job(folder: Path, *, recipe: str = RECIPE) -> Path:
     """A recipe and its data in `folder`; returns the recipe's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(clustered(users=40, items=16, each=8, seed=0), folder / "interactions.parquet")
+    pq.write_table(clustered(users=40, items=16, per_user=8, seed=0), folder / "interactions.parquet")
     items = {
         "item_id": range(16),
         "title": [f"Title {item}" for item in range(16)],

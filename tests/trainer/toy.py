@@ -31,24 +31,24 @@ class Sample:
     Attributes:
         drawn_BM: label rows.
         log_q_L: what the sampler says of every label.
-        own: places of a row that are no draws, from the first on.
+        undrawn: number of first positions of a row that are no draws.
         log_miss: log(1 − q_Y) of a sampler that draws another label than Y; None of one that may draw it.
     """
 
     drawn_BM: np.ndarray
     log_q_L: np.ndarray
-    own: int = 0
+    undrawn: int = 0
     log_miss: float | None = None
 
     @property
     def m(self) -> int:
         """Draws of every row."""
-        return self.drawn_BM.shape[1] - self.own
+        return self.drawn_BM.shape[1] - self.undrawn
 
     def losses(self, objective: Objective) -> np.ndarray:
         """float64 [B]; draws of Y are masked."""
         rows, log_pi_L = np.zeros(len(self.drawn_BM), np.float32), np.log(PI).astype(np.float32)
-        made = objective(
+        losses_B = objective(
             SampledLogits(
                 ops.convert_to_tensor(rows + np.float32(LOGITS[Y])),
                 ops.convert_to_tensor(LOGITS.astype(np.float32)[self.drawn_BM]),
@@ -61,7 +61,7 @@ class Sample:
                 log_miss_B=None if self.log_miss is None else ops.convert_to_tensor(rows + np.float32(self.log_miss)),
             )
         )
-        return ops.convert_to_numpy(made).astype(np.float64)
+        return ops.convert_to_numpy(losses_B).astype(np.float64)
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def batches(*, rows: int, size: int, seed: int = 0) -> Sample:
     """One row each of many batches: its own label Y first, then those of `size − 1` pairs of the data."""
     others_BM = np.random.default_rng(seed).choice(L, (rows, size - 1), p=PI)
     log_q_L = SAMPLERS["in_batch"](SamplerSetup(np.log(PI), size)).log_q_L
-    return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L, own=1)
+    return Sample(np.concatenate([np.full((rows, 1), Y), others_BM], axis=1), log_q_L, undrawn=1)
 
 
 def given_another(q_L: np.ndarray) -> np.ndarray:
