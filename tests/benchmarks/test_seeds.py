@@ -162,13 +162,13 @@ def test_studies_use_recorded_recipes(study: Study, tmp_path: Path) -> None:
     shutil.copy(RECIPES / f"{study.data}.toml", tmp_path / study.data / "recipe.toml")
     bench = Bench(study, tmp_path, Store(tmp_path, tmp_path), tmp_path, Console(quiet=True))
     for method in study.methods:
-        made = bench.recipe(method, {}, 0)
-        assert all(feature.encoder is None for feature in made.query.features)
-        assert made.loss.negatives_per == "pair"
+        recipe = bench.recipe(method, {}, 0)
+        assert all(feature.encoder is None for feature in recipe.query.features)
+        assert recipe.loss.negatives_per == "pair"
         if "loss.family" not in {**study.settings, **method.settings}:
-            assert made.loss.family.name == "softmax"
+            assert recipe.loss.family.name == "softmax"
         if "loss.hits" not in {**study.settings, **method.settings}:
-            assert made.loss.hits is None
+            assert recipe.loss.hits is None
 
 
 def test_mined_and_unmined_negatives_have_equal_total_weight() -> None:
@@ -197,14 +197,14 @@ def test_record_of_another_protocol_is_ignored(tmp_path: Path) -> None:
     study = studies()[0]
     method = study.methods[1]
     store = Store(tmp_path / "fresh", tmp_path / "packed")
-    kept = replace(
+    stored = replace(
         record(method.name, 0, [1.0]), study=study.name, protocol=protocol_of(study, method), choice={"rate": 0.1}
     )  # fmt: skip
 
-    store.put(kept)
+    store.put(stored)
     store.pack(study, {})  # one seed of three: its values are not left out
     (next((tmp_path / "fresh").glob("*/*.json"))).unlink()
 
-    assert store.records(study) == {f"{method.name} | rate = 0.1 | seed 0": kept}
+    assert store.records(study) == {f"{method.name} | rate = 0.1 | seed 0": stored}
     assert store.records(replace(study, epochs=study.epochs + 1)) == {}
     assert protocol_of(study, method) != protocol_of(study, Method(method.name, {"loss.weight": '"unit"'}))

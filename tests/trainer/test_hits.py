@@ -29,8 +29,8 @@ def test_hits_by_hand() -> None:
     shared, positive_B = np.int32([5, 7, 5]), np.int32([5, 7])
 
     def masked(hits: Any, *, in_batch: bool) -> list[list[int]]:
-        made = mask_hits(hits, shared, positive_B, in_batch=in_batch)
-        return ops.convert_to_numpy(made).astype(int).tolist()
+        mask = mask_hits(hits, shared, positive_B, in_batch=in_batch)
+        return ops.convert_to_numpy(mask).astype(int).tolist()
 
     assert masked("mask", in_batch=True) == [[1, 0, 1], [0, 1, 0]]
     assert masked("keep", in_batch=True) == [[1, 0, 0], [0, 1, 0]], "a row's own place is no draw"
@@ -38,20 +38,21 @@ def test_hits_by_hand() -> None:
 
 
 def test_known_positives_are_distinct_training_labels_in_order() -> None:
-    known = KnownPositives.collect(TRAIN)
+    positives = KnownPositives.collect(TRAIN)
 
-    assert known.offsets.tolist() == [0, 2, 3, 3, 7]
-    assert known.labels.tolist() == [0, 2, 1, 0, 1, 3, 4]
-    labels_K, rows_K = known.list_positives(np.int32([3, 0, 3]))
+    assert positives.offsets.tolist() == [0, 2, 3, 3, 7]
+    assert positives.labels.tolist() == [0, 2, 1, 0, 1, 3, 4]
+    labels_K, rows_K = positives.list_positives(np.int32([3, 0, 3]))
     assert labels_K.tolist() == [0, 1, 3, 4, 0, 2, 0, 1, 3, 4, *[4] * 6], "16 places, the last repeated"
     assert rows_K.tolist() == [0, 0, 0, 0, 1, 1, *[2] * 10]
 
 
 def test_long_lists_keep_their_most_frequent_known_positives() -> None:
     """Labels 0 and 1 stand in two pairs each, 2 in two of one query; 3 and 4 in one."""
-    known = KnownPositives.collect(TRAIN, limit=2)
+    positives = KnownPositives.collect(TRAIN, limit=2)
 
-    assert [known.labels[known.offsets[q] : known.offsets[q + 1]].tolist() for q in (0, 3)] == [[0, 2], [0, 1]]
+    lists = [positives.labels[positives.offsets[q] : positives.offsets[q + 1]].tolist() for q in (0, 3)]
+    assert lists == [[0, 2], [0, 1]]
 
 
 @pytest.mark.parametrize("shape", [(300,), (40, 7)], ids=["shared", "per row"])
@@ -64,8 +65,8 @@ def test_known_positives_equal_plain_sets(shape: tuple[int, ...]) -> None:
     rows_K = np.repeat(np.arange(40), lengths_B).astype(np.int32)
     found_BM = mask_known_positives(candidates, np.concatenate(lists), rows_K, batch=40, labels=labels)
 
-    each = candidates if len(shape) == 2 else np.broadcast_to(candidates, (40, *shape))
-    expected_BM = np.array([np.isin(row, known) for row, known in zip(each, lists, strict=True)])
+    candidate_rows = candidates if len(shape) == 2 else np.broadcast_to(candidates, (40, *shape))
+    expected_BM = np.array([np.isin(row, positives) for row, positives in zip(candidate_rows, lists, strict=True)])
     assert 0 < expected_BM.mean() < 0.5
     np.testing.assert_array_equal(ops.convert_to_numpy(found_BM), expected_BM)
 
@@ -102,17 +103,17 @@ def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: 
         "in_batch": (share_L, 5), "mixed": ((5 * share_L + 4 / 6) / 9, 9), "uniform": (np.full(6, 1 / 6), 6),
         "full": (np.full(6, 1 / 6), 6),
     }[name]  # fmt: skip
-    known = {0: {0, 2}, 1: {1}, 2: {1, 3, 4}}
+    known_labels = {0: {0, 2}, 1: {1}, 2: {1, 3, 4}}
     expected = []
     for row, (query, positive) in enumerate(zip(train.queries, positives, strict=True)):
-        out = {"mask": {positive}, "keep": set(), "mask_known": known[query]}[hits]
-        own = row if name in ("in_batch", "mixed") else -1
-        left = [label for at, label in enumerate(candidates_BM[row]) if at != own and label not in out]
-        left.sort(key=lambda label: -logits_BL[row, label])
+        out = {"mask": {positive}, "keep": set(), "mask_known": known_labels[query]}[hits]
+        own_column = row if name in ("in_batch", "mixed") else -1
+        negatives = [label for at, label in enumerate(candidates_BM[row]) if at != own_column and label not in out]
+        negatives.sort(key=lambda label: -logits_BL[row, label])
         share = 1.0 if mining is None else 1 / 2
         expected.append(
             max(1 - logits_BL[row, positive], 0)
-            + sum(share / (m * q_L[label]) * max(1 + logits_BL[row, label], 0) for label in left[: mining and 2])
+            + sum(share / (m * q_L[label]) * max(1 + logits_BL[row, label], 0) for label in negatives[: mining and 2])
         )
     labels_K, rows_K = KnownPositives.collect(train).list_positives(train.queries)
     batch = tiny.batch(train) | ({"_known": labels_K, "_known_rows": rows_K} if hits == "mask_known" else {})
@@ -124,9 +125,9 @@ def test_batches_hold_the_known_positives_of_their_queries() -> None:
     """And of a query that is visited with one of its labels, the others too."""
     data = tiny.dataset(TRAIN, queries=4, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
-    known = KnownPositives.collect(data.train)
+    positives = KnownPositives.collect(data.train)
     steps = epoch_batches(
-        data.train, features, [known], batch_size=3, seed=0, epoch=0, visits=partial(one_per_query, data.train)
+        data.train, features, [positives], batch_size=3, seed=0, epoch=0, visits=partial(one_per_query, data.train)
     )
     _, batch = next(steps)
     queries_B = data.train.queries[batch["_pair"]]
@@ -136,11 +137,11 @@ def test_batches_hold_the_known_positives_of_their_queries() -> None:
         assert known_labels == set(data.train.labels[data.train.queries == query])
 
 
-def softmax_optimum(p: np.ndarray, *, each: int, keep: bool) -> np.ndarray:
+def softmax_optimum(p: np.ndarray, *, copies: int, keep: bool) -> np.ndarray:
     """softmax(f + log q) that minimises the sampled softmax with weight `unit` of a query with p(y|x): uniform
     negatives, `each` of every label, so that the sample is its own expectation. By gradient descent."""
     size = len(p)
-    drawn = np.repeat(np.arange(size), each)
+    drawn = np.repeat(np.arange(size), copies)
     hits = np.zeros((size, len(drawn)), bool) if keep else np.arange(size)[:, None] == drawn
     nothing = np.zeros(size, np.float32), np.zeros(len(drawn), np.float32)
 
@@ -164,8 +165,8 @@ def test_unit_weights_under_softmax_converge_as_documented(keep: bool) -> None:
     p = np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6])
     s = softmax_optimum(p, each=10, keep=keep)
 
-    left = s * (1 + s / 10) if keep else s * (1 - s + s / 10)
-    np.testing.assert_allclose(left / p / (left / p).mean(), 1, atol=2e-3)
+    implied = s * (1 + s / 10) if keep else s * (1 - s + s / 10)
+    np.testing.assert_allclose(implied / p / (implied / p).mean(), 1, atol=2e-3)
     assert s[0] == pytest.approx(0.492 if keep else 0.726, abs=2e-3)
 
 
@@ -179,10 +180,10 @@ def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
     w_L = 1 / (3 * np.exp(SAMPLERS["in_batch"](setup).log_q_L.astype(np.float64)))
     rng = np.random.default_rng(0)
     batches = np.concatenate([pairs[rng.permutation(len(pairs))].reshape(-1, 4) for _ in range(4000)])
-    found = np.bincount(batches[:, 1:].ravel(), minlength=labels) / len(batches) * w_L
+    weighted_shares = np.bincount(batches[:, 1:].ravel(), minlength=labels) / len(batches) * w_L
 
-    assert found[9:].mean() == pytest.approx(1, abs=0.02)
-    np.testing.assert_allclose(found, 1, atol=0.06)
+    assert weighted_shares[9:].mean() == pytest.approx(1, abs=0.02)
+    np.testing.assert_allclose(weighted_shares, 1, atol=0.06)
     assert (w_L * np.exp(setup.log_share_L) / smoothed)[-1] / w_L[-1] == pytest.approx(0.688, abs=1e-3)
 
 

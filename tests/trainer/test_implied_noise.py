@@ -118,8 +118,10 @@ def gradients(scores_SXL: np.ndarray, sampler: str, objective: Objective, *, mas
         )
         return ops.sum(losses_N * chance_N), losses_N
 
-    _, (found,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(scores_SXL.astype(np.float32))], [])
-    return ops.convert_to_numpy(found).astype(np.float64)
+    _, (gradient,), _ = backend.value_and_gradients(
+        expected, [ops.convert_to_tensor(scores_SXL.astype(np.float32))], []
+    )
+    return ops.convert_to_numpy(gradient).astype(np.float64)
 
 
 def assert_least(scores_XL: np.ndarray, sampler: str, objective: Objective, *, mask: bool) -> None:
@@ -225,9 +227,9 @@ def softmax_scores(sampler: str, weight: str, *, mask: bool, times: int = 1) -> 
         chance_LL = p_L[:, None] * terms_LL / (1 + terms_LL.sum(axis=1, keepdims=True))
         return p_L @ np.log1p(terms_LL.sum(axis=1)), chance_LL.sum(axis=0) - chance_LL.sum(axis=1)
 
-    found = [minimize(loss, np.log(p_L / col_L), args=(p_L,), jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    scores = [minimize(loss, np.log(p_L / col_L), args=(p_L,), jac=True, method="BFGS", options={"gtol": 1e-9}).x
              for p_L in DATA]  # fmt: skip
-    return np.array(found)
+    return np.array(scores)
 
 
 @pytest.mark.parametrize("mask", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["mask", "keep"])
@@ -407,8 +409,10 @@ def optimum(loss: LossConfig, p_L: np.ndarray, q_L: np.ndarray, m: float, *, nev
     """f of least expected loss of a query in float64, its gradient by hand; the limit of many draws for softmax."""
     log_pi_L, log_q_L = np.log(PI).astype(np.float32), np.log(q_L).astype(np.float32)
     log_miss_L = np.log1p(-q_L) if never else np.zeros(L)
-    given = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, log_miss_L.astype(np.float32), np.full(L, np.log(m)))
-    weight = WEIGHTS[loss.weight.name](given, **loss.weight.arguments)
+    log_probabilities = LogProbabilities(
+        log_pi_L, log_pi_L, log_q_L, log_q_L, log_miss_L.astype(np.float32), np.full(L, np.log(m))
+    )
+    weight = WEIGHTS[loss.weight.name](log_probabilities, **loss.weight.arguments)
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
     rho_LL = m * np.exp(row_L[:, None] + col_L + np.log(q_L) - log_miss_L[:, None])
     if loss.resolved_hits == "mask" or loss.family.pairwise:
@@ -428,7 +432,7 @@ def least(kind: str, *arrays: bytes) -> np.ndarray:
     def value(f_L: np.ndarray) -> tuple[float, np.ndarray]:
         gaps_LL, g_L = f_L[None] - f_L[:, None], f_L - shift_L
         if kind == "pairwise":
-            found, pull_LL = (
+            losses_L1, pull_LL = (
                 share_L[:, None] * rho_LL * np.logaddexp(0, gaps_LL),
                 share_L[:, None] * rho_LL * expit(gaps_LL),
             )
@@ -439,8 +443,8 @@ def least(kind: str, *arrays: bytes) -> np.ndarray:
         else:
             terms_LL = rho_LL * np.exp(gaps_LL)
             total_L1 = 1 + terms_LL.sum(axis=1, keepdims=True)
-            found, pull_LL = share_L[:, None] * np.log(total_L1), share_L[:, None] * terms_LL / total_L1
-        return found.sum(), pull_LL.sum(axis=0) - pull_LL.sum(axis=1)
+            losses_L1, pull_LL = share_L[:, None] * np.log(total_L1), share_L[:, None] * terms_LL / total_L1
+        return losses_L1.sum(), pull_LL.sum(axis=0) - pull_LL.sum(axis=1)
 
     return np.asarray(minimize(value, np.zeros(L), jac=True, method="BFGS", options={"gtol": 1e-10}).x)
 
@@ -450,13 +454,13 @@ def losses_of(sampler: str) -> Iterator[LossConfig]:
     for weight, family, pairwise, hits, reweight in itertools.product(
         WEIGHTS, LOSSES, (False, True), ("mask", "keep", "mask_known"), (0.0, 0.5)
     ):
-        given = {
+        sections = {
             "sampler": ENUMERATED[sampler][0] | {"name": sampler.partition(",")[0]}, "reweight": reweight, "hits": hits,
             "weight": {"name": weight, **ARGUMENTS.get(weight, {})},
             "family": {"name": family} | ({"pairwise": True} if pairwise else {}),
         }  # fmt: skip
         with contextlib.suppress(ValueError):
-            yield LossConfig.model_validate(given)
+            yield LossConfig.model_validate(sections)
 
 
 @pytest.mark.slow

@@ -53,28 +53,28 @@ def test_the_loss_of_a_step_equals_the_formula(
     logits_BL = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + biases
     counts = np.bincount(TRAIN.labels, minlength=L)
     pi = (counts + 0.5) / (counts.sum() + 0.5 * L)
-    known = [set(TRAIN.labels[TRAIN.queries == query].tolist()) for query in BATCH.queries]
+    known_labels = [set(TRAIN.labels[TRAIN.queries == query].tolist()) for query in BATCH.queries]
 
     expected = 0.0
     for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
-        masked = {int(label)} | (known[row] if hits == "mask_known" else set())
+        masked = {int(label)} | (known_labels[row] if hits == "mask_known" else set())
         drawn = [(int(other), 1.0) for other in BATCH.labels] if sampler == "in_batch" else [
             (other, {"unit": 1, "importance": 1, "tail": pi[other] / pi[label]}[weight]) for other in range(L)
         ]  # fmt: skip
-        drawn = [(other, each) for other, each in drawn if other not in masked]
+        drawn = [(other, factor) for other, factor in drawn if other not in masked]
         if mining:
             drawn = sorted(drawn, key=lambda pair: -logits_BL[row, pair[0]])[:1]
         terms = drawn + [(int(other), GAMMA) for other in SHOWN[row] if other not in masked]
-        own = logits_BL[row, label]
+        positive_logit = logits_BL[row, label]
         if family == "softmax":
-            of_row = np.log1p(sum(each * np.exp(logits_BL[row, other] - own) for other, each in terms))
+            of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
         elif family == "logistic":
             shift = -np.log(L)  # of `full` with unit weights: each of L labels once [METHODS §2]
-            of_row = np.log1p(np.exp(-own - shift)) + sum(
-                each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms
+            of_row = np.log1p(np.exp(-positive_logit - shift)) + sum(
+                factor * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, factor in terms
             )
         else:
-            of_row = sum(each * np.log1p(np.exp(logits_BL[row, other] - own)) for other, each in terms)
+            of_row = sum(factor * np.log1p(np.exp(logits_BL[row, other] - positive_logit)) for other, factor in terms)
         expected += weigh * of_row / B
 
     batch = tiny.batch(BATCH, _shown=SHOWN, _pair=np.arange(B, dtype=np.int32))
@@ -95,8 +95,8 @@ def test_unseen_impressions_are_negatives_only_without_features(described: bool,
     )  # fmt: skip
     data = tiny.dataset(TRAIN, queries=4, labels=L, label_table=pa.table({"kind": list("abcdefg")}))
 
-    def loss(shown: np.ndarray) -> float:
-        batch = tiny.batch(BATCH, _shown=shown, _pair=np.arange(B, dtype=np.int32))
+    def loss(impressions: np.ndarray) -> float:
+        batch = tiny.batch(BATCH, _shown=impressions, _pair=np.arange(B, dtype=np.int32))
         if hits == "mask_known":
             batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
         return float(tiny.model(job, data, batch_size=B).train_step(batch))
@@ -123,8 +123,8 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
     )  # fmt: skip
 
     x, y = (dataset.label_ids.to_pylist().index(name) for name in "xy")
-    shown = {int(pair): row for pair, row in zip(batch["_pair"], batch["_shown"].tolist(), strict=True)}
-    assert shown == {0: [x, y], 1: [y, x], 2: [x, x]}, "z is in no catalogue; places left over hold the positive"
+    impressions = {int(pair): row for pair, row in zip(batch["_pair"], batch["_shown"].tolist(), strict=True)}
+    assert impressions == {0: [x, y], 1: [y, x], 2: [x, x]}, "z is in no catalogue; places left over hold the positive"
 
     pq.write_table(pa.table(log | {"shown": ["x|y", "", ""]}), tmp_path / "log.parquet")
     with pytest.raises(DataError, match="column 'shown': expected lists of ids, strings or integers, found text"):
@@ -135,6 +135,6 @@ def test_families_without_impressions_are_refused() -> None:
     with pytest.raises(ValueError, match="impressions: not allowed with family 'nce', whose noise must be exactly"):
         LossConfig.model_validate({"family": "nce", "impressions": 0.5})
     assert LossConfig.model_validate({"weight": "importance"}).explain_uncalibrated() is None
-    shown = LossConfig.model_validate({"weight": "importance", "impressions": 0.5})
-    assert shown.explain_uncalibrated() == "impressions are negatives that no q draws"
-    assert str(shown) == "softmax · in_batch · importance · impressions 0.5"
+    config = LossConfig.model_validate({"weight": "importance", "impressions": 0.5})
+    assert config.explain_uncalibrated() == "impressions are negatives that no q draws"
+    assert str(config) == "softmax · in_batch · importance · impressions 0.5"

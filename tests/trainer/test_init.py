@@ -97,15 +97,15 @@ def test_init_drafts_a_recipe_of_a_shop(tmp_path: Path, ending: str) -> None:
     }  # fmt: skip
     assert (recipe.query.features[1].entries, recipe.model.similarity) == ("both", "dot")
     assert (recipe.query.combine, recipe.label.combine) == ("concat", "sum")
-    numbers = [each for each in (*recipe.query.features, *recipe.label.features) if each.kind == "number"]
-    assert [(each.name, each.transform) for each in numbers] == [("age", "standard"), ("price", "quantile")]
+    numbers = [feature for feature in (*recipe.query.features, *recipe.label.features) if feature.kind == "number"]
+    assert [(feature.name, feature.transform) for feature in numbers] == [("age", "standard"), ("price", "quantile")]
     text = (tmp_path / "recipe.toml").read_text()
-    for said in (
+    for words in (
         "# Left out: image: addresses", "# Left out: in_stock: stock changes after training, so requests filter by it",
         "31 values, 1 missing",
         "# Column event_type: view 8", "# Not read: device.",
     ):  # fmt: skip
-        assert said in text, said
+        assert words in text, words
 
 
 @pytest.mark.parametrize(("ending", "delimiter"), [("csv", ";"), ("csv", "\t"), ("csv", "|"), ("tsv", "\t")])
@@ -119,8 +119,8 @@ def test_delimiters_are_detected(tmp_path: Path, ending: str, delimiter: str) ->
     assert (roles.query_id, roles.label_id, roles.timestamp, roles.event) == (
         "visitorId", "sku", "clicked_at", "event_type",
     )  # fmt: skip
-    found = check(tmp_path / "recipe.toml", overrides=())
-    assert found.ok, found.problems
+    report = check(tmp_path / "recipe.toml", overrides=())
+    assert report.ok, report.problems
     assert read_dataset(load_recipe(tmp_path / "recipe.toml")).report.read == text.count("\n") - 1
 
 
@@ -201,8 +201,8 @@ def test_unnamed_id_columns_are_guessed_by_distinct_values(tmp_path: Path) -> No
     recipe = load_recipe(tmp_path / "r.toml")
     assert recipe.evaluation.metric == "recall@2"
     assert (recipe.query.features[-1].entries, recipe.model.similarity) == ("table", "cosine"), "labels are ids alone"
-    given = draft_recipe(tmp_path / "log.parquet", tmp_path / "s.toml", query_id="b", label_id="a")
-    assert (given.query_id, given.label_id, given.guessed) == ("b", "a", [])
+    roles = draft_recipe(tmp_path / "log.parquet", tmp_path / "s.toml", query_id="b", label_id="a")
+    assert (roles.query_id, roles.label_id, roles.guessed) == ("b", "a", [])
 
 
 def dirty(folder: Path, **columns: object) -> Path:
@@ -236,17 +236,17 @@ DIRTY: dict[str, tuple[dict[str, object], int]] = {
 def test_dirty_log_is_typed_by_most_rows(tmp_path: Path, columns: dict[str, object], bad: int) -> None:
     roles = draft_recipe(dirty(tmp_path, **columns), tmp_path / "recipe.toml")
 
-    found = check(tmp_path / "recipe.toml")
+    report = check(tmp_path / "recipe.toml")
     assert (roles.query_id, roles.label_id, roles.timestamp) == ("user_id", "item_id", "time")
     assert roles.event == ("event" if "event" in columns else None)
-    assert found.problems == []
+    assert report.problems == []
     dropped = f"{bad} by bad rows" if bad else ""
-    assert dropped in found.rows[0]
-    assert ("bad rows" in found.rows[0]) == bool(bad)
-    assert found.queries == 20
+    assert dropped in report.rows[0]
+    assert ("bad rows" in report.rows[0]) == bool(bad)
+    assert report.queries == 20
     text = (tmp_path / "recipe.toml").read_text()
-    assert f"# log.parquet: 400 rows, {found.queries} queries × {found.labels} labels." in text
-    assert "".join(f"# {row}\n" for row in found.rows if row.startswith("Left out")) in text
+    assert f"# log.parquet: 400 rows, {report.queries} queries × {report.labels} labels." in text
+    assert "".join(f"# {row}\n" for row in report.rows if row.startswith("Left out")) in text
 
 
 STOCK = {
@@ -394,7 +394,7 @@ def test_low_ratings_are_named(tmp_path: Path, ratings: list[float], span: str, 
     assert f'rating\\" >= {least}"' in text
     (tmp_path / "r.toml").write_text(re.sub("^train = ", "# ", text, flags=re.M).replace("# train", "train"))
     assert read_dataset(load_recipe(tmp_path / "r.toml")).report.read == 80 * sum(
-        (each or 0) >= least for each in ratings
+        (rating or 0) >= least for rating in ratings
     )
 
 
@@ -427,10 +427,10 @@ def test_filter_columns_are_displayed(tmp_path: Path) -> None:
     }
     draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, **table))
 
-    shown = load_recipe(tmp_path / "r.toml").data.display
-    assert shown == ["title", "price", "stock", "on_offer", "for_sale", "colour", "tags", "day"]
-    display = pq.read_table(tmp_path / "items.parquet").select(shown)
-    assert check_filterable(display, shown) == tuple(shown)
+    displayed = load_recipe(tmp_path / "r.toml").data.display
+    assert displayed == ["title", "price", "stock", "on_offer", "for_sale", "colour", "tags", "day"]
+    display = pq.read_table(tmp_path / "items.parquet").select(displayed)
+    assert check_filterable(display, displayed) == tuple(displayed)
     assert DisplayColumns(display).to_json(1)["price"] == "1.99"
     assert LabelAttributes(display).select({"price": {"lt": 20}, "for_sale": True, "tags": "home"}, "filter")
     assert check(tmp_path / "r.toml").problems == []
@@ -445,7 +445,9 @@ def test_joined_text_is_split(tmp_path: Path, form: str) -> None:
     joined = [form.format(genres[row % 4], genres[row // 4 % 4]) for row in range(90)]
     draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, genres=joined))
 
-    (rows,) = [each["rows"] for each in check(tmp_path / "r.toml").features if each["feature"] == "label genres"]
+    (rows,) = [
+        feature["rows"] for feature in check(tmp_path / "r.toml").features if feature["feature"] == "label genres"
+    ]
     assert rows == 1 + len(genres), "one of what is unknown"
 
 
@@ -484,7 +486,7 @@ def test_ids_without_a_row_are_named(tmp_path: Path, log: list[object], table: l
     draft_recipe(clicks, tmp_path / "r.toml", labels=tmp_path / "items.parquet")
 
     (line,) = re.findall("# .* have no row .*", (tmp_path / "r.toml").read_text())
-    texts = [f"{each:.0f}" if isinstance(each, float) else str(each) for each in table]
+    texts = [f"{id_:.0f}" if isinstance(id_, float) else str(id_) for id_ in table]
     ids = list(dict.fromkeys(str(log[item]) for item in drawn))
     pair = lookalikes(pa.array(ids), pa.array(texts))
     assert f"# {20 - len({*ids} & {*texts})} of the 20 labels have no row in " in line
@@ -493,7 +495,7 @@ def test_ids_without_a_row_are_named(tmp_path: Path, log: list[object], table: l
 
 
 @pytest.mark.parametrize(
-    ("ids", "listed", "found"),
+    ("ids", "listed", "pair"),
     [
         (["a", "39.0"], ["a", "39"], ("39.0", "39")),
         (["b", "\u00a0p1\ufeff"], ["p2", "p 1"], ("\u00a0p1\ufeff", "p 1")),
@@ -504,8 +506,8 @@ def test_ids_without_a_row_are_named(tmp_path: Path, log: list[object], table: l
         (["a"], [], None),
     ],
 )
-def test_lookalikes(ids: list[str], listed: list[str], found: object) -> None:
-    assert lookalikes(pa.array(ids, pa.string()), pa.array(listed, pa.large_string())) == found
+def test_lookalikes(ids: list[str], listed: list[str], pair: object) -> None:
+    assert lookalikes(pa.array(ids, pa.string()), pa.array(listed, pa.large_string())) == pair
 
 
 # What passes
@@ -590,9 +592,9 @@ def test_float_codes_are_categories(values: list[float | None], holds: str) -> N
     ],
 )
 def test_local_number_formats_are_left_out_with_a_hint(values: list[str], what: str) -> None:
-    found = profile_column("price", pa.chunked_array([[*values, None]])).content
-    assert found.startswith(what)
-    assert found.endswith(f": found {values[0]!r}")
+    content = profile_column("price", pa.chunked_array([[*values, None]])).content
+    assert content.startswith(what)
+    assert content.endswith(f": found {values[0]!r}")
 
 
 @pytest.mark.parametrize(

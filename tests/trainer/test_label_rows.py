@@ -59,25 +59,25 @@ def test_label_embeddings_of_plain_ids_equal_the_shared_table(similarity: str) -
     """Two ways to the same sums and the same gradients: entries of the label tower are then rows of its table, divided
     by their norms under a cosine, which we leave out of the comparison by histories of one."""
     shared, _ = trained(job(OF_TABLE, model={"similarity": similarity}), steps=0)
-    own, _ = trained(job(OF_LABELS, model={"similarity": similarity}), steps=0)
-    assert list(own.tables) == ["item_id"]
-    own.embed_labels()
+    tower_model, _ = trained(job(OF_LABELS, model={"similarity": similarity}), steps=0)
+    assert list(tower_model.tables) == ["item_id"]
+    tower_model.embed_labels()
     histories = [[1], [5], [6]]
-    np.testing.assert_allclose(queries_of(own, histories), queries_of(shared, histories), rtol=1e-6)
+    np.testing.assert_allclose(queries_of(tower_model, histories), queries_of(shared, histories), rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_label_embeddings_have_the_gradient_of_the_shared_table(accumulate: int) -> None:
     sections = {"model": {"similarity": "dot"}, "training": {"accumulate": accumulate}}
     shared, _ = trained(job(OF_TABLE, **sections))
-    own, _ = trained(job(OF_LABELS, **sections))
+    tower_model, _ = trained(job(OF_LABELS, **sections))
 
-    table = np.asarray(own.tables["item_id"].table)
+    table = np.asarray(tower_model.tables["item_id"].table)
     np.testing.assert_allclose(table, np.asarray(shared.tables["item_id"].table), atol=1e-6)
-    np.testing.assert_allclose(own.embed_labels(), shared.embed_labels(), atol=1e-6)
+    np.testing.assert_allclose(tower_model.embed_labels(), shared.embed_labels(), atol=1e-6)
     histories = [[1, 2], [0], [3, 4, 5]]
-    np.testing.assert_allclose(queries_of(own, histories[::2]), queries_of(shared, histories[::2]), atol=1e-6)
-    assert not queries_of(own, histories)[1].any(), "an id that no label has says nothing"
+    np.testing.assert_allclose(queries_of(tower_model, histories[::2]), queries_of(shared, histories[::2]), atol=1e-6)
+    assert not queries_of(tower_model, histories)[1].any(), "an id that no label has says nothing"
 
 
 def test_entries_both_adds_table_rows_to_label_embeddings() -> None:
@@ -85,18 +85,18 @@ def test_entries_both_adds_table_rows_to_label_embeddings() -> None:
     mine = {**OF_TABLE, "name": "mine", "table": "mine"}
     sections = {"model": {"similarity": "dot"}, "label": {"features": [{**tiny.ITEM, "unknown_rate": 0}, BRAND]}}
     two, _ = trained(tiny.recipe(query={"features": [OF_LABELS, mine], "combine": "sum"}, **sections))
-    one, encoding = trained(
+    both, encoding = trained(
         tiny.recipe(query={"features": [{**OF_LABELS, "entries": "both", "table": "mine"}]}, **sections)
     )
 
     assert encoding.vocabularies["label-rows-mine"].ids.to_pylist() == [f"i{row}" for row in range(LABELS)]
     assert len(encoding.vocabularies["mine"].ids) == LABELS - 1
-    assert list(one.tables) == ["mine", "item_id", "brand"]
-    for name, table in one.tables.items():
+    assert list(both.tables) == ["mine", "item_id", "brand"]
+    for name, table in both.tables.items():
         np.testing.assert_allclose(table.table, np.asarray(two.tables[name].table), atol=1e-6, err_msg=name)
-    found, rows = queries_of(one, [[1], [7], [0]]), np.asarray(one.tables["mine"].table)
-    labels = one.embed_labels()
-    np.testing.assert_allclose(found, [labels[0] + rows[1], labels[6] + rows[0], np.zeros(4)], atol=1e-6)
+    embedded, rows = queries_of(both, [[1], [7], [0]]), np.asarray(both.tables["mine"].table)
+    labels = both.embed_labels()
+    np.testing.assert_allclose(embedded, [labels[0] + rows[1], labels[6] + rows[0], np.zeros(4)], atol=1e-6)
 
 
 def test_history_entries_train_the_features_of_their_labels() -> None:
@@ -127,8 +127,8 @@ def test_features_distinguish_labels_without_pairs() -> None:
     np.testing.assert_allclose(queries_of(model, [[7]])[0], labels[6], rtol=1e-5)
 
 
-@pytest.mark.parametrize(("sampler", "kept"), [("in_batch", 0), ({"name": "model", "negatives": 2}, 1)])
-def test_checkpoints_hold_label_embeddings_that_samplers_read(sampler: Any, kept: int) -> None:
+@pytest.mark.parametrize(("sampler", "copies"), [("in_batch", 0), ({"name": "model", "negatives": 2}, 1)])
+def test_checkpoints_hold_label_embeddings_that_samplers_read(sampler: Any, copies: int) -> None:
     model = tiny.model(job(OF_LABELS, loss={"sampler": sampler}), data(), batch_size=4)
     (rows,) = model.towers.label_rows.values()
-    assert sum(variable is rows.table for variable in model.variables) == kept
+    assert sum(variable is rows.table for variable in model.variables) == copies

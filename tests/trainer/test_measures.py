@@ -22,8 +22,8 @@ AGE = {"name": "age", "kind": "number"}
 def read(encoding: Encoding, *values: Any) -> dict[str, list[object]]:
     """Tower inputs of requests that give one feature."""
     (feature,) = encoding.query_features
-    found = FeatureReader([feature], {}).read([{feature.name: value} for value in values])
-    return {name: column.tolist() for name, column in found.items()}
+    inputs = FeatureReader([feature], {}).read([{feature.name: value} for value in values])
+    return {name: column.tolist() for name, column in inputs.items()}
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float16(), 2)])
@@ -94,9 +94,9 @@ def test_exported_means_ranges_and_dates_are_used_for_other_data() -> None:
     assert [feature.model_dump() for feature in encoding.query_features] == [
         feature.model_dump() for feature in first.query_features
     ]
-    found = encoding.query.query_inputs(np.int32([0, 1]))
-    assert (found["age"].tolist(), found["height"].tolist()) == ([2, 2], [8, 3])
-    assert found["born"][:, 3].tolist() == [44, 44]
+    inputs = encoding.query.query_inputs(np.int32([0, 1]))
+    assert (inputs["age"].tolist(), inputs["height"].tolist()) == ([2, 2], [8, 3])
+    assert inputs["born"][:, 3].tolist() == [44, 44]
 
 
 def test_numbers_are_read_out_of_text_and_booleans() -> None:
@@ -158,8 +158,8 @@ def test_unknown_rate_makes_values_missing_in_training(feature: dict[str, Any]) 
     query = encode(dataset, feature | {"unknown_rate": 0.25}).query
 
     name = feature["name"]
-    found = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
-    missing = found[f"{name}__missing"] if f"{name}__missing" in found else found[name] == 0
+    training = query.pair_inputs(np.arange(2000), np.random.default_rng(0))
+    missing = training[f"{name}__missing"] if f"{name}__missing" in training else training[name] == 0
     assert missing.mean() == pytest.approx(0.25, abs=0.04)
-    asked = query.query_inputs(np.arange(2000, dtype=np.int32))
-    assert not asked[f"{name}__missing"].any() if f"{name}__missing" in asked else asked[name].all()
+    served = query.query_inputs(np.arange(2000, dtype=np.int32))
+    assert not served[f"{name}__missing"].any() if f"{name}__missing" in served else served[name].all()

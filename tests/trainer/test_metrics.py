@@ -96,13 +96,13 @@ def test_interval_of_a_share_equals_the_textbook() -> None:
 def test_interval_of_a_small_bucket_covers_the_truth(queries: int, truth: float, alike: bool) -> None:
     """A twentieth of the queries have tail pairs, 1 or 2; the pairs of a query are found alike or each by itself."""
     rng = np.random.default_rng(2)
-    held = []
+    covered = []
     for _ in range(500):
         pairs = np.where(rng.random(queries) < 0.05, rng.integers(1, 3, queries), 0)
-        found = np.where(alike, pairs * (rng.random(queries) < truth), rng.binomial(pairs, truth)).astype(np.float64)
-        interval = interval_of_share(found, pairs.astype(np.float64))
-        held.append(pairs.sum() == 0 or interval.low <= truth <= interval.high)
-    assert np.mean(held) > 0.93
+        hits = np.where(alike, pairs * (rng.random(queries) < truth), rng.binomial(pairs, truth)).astype(np.float64)
+        interval = interval_of_share(hits, pairs.astype(np.float64))
+        covered.append(pairs.sum() == 0 or interval.low <= truth <= interval.high)
+    assert np.mean(covered) > 0.93
 
 
 def test_the_interval_of_a_bucket_by_hand() -> None:
@@ -113,13 +113,14 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
     assert (of_one.low, of_one.high) == pytest.approx((0, 0.975))
     every = interval_of_share(np.ones(5), np.ones(5))
     assert (every.value, every.low, every.high) == pytest.approx((1, 0.025 ** (1 / 5), 1))
-    found = np.array([1.0] * 3 + [0.0] * 7)
-    once, twice = interval_of_share(found, np.ones(10)), interval_of_share(2 * found, 2 * np.ones(10))
+    hits = np.array([1.0] * 3 + [0.0] * 7)
+    once, twice = interval_of_share(hits, np.ones(10)), interval_of_share(2 * hits, 2 * np.ones(10))
     assert (once.low, once.high) == pytest.approx((0.066740, 0.652453), abs=1e-5)
     assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
-    top, wanted = np.array([[1], [1]], np.int32), Positives.of(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
+    top = np.array([[1], [1]], np.int32)
+    positives = Positives.of(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
     missed = compute_metrics(
-        top, wanted, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
+        top, positives, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
         bootstrap=Bootstrap(2, resamples=50, seed=0),
     )["recall@1/tail"]  # fmt: skip
     assert missed.high == pytest.approx(1 - 0.025 ** (1 / 2)), "no hit of two is no certainty"
@@ -132,30 +133,30 @@ SHARES = [(30, 0.02, 0.01), (30, 0.05, 0.03), (30, 0.2, 0.2), (150, 0.3, 0.2), (
 @pytest.mark.parametrize(("pairs", "ours", "theirs"), SHARES)
 def test_interval_of_a_difference_covers_the_truth(pairs: int, ours: float, theirs: float, alike: float) -> None:
     """A share `alike` of what the worse model finds is found by both; each query has three pairs, which correlate."""
-    rng, held = np.random.default_rng(8), list[bool]()
+    rng, covered = np.random.default_rng(8), list[bool]()
     both = alike * theirs
     for _ in range(400):
         of_query, of_pair = rng.random((pairs // 3, 1)), rng.random((pairs // 3, 3))
-        place = np.where(rng.random((pairs // 3, 3)) < 0.5, of_query, of_pair)
-        found = place < ours, (place < both) | ((place >= ours) & (place < ours + theirs - both))
+        draws = np.where(rng.random((pairs // 3, 3)) < 0.5, of_query, of_pair)
+        hits = draws < ours, (draws < both) | ((draws >= ours) & (draws < ours + theirs - both))
         interval = interval_of_difference(
-            *(each.sum(axis=1).astype(np.float64) for each in found), np.full(len(place), 3.0)
+            *(model_hits.sum(axis=1).astype(np.float64) for model_hits in hits), np.full(len(draws), 3.0)
         )
-        held.append(interval.low <= ours - theirs <= interval.high)
-    assert np.mean(held) > 0.92
+        covered.append(interval.low <= ours - theirs <= interval.high)
+    assert np.mean(covered) > 0.92
 
 
 def test_the_interval_of_a_difference_by_hand() -> None:
     """Shares that are found by disjoint queries, by the same, and never."""
     ours, theirs = np.array([1.0] * 3 + [0.0] * 7), np.array([0.0] * 9 + [1.0])
-    one, other = interval_of_share(ours, np.ones(10)), interval_of_share(theirs, np.ones(10))
-    apart = interval_of_difference(ours, theirs, np.ones(10))
+    ours_share, theirs_share = interval_of_share(ours, np.ones(10)), interval_of_share(theirs, np.ones(10))
+    difference = interval_of_difference(ours, theirs, np.ones(10))
     correlation = -0.3 / np.sqrt(2.1 * 0.9)  # Σ (x − .3)(y − .1) = 0 − 10 · .03 over √(10 · .21 · 10 · .09)
-    below, above = 0.3 - one.low, other.high - 0.1
-    assert apart.value == pytest.approx(0.2)
-    assert apart.low == pytest.approx(0.2 - np.sqrt(below**2 - 2 * correlation * below * above + above**2))
+    below, above = 0.3 - ours_share.low, theirs_share.high - 0.1
+    assert difference.value == pytest.approx(0.2)
+    assert difference.low == pytest.approx(0.2 - np.sqrt(below**2 - 2 * correlation * below * above + above**2))
     same = interval_of_difference(ours, ours, np.ones(10))
-    margin = (one.high - 0.3) - (0.3 - one.low)
+    margin = (ours_share.high - 0.3) - (0.3 - ours_share.low)
     assert (same.low, same.high) == pytest.approx((-margin, margin))
     never = interval_of_difference(np.zeros(5), np.zeros(5), np.ones(5))
     limit = 1 - 0.025 ** (1 / 5)
@@ -164,17 +165,17 @@ def test_the_interval_of_a_difference_by_hand() -> None:
 
 def test_balanced_error_averages_tested_labels() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
-    wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
-    found = compute_metrics(
-        np.array([[0], [0], [0], [2], [2]], np.int32), wanted,
+    positives = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
+    metrics = compute_metrics(
+        np.array([[0], [0], [0], [2], [2]], np.int32), positives,
         LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8)), ks=[1],
         bootstrap=Bootstrap(5, resamples=10, seed=0),
     )  # fmt: skip
 
-    assert found["balanced_error@1/tail"].value == 1 - (3 / 4 + 0) / 2
-    assert found["balanced_error@1/tail"].value == found["balanced_error@1"].value
-    assert found["recall@1/tail"].value == pytest.approx(3 / 5), "over pairs"
-    assert found["balanced_error@1/head"].value == 0, "nothing to divide by"
+    assert metrics["balanced_error@1/tail"].value == 1 - (3 / 4 + 0) / 2
+    assert metrics["balanced_error@1/tail"].value == metrics["balanced_error@1"].value
+    assert metrics["recall@1/tail"].value == pytest.approx(3 / 5), "over pairs"
+    assert metrics["balanced_error@1/head"].value == 0, "nothing to divide by"
 
 
 def test_positives_are_distinct_pairs() -> None:
@@ -220,8 +221,8 @@ def test_propensity_scored_metrics_by_hand() -> None:
 
 def test_inverse_propensities_by_hand() -> None:
     """With a = b = 1: 1 + 2 (ln N − 1) / (N_y + 1), and ln 100 = 4.605170186."""
-    found = inverse_propensity(np.array([0, 1, 3]), queries=100, a=1, b=1)
-    assert found == pytest.approx([8.210340372, 4.605170186, 2.802585093])
+    weights = inverse_propensity(np.array([0, 1, 3]), queries=100, a=1, b=1)
+    assert weights == pytest.approx([8.210340372, 4.605170186, 2.802585093])
 
     amazon = inverse_propensity(np.array([5]), queries=1_186_239, a=0.6, b=2.6)
     assert amazon == pytest.approx([1 + 12.986298 * (3.6 / 7.6) ** 0.6], rel=1e-6)

@@ -11,8 +11,8 @@ from longtail.trainer.losses import LOSSES, MASKED, Mining, Objective, SampledLo
 
 def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """Kept logits and their weights, of one row."""
-    made = mining(ops.convert_to_tensor([negative], "float32"), ops.convert_to_tensor([log_weight], "float32"))
-    return ops.convert_to_numpy(made[0])[0], np.exp(ops.convert_to_numpy(made[1])[0])
+    outputs = mining(ops.convert_to_tensor([negative], "float32"), ops.convert_to_tensor([log_weight], "float32"))
+    return ops.convert_to_numpy(outputs[0])[0], np.exp(ops.convert_to_numpy(outputs[1])[0])
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def mined(mining: Mining, negative: list[float], log_weight: list[float]) -> tup
     ],
 )
 def test_theta_by_hand(mining: Mining, logits: list[float], weights: list[float]) -> None:
-    found = mined(mining, [0, 5, -1, 3], [0, 0, 0, 0])
+    hardest = mined(mining, [0, 5, -1, 3], [0, 0, 0, 0])
 
-    assert found[0].tolist() == logits
-    np.testing.assert_allclose(found[1], weights, rtol=1e-6)
+    assert hardest[0].tolist() == logits
+    np.testing.assert_allclose(hardest[1], weights, rtol=1e-6)
 
 
 def test_mining_ranks_masked_negatives_last() -> None:
@@ -53,13 +53,15 @@ def test_ranks_are_drawn_in_proportion_to_theta_and_weigh_it_together(mining: Mi
     rows, theta = 10_000, np.pad(mining.compute_theta(4), (0, 4 - len(mining.compute_theta(4))))
     ranks_BN = mining.ranks(rows, 4, keras.random.SeedGenerator(3))
     negative_BM = np.tile(np.float32([0, 5, -1, 3]), (rows, 1))
-    logits_BN, log_weight_BN = (ops.convert_to_numpy(made) for made in mining(negative_BM, negative_BM * 0, ranks_BN))
+    logits_BN, log_weight_BN = (
+        ops.convert_to_numpy(values) for values in mining(negative_BM, negative_BM * 0, ranks_BN)
+    )
 
     assert logits_BN.shape == (rows, mining.draw)
     np.testing.assert_allclose(np.exp(log_weight_BN), theta.sum() / mining.draw, rtol=1e-6)
-    found = np.array([np.exp(log_weight_BN[logits_BN == logit]).sum() / rows for logit in (5, 3, 0, -1)])
-    assert (found[theta == 0] == 0).all()
-    np.testing.assert_allclose(found, theta, atol=4 * theta.sum() / 2 / math.sqrt(rows * mining.draw))
+    weight_sums = np.array([np.exp(log_weight_BN[logits_BN == logit]).sum() / rows for logit in (5, 3, 0, -1)])
+    assert (weight_sums[theta == 0] == 0).all()
+    np.testing.assert_allclose(weight_sums, theta, atol=4 * theta.sum() / 2 / math.sqrt(rows * mining.draw))
 
 
 def test_a_rank_of_a_masked_negative_weighs_nothing() -> None:
@@ -75,13 +77,11 @@ def test_mining_works_with_every_family(family: str) -> None:
     """As if the two hardest had been drawn alone with half their weights, 1/(4·q_y')."""
     negative, log_q = np.float32([[0.9, 0.2, 0.5, -0.3]]), np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     hits, positive, logs = np.array([[True, False, False, False]]), np.float32([0.4]), (log_q[:, 0], log_q)
-    found = Objective(family, "importance", mining=Mining(keep=2))(
-        SampledLogits(positive, negative, hits, *logs, *logs)
-    )
+    loss = Objective(family, "importance", mining=Mining(keep=2))(SampledLogits(positive, negative, hits, *logs, *logs))
 
     log_weight = np.float32(np.log([[1 / (4 * 0.4) / 2, 1 / (4 * 0.2) / 2]]))
     expected = LOSSES[family].loss(positive, np.float32([[0.5, 0.2]]), log_weight)
-    assert np.asarray(found).item() == pytest.approx(np.asarray(expected).item(), rel=1e-6)
+    assert np.asarray(loss).item() == pytest.approx(np.asarray(expected).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("weight", ["unit", "importance", "tail"])
@@ -90,13 +90,13 @@ def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
     log_q: Any = np.float32(np.log([[0.1, 0.2, 0.4, 0.3]]))
     logs = (log_q[:, 0], log_q)
     logits = np.float32([0.4]), np.float32([[0.9, 0.2, 0.5, -0.3]])
-    found = Objective("softmax", weight, mining=Mining(keep=2))(
+    loss = Objective("softmax", weight, mining=Mining(keep=2))(
         SampledLogits(*logits, np.array([[True, False, False, False]]), *logs, *logs)
     )
 
     w = {"unit": [1, 1], "importance": [1 / (4 * 0.4), 1 / (4 * 0.2)], "tail": [1 / (4 * 0.1)] * 2}[weight]
     expected = math.log(1 + (w[0] * math.exp(0.1) + w[1] * math.exp(-0.2)) / 2)
-    assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)
+    assert np.asarray(loss).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_negatives_keep_their_own_weights() -> None:

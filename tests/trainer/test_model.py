@@ -54,7 +54,7 @@ def job(sampler: str = "in_batch", weight: str = "unit", **sections: Any) -> Any
     return tiny.recipe(loss=loss, **sections)
 
 
-def made(recipe: Any) -> TwoTower:
+def build_model(recipe: Any) -> TwoTower:
     """A model with an embedding scale and biases at which every term of the loss matters."""
     model = tiny.model(recipe, tiny.dataset(TRAIN, queries=6, labels=L), batch_size=B)
     rng = np.random.default_rng(2)
@@ -85,12 +85,12 @@ def reference(
     for row, others in enumerate(negatives(sampler)):
         user, positive = users[BATCH.queries[row]], BATCH.labels[row]
         logit = items @ user / temperature + bias
-        kept = [other for other in others if other != positive]
+        rivals = [other for other in others if other != positive]
         weights = [
             weight_of(weight, pi=PI_L[positive], pi_negative=PI_L[other], q=q_L[positive], q_negative=q_L[other], m=m)
-            for other in kept
+            for other in rivals
         ]
-        losses.append(np.log1p(np.dot(weights, np.exp(logit[kept] - logit[positive]))))
+        losses.append(np.log1p(np.dot(weights, np.exp(logit[rivals] - logit[positive]))))
     return float(np.mean(BATCH.weights * losses))
 
 
@@ -122,7 +122,7 @@ def test_the_batch_has_duplicates_and_the_draws_hit_positives() -> None:
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("sampler", SAMPLES)
 def test_the_loss_of_a_step_equals_the_formula(sampler: str, weight: str) -> None:
-    model = made(job(sampler, weight, model={"dim": 4, "label_bias": True, "learn_temperature": True}))
+    model = build_model(job(sampler, weight, model={"dim": 4, "label_bias": True, "learn_temperature": True}))
     model.log_temperature.assign(np.log(0.4))
     expected = reference(*parameters(model), 0.4, sampler, weight)
 
@@ -131,7 +131,7 @@ def test_the_loss_of_a_step_equals_the_formula(sampler: str, weight: str) -> Non
 
 @pytest.mark.usefixtures("eager")
 def test_importance_with_every_label_is_the_exact_softmax_cross_entropy() -> None:
-    model = made(job("full", "importance", model={"dim": 4, "label_bias": True, "temperature": 0.5}))
+    model = build_model(job("full", "importance", model={"dim": 4, "label_bias": True, "temperature": 0.5}))
     users, items, bias = parameters(model)
     logits = model.embed_queries({"user_id": BATCH.queries + 1}) @ model.embed_labels().T / 0.5 + bias
     log_softmax = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -152,7 +152,7 @@ def test_a_step_descends_the_gradient_of_the_formula(
         sampler, weight, model={"dim": 4, "label_bias": True, "temperature": 0.5},
         optimizer={"embedding_learning_rate": 1.0},
     )  # fmt: skip
-    model = made(recipe)
+    model = build_model(recipe)
     before = parameters(model)
     model.train_step(tiny.batch(BATCH))
     gradients = [old - new for old, new in zip(before, parameters(model), strict=True)]
@@ -168,7 +168,7 @@ def test_a_step_descends_the_gradient_of_the_formula(
 
 @pytest.mark.usefixtures("eager")
 def test_the_gradient_of_a_learned_temperature_is_the_formula_s() -> None:
-    model = made(job(model={"dim": 4, "temperature": 0.5, "learn_temperature": True}))
+    model = build_model(job(model={"dim": 4, "temperature": 0.5, "learn_temperature": True}))
     users, items, bias = parameters(model)
     slope = reference(users, items, bias, 0.501, "in_batch", "unit") - reference(
         users, items, bias, 0.499, "in_batch", "unit"
@@ -182,7 +182,7 @@ def test_the_gradient_of_a_learned_temperature_is_the_formula_s() -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_pairs_of_weight_zero_have_no_gradient() -> None:
-    model = made(job("full"))
+    model = build_model(job("full"))
     before = parameters(model)
     nothing = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 4), (4, 0), (5, 6), weights=[0] * B)
 
@@ -195,7 +195,7 @@ def test_pairs_of_weight_zero_have_no_gradient() -> None:
 def test_reweighting_by_frequency_scales_whole_pairs() -> None:
     """Pairs weigh π_y^−½, scaled to mean 1 over the eleven training pairs."""
     reweighted, plain = (
-        made(tiny.recipe(loss={"family": "logistic", "reweight": reweight, "sampler": SAMPLES["uniform"]}))
+        build_model(tiny.recipe(loss={"family": "logistic", "reweight": reweight, "sampler": SAMPLES["uniform"]}))
         for reweight in (0.5, 0.0)
     )
     factor_L = PI_L**-0.5 / (COUNTS / 11 @ PI_L**-0.5)
@@ -208,7 +208,7 @@ def test_reweighting_by_frequency_scales_whole_pairs() -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_a_batch_of_one_label_has_no_negatives_and_no_loss() -> None:
-    model = made(job("in_batch", "importance"))
+    model = build_model(job("in_batch", "importance"))
     same = tiny.pairs(*[(user, 3) for user in range(B)])
 
     assert float(model.train_step(tiny.batch(same))) == 0
@@ -221,7 +221,7 @@ def test_l2_adds_the_gradient_of_its_penalty_to_touched_rows_and_to_dense_weight
     moved = []
     for l2 in (0.05, 0.0):
         descent = {"embeddings": "sgd", "dense": "sgd", "embedding_learning_rate": 2.0, "dense_learning_rate": 0.5}
-        model = made(job(
+        model = build_model(job(
             query={"features": [tiny.USER], "hidden": [3]}, optimizer=descent | {"l2": l2},
             model={"dim": 4, "label_bias": True, "learn_temperature": True},
         ))  # fmt: skip
@@ -257,12 +257,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("eager")
 def test_augment_and_reduce_keeps_a_number_for_every_pair() -> None:
     """η of the visited pairs goes from L to the bracket, at once on the first visit; others stay."""
-    model = made(job("full", "importance", model={"dim": 4, "temperature": 0.5}))
+    model = build_model(job("full", "importance", model={"dim": 4, "temperature": 0.5}))
     recipe = tiny.recipe(
         loss={"family": "augment_and_reduce", "weight": "importance", "sampler": {"name": "full"}},
         model={"dim": 4, "temperature": 0.5},
     )  # fmt: skip
-    augmented = made(recipe)
+    augmented = build_model(recipe)
     pairs = np.int32([10, 1, 4, 6, 8, 3])
     softmax = float(model.train_step(tiny.batch(BATCH)))
     logits_BL = augmented.embed_queries({"user_id": BATCH.queries + 1}) @ augmented.embed_labels().T / 0.5
@@ -288,10 +288,10 @@ def hidden(precision: str) -> Any:
 
 @pytest.mark.usefixtures("eager")
 def test_mixed_precision_trains_like_full_precision_and_keeps_float32() -> None:
-    half, whole = made(hidden("mixed_bfloat16")), made(hidden("float32"))
+    half, full = build_model(hidden("mixed_bfloat16")), build_model(hidden("float32"))
 
-    np.testing.assert_array_equal(half.embed_labels(), whole.embed_labels())
-    losses = [float(model.train_step(tiny.batch(BATCH))) for model in (half, whole)]
+    np.testing.assert_array_equal(half.embed_labels(), full.embed_labels())
+    losses = [float(model.train_step(tiny.batch(BATCH))) for model in (half, full)]
 
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[0] != losses[1]
@@ -300,7 +300,7 @@ def test_mixed_precision_trains_like_full_precision_and_keeps_float32() -> None:
 
 
 def test_embeddings_of_the_catalogue_are_in_its_order_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made(job(model={"dim": 4, "similarity": "dot"}))
+    model = build_model(job(model={"dim": 4, "similarity": "dot"}))
     expected = parameters(model)[1]
     monkeypatch.setattr("longtail.trainer.model.two_tower._BLOCK", 3)
 

@@ -45,27 +45,27 @@ def test_nearest_labels_equal_the_dense_matrix() -> None:
     """Up to the order of equal cosines."""
     rng = np.random.default_rng(1)
     rows, columns = (rng.integers(0, size, 400).astype(np.int32) ** 2 // size for size in (60, 40))
-    found = nearest_rows(rows, columns, shape=(61, 40), k=5)
+    nearest = nearest_rows(rows, columns, shape=(61, 40), k=5)
     ones = np.zeros((61, 40))
     ones[rows, columns] = 1
     norms = np.maximum(np.linalg.norm(ones, axis=1), 1)
     cosines = ones @ ones.T / norms / norms[:, None]
-    assert found.shape == (61, 5)
-    for row, (mine, theirs) in enumerate(zip(found, near_of(rows, columns, shape=(61, 40), k=5), strict=True)):
-        there = mine[mine >= 0]
-        assert len(there) == len(theirs) == len(set(there))
-        assert row not in there
-        np.testing.assert_allclose(cosines[row, there], cosines[row, theirs], atol=1e-6)
-    assert (found[60] == -1).all(), "no pair"
-    assert (nearest_rows(rows, columns, shape=(61, 40), k=5) == found).all()
+    assert nearest.shape == (61, 5)
+    for row, (mine, theirs) in enumerate(zip(nearest, near_of(rows, columns, shape=(61, 40), k=5), strict=True)):
+        listed = mine[mine >= 0]
+        assert len(listed) == len(theirs) == len(set(listed))
+        assert row not in listed
+        np.testing.assert_allclose(cosines[row, listed], cosines[row, theirs], atol=1e-6)
+    assert (nearest[60] == -1).all(), "no pair"
+    assert (nearest_rows(rows, columns, shape=(61, 40), k=5) == nearest).all()
 
 
 def test_the_nearest_are_of_the_training_pairs_alone() -> None:
     held_out = tiny.dataset(tiny.pairs(*ROWS), queries=7, labels=7, valid=tiny.pairs((5, 0), (6, 6)))
-    found = neighbours(NeighboursConfig(k=2), held_out).nearest
-    assert found["query"].tolist() == near_padded(DATA.train.queries, DATA.train.labels)
-    assert found["label"].tolist() == near_padded(DATA.train.labels, DATA.train.queries)
-    assert found["label"][:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
+    nearest = neighbours(NeighboursConfig(k=2), held_out).nearest
+    assert nearest["query"].tolist() == near_padded(DATA.train.queries, DATA.train.labels)
+    assert nearest["label"].tolist() == near_padded(DATA.train.labels, DATA.train.queries)
+    assert nearest["label"][:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
     assert set(neighbours(NeighboursConfig(sides=("label",)), DATA).nearest) == {"label"}
 
 
@@ -74,7 +74,7 @@ def neighbours(config: NeighboursConfig, data: Dataset) -> Neighbours:
 
 
 def near_padded(rows: np.ndarray, columns: np.ndarray) -> list[list[int]]:
-    return [[*each, -1, -1][:2] for each in near_of(rows, columns, shape=(7, 7), k=2)]
+    return [[*row, -1, -1][:2] for row in near_of(rows, columns, shape=(7, 7), k=2)]
 
 
 def test_every_neighbour_that_there_is_is_drawn_alike_often() -> None:
@@ -82,10 +82,10 @@ def test_every_neighbour_that_there_is_is_drawn_alike_often() -> None:
     rows = np.repeat([0, 7, 10], 4000)
     drawn = nearest.columns(rows, {}, np.random.default_rng(0))
     for column, expected in (("_neighbour", [{1, 2}, {4}, {5}]), ("_neighbour row", [{1, 2}, {4}, {5}])):
-        for at, among in enumerate(expected):
+        for at, allowed in enumerate(expected):
             values, counts = np.unique(drawn[column][at * 4000 : (at + 1) * 4000], return_counts=True)
-            assert set(values) == among, "those there are, or oneself"
-            np.testing.assert_allclose(counts, 4000 / len(among), atol=4 * np.sqrt(1000))
+            assert set(values) == allowed, "those there are, or oneself"
+            np.testing.assert_allclose(counts, 4000 / len(allowed), atol=4 * np.sqrt(1000))
 
 
 def job(near: dict[str, Any] | None = NEAR, **sections: Any) -> Recipe:
@@ -119,10 +119,10 @@ def term(anchors: np.ndarray, neighbours: np.ndarray, ids: np.ndarray, near: lis
     """METHODS §10.3, row by row."""
     anchors, neighbours = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (anchors, neighbours))
     losses = []
-    for own, anchor, neighbour in zip(ids, anchors, neighbours, strict=True):
-        others = [at for at, other in enumerate(ids) if other != own and other not in near[own]]
+    for id_, anchor, neighbour in zip(ids, anchors, neighbours, strict=True):
+        others = [at for at, other in enumerate(ids) if other != id_ and other not in near[id_]]
         total = np.exp(anchor @ neighbour / T) + sum(np.exp(anchor @ anchors[at] / T) for at in others)
-        losses.append(-anchor @ neighbour / T + np.log(total) if near[own] else 0.0)
+        losses.append(-anchor @ neighbour / T + np.log(total) if near[id_] else 0.0)
     return losses
 
 
@@ -161,12 +161,14 @@ def test_a_step_s_loss_is_the_formula_s(near: dict[str, Any], sections: dict[str
         drawn = batch.get("_neighbour user_id", np.int32([1] * B)) - 1
         neighbours = model.embed_queries(query.query_inputs(drawn))
         columns = batch | {"_group": np.int32([0, 1, 2, 3, 4, 1])}
-        losses.append(float(model.train_step({name: ops.convert_to_tensor(each) for name, each in columns.items()})))
+        tensors = {name: ops.convert_to_tensor(column) for name, column in columns.items()}
+        losses.append(float(model.train_step(tensors)))
     pairs, expected = DATA.train.take(BATCH), np.zeros(B)
     assert recipe.loss.neighbours is not None
     if "query" in recipe.loss.neighbours.sides:
         of_query = near_of(DATA.train.queries, DATA.train.labels, shape=(7, 7), k=2)
-        assert {int(each) in of_query[own] for own, each in zip(pairs.queries, drawn, strict=True)} == {True, False}
+        is_near = {int(other) in of_query[query] for query, other in zip(pairs.queries, drawn, strict=True)}
+        assert is_near == {True, False}
         expected += term(anchors, neighbours, pairs.queries, of_query)
     if "label" in recipe.loss.neighbours.sides:
         of_label = near_of(DATA.train.labels, DATA.train.queries, shape=(7, 7), k=2)
@@ -226,7 +228,7 @@ def test_an_embedding_of_length_0_has_a_gradient() -> None:
         return NeighbourLoss(T, 1.0)(*rows, ids_B, near_BK, ops.ones((3,))), None
 
     _, gradients, _ = backend.value_and_gradients(loss, rows_BD, [])
-    largest = [float(np.abs(ops.convert_to_numpy(each)).max()) for each in gradients]
+    largest = [float(np.abs(ops.convert_to_numpy(gradient)).max()) for gradient in gradients]
     assert 0 < max(largest) < 2 / T, "of a mean of three"
 
 

@@ -43,7 +43,7 @@ def stepped(pairs: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
 
 def cross_entropy(logits_QL: np.ndarray) -> float:
     """Binary, of every query and label, summed."""
-    target_QL = np.array([[label in known for label in range(L)] for known in SETS])
+    target_QL = np.array([[label in positives for label in range(L)] for positives in SETS])
     return float(np.logaddexp(0, np.where(target_QL, -logits_QL, logits_QL)).sum())
 
 
@@ -53,10 +53,10 @@ def test_an_epoch_is_the_binary_cross_entropy_of_its_queries(pairs: Pairs) -> No
     """Logits start where two positives balance six labels. Pairs that come twice are positives twice, not negatives."""
     loss, logits_QL = stepped(pairs, MULTI_LABEL | {"sampler": "full"})
 
-    each = len(pairs) // len(TRAIN)
-    logits_QL = logits_QL + np.log(PAIRS_PER_QUERY * each / L)
-    positives = sum(np.logaddexp(0, -logits_QL[q, label]) for q, known in enumerate(SETS) for label in known)
-    assert loss == pytest.approx(cross_entropy(logits_QL) + (each - 1) * positives, rel=1e-5)
+    repeats = len(pairs) // len(TRAIN)
+    logits_QL = logits_QL + np.log(PAIRS_PER_QUERY * repeats / L)
+    positives = sum(np.logaddexp(0, -logits_QL[q, label]) for q, labels in enumerate(SETS) for label in labels)
+    assert loss == pytest.approx(cross_entropy(logits_QL) + (repeats - 1) * positives, rel=1e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -103,11 +103,11 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
             for labels, p in BASKETS.items():
                 size, at = len(labels), np.array(labels)
                 hits_BM = np.tile(np.isin(np.arange(3), at), (size, 1)) & (hits == "mask_known")
-                made = SampledLogits(
+                logits = SampledLogits(
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
                     nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic", terms=(NegativesPerQuery(ONE),))(made))
+                total = total + p * ops.sum(Objective("logistic", terms=(NegativesPerQuery(ONE),))(logits))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])

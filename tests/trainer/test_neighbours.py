@@ -26,10 +26,10 @@ BY = {"name": "by", "kind": "audience", "table": "user_id", "dim": DIM, "combine
 ITEM = {**tiny.ITEM, "unknown_rate": 0}
 
 
-def job(seen: dict[str, Any] | None = None, by: dict[str, Any] | None = None, **sections: Any) -> Recipe:
+def job(history: dict[str, Any] | None = None, by: dict[str, Any] | None = None, **sections: Any) -> Recipe:
     """Ids, the query's labels and the label's queries, added up."""
     return tiny.recipe(
-        query={"features": [tiny.USER, SEEN | (seen or {})], "combine": "sum"},
+        query={"features": [tiny.USER, SEEN | (history or {})], "combine": "sum"},
         label={"features": [ITEM, BY | (by or {})], "combine": "sum"},
         **sections,
     )
@@ -104,11 +104,11 @@ def test_drawn_audiences_estimate_the_whole_audience() -> None:
     audience = Audience.build(pairs, {"by": np.arange(10, dtype=np.int32) + 1}, labels=3)
     drawn, draws, seed = DrawnAudience(audience, {"by": 4}), 20_000, random.SeedGenerator(0)
 
-    def mean_weights(own: list[int] | None) -> np.ndarray:
+    def mean_weights(entry_range: list[int] | None) -> np.ndarray:
         labels_C = ops.convert_to_tensor(np.zeros(draws, np.int32))
-        own_C2 = None if own is None else ops.convert_to_tensor(np.tile(np.int32(own), (draws, 1)))
+        own_C2 = None if entry_range is None else ops.convert_to_tensor(np.tile(np.int32(entry_range), (draws, 1)))
         inputs = {name: ops.convert_to_numpy(x) for name, x in drawn.draw(labels_C, seed, own_C2).items()}
-        assert (inputs["by__weight"].sum(axis=1) == 11 - (own or [0, 0])[1]).all()
+        assert (inputs["by__weight"].sum(axis=1) == 11 - (entry_range or [0, 0])[1]).all()
         assert all(len(set(ids)) >= 3 for ids in inputs["by"][:50]), "no entry is drawn twice"
         return np.bincount(inputs["by"].ravel(), inputs["by__weight"].ravel(), minlength=11) / draws
 
@@ -179,10 +179,10 @@ def test_batches_locate_the_rows_own_queries_in_audiences() -> None:
     dataset = data()
     _, encoding = built(job(), dataset)
     settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
-    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
-    assert made["_own"].tolist() == encoding.audience.entry_ranges[made["_pair"]].tolist()
-    starts = encoding.audience.offsets[made["_positive"]] + made["_own"][:, 0]
-    assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[made["_pair"]] + 1).tolist()
+    ((_, batch), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
+    assert batch["_own"].tolist() == encoding.audience.entry_ranges[batch["_pair"]].tolist()
+    starts = encoding.audience.offsets[batch["_positive"]] + batch["_own"][:, 0]
+    assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[batch["_pair"]] + 1).tolist()
 
 
 def test_two_layers_nest_from_the_query_s_side() -> None:
@@ -217,11 +217,11 @@ def test_query_rows_obey_the_min_count_of_their_id() -> None:
     encoding = Encoding.fit(shared, data(rows))
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u3"]
     assert encoding.audience.ids["by"].tolist() == [1, 1, 2, 0, 2]
-    apart = tiny.recipe(label={"features": [ITEM, {**BY, "table": "fans", "min_count": 2}]})
-    encoding = Encoding.fit(apart, data(rows))
+    separate = tiny.recipe(label={"features": [ITEM, {**BY, "table": "fans", "min_count": 2}]})
+    encoding = Encoding.fit(separate, data(rows))
     assert encoding.vocabularies["fans"].ids.to_pylist() == ["u0", "u3"]
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u3", "u8"]
-    (feature,) = [each for each in encoding.label_features if each.name == "by"]
+    (feature,) = [feature for feature in encoding.label_features if feature.name == "by"]
     assert (feature.kind, feature.vocabulary, feature.max_length) == ("audience", "fans", None)
 
 

@@ -26,9 +26,9 @@ def shop() -> Dataset:
 
 
 def job(
-    own: dict[str, Any], *, described: bool = True, query: list[dict[str, Any]] | None = None, **more: Any
+    id_keys: dict[str, Any], *, described: bool = True, query: list[dict[str, Any]] | None = None, **more: Any
 ) -> Recipe:
-    label = {"features": [tiny.ITEM | own, *([KIND] if described else [])], "combine": "sum"}
+    label = {"features": [tiny.ITEM | id_keys, *([KIND] if described else [])], "combine": "sum"}
     return tiny.recipe(label=label, query={"features": query or [tiny.USER]}, **more)
 
 
@@ -37,23 +37,23 @@ def test_rare_own_ids_read_row_0_in_towers_and_histories() -> None:
     assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"]
     assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0, 0]
     # u1 took i0, i1 and i2. Its positive is in no history; i2 is, as row 0 with its weight.
-    found = encoding.query.pair_inputs(np.array([2, 3, 4]), np.random.default_rng(0))
-    assert (found["seen"] * found["seen__weight"]).astype(int).tolist() == [[0, 2, 0, 0], [1, 0, 0, 0], [1, 2, 0, 0]]
-    assert found["seen__weight"].tolist() == [[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]]
+    inputs = encoding.query.pair_inputs(np.array([2, 3, 4]), np.random.default_rng(0))
+    assert (inputs["seen"] * inputs["seen__weight"]).astype(int).tolist() == [[0, 2, 0, 0], [1, 0, 0, 0], [1, 2, 0, 0]]
+    assert inputs["seen__weight"].tolist() == [[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]]
 
 
 def test_a_history_excludes_its_positive_by_label_not_by_row() -> None:
     encoding = Encoding.fit(job({"min_count": 3}, query=[tiny.USER, HISTORY]), shop())
-    found = encoding.query.pair_inputs(np.array([4]), np.random.default_rng(0))
-    assert (found["seen"].tolist(), found["seen__weight"].tolist()) == ([[1, 0, 0, 0]], [[1, 1, 0, 0]])
+    inputs = encoding.query.pair_inputs(np.array([4]), np.random.default_rng(0))
+    assert (inputs["seen"].tolist(), inputs["seen__weight"].tolist()) == ([[1, 0, 0, 0]], [[1, 1, 0, 0]])
 
 
 @pytest.mark.parametrize(
-    ("own", "described", "rate"),
+    ("id_keys", "described", "rate"),
     [({}, True, 0.1), ({}, False, 0.0), ({"unknown_rate": 0}, True, 0), ({"unknown_rate": 0.5}, False, 0.5)],
 )
-def test_own_ids_become_unknown_if_labels_have_features(own: dict[str, Any], described: bool, rate: float) -> None:
-    recipe = job(own, described=described)
+def test_own_ids_become_unknown_if_labels_have_features(id_keys: dict[str, Any], described: bool, rate: float) -> None:
+    recipe = job(id_keys, described=described)
     assert recipe.own_id is not None
     assert recipe.label_unknown_rate(recipe.own_id) == rate
     assert [recipe.label_unknown_rate(feature) for feature in recipe.label.features[1:]] == [0] * described

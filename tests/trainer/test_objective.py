@@ -41,17 +41,17 @@ def evaluated(
     logs = log_pi_B, LOG_PI[1], log_q_B, LOG_Q[1]
 
     def total(logits: list[Any]) -> tuple[Any, Any]:
-        given = [ops.cast(side, dtype) for side in logits]
+        sides = [ops.cast(side, dtype) for side in logits]
         if LOSSES[objective.family].stateful:
             state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
-            losses_B, _ = objective.with_eta(SampledLogits(*given, hits, *logs), **state)
+            losses_B, _ = objective.with_eta(SampledLogits(*sides, hits, *logs), **state)
         else:
-            losses_B = objective(SampledLogits(*given, hits, *logs))
+            losses_B = objective(SampledLogits(*sides, hits, *logs))
         return ops.sum(losses_B), losses_B
 
     logits = [ops.convert_to_tensor(np.float32(side)) for side in (positive_B, negative_BM)]
     (_, losses_B), gradients, _ = backend.value_and_gradients(total, logits, [])
-    return tuple(ops.convert_to_numpy(made).astype(np.float64) for made in (losses_B, *gradients))
+    return tuple(ops.convert_to_numpy(array).astype(np.float64) for array in (losses_B, *gradients))
 
 
 def weight_for(family: str, default: str) -> str:
@@ -72,8 +72,8 @@ def test_gradients_are_central_differences(
     moved = logits + step * np.eye(logits.size).reshape(-1, *logits.shape) * np.array([1, -1])[:, None, None, None]
     rows = moved.reshape(-1, 1 + NEGATIVE.shape[1])
     up, down = evaluated(objective, rows[:, 0], rows[:, 1:])[0].reshape(2, logits.size, len(logits)).sum(axis=-1)
-    found = np.column_stack([by_positive, by_negative])
-    np.testing.assert_allclose(found.ravel(), (up - down) / (2 * step), rtol=2e-3, atol=2e-4)
+    gradient = np.column_stack([by_positive, by_negative])
+    np.testing.assert_allclose(gradient.ravel(), (up - down) / (2 * step), rtol=2e-3, atol=2e-4)
     assert by_negative[0, 2] == 0, "masked"
 
 
@@ -162,8 +162,8 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
     positive, negative = np.float32([1, -2]), np.float32([[0.5, 2, 90, 1], [90, 90, 90, 90]])
     hits = np.array([[False, False, True, False], [True] * 4])
     log_q = np.float32([-1, -3]), np.float32([[-2, -1, -1, -4]] * 2)
-    given = SampledLogits(ops.cast(positive, dtype), ops.cast(negative, dtype), hits, *LOG_PI, *log_q)
-    added = np.asarray(Objective("logistic", regularizer=0.1)(given)) - np.asarray(Objective("logistic")(given))
+    logits = SampledLogits(ops.cast(positive, dtype), ops.cast(negative, dtype), hits, *LOG_PI, *log_q)
+    added = np.asarray(Objective("logistic", regularizer=0.1)(logits)) - np.asarray(Objective("logistic")(logits))
 
     np.testing.assert_allclose(added, [0.1 * (0 + (1.5**2 + 1 + 3**2) / 3), 0.1 * 25], rtol=1e-5)
 
@@ -171,8 +171,8 @@ def test_the_regularizer_by_hand(dtype: str) -> None:
 def test_the_regularizer_of_nce_by_hand() -> None:
     """`λ[f_y² + mean f_y'²]`, where f excludes the offset, as in the authors' code."""
     logs = np.float32([-1]), np.float32([[-2, -1]])
-    given = SampledLogits(np.float32([1]), np.float32([[0.5, 2]]), np.zeros((1, 2), bool), *logs, *logs)
-    losses_B = [np.asarray(Objective("nce", regularizer=strength, offset=-3.0)(given)) for strength in (0.0, 0.1)]
+    logits = SampledLogits(np.float32([1]), np.float32([[0.5, 2]]), np.zeros((1, 2), bool), *logs, *logs)
+    losses_B = [np.asarray(Objective("nce", regularizer=strength, offset=-3.0)(logits)) for strength in (0.0, 0.1)]
 
     np.testing.assert_allclose(losses_B[1] - losses_B[0], [0.1 * (1 + (0.25 + 4) / 2)], rtol=1e-5)
 
@@ -198,9 +198,9 @@ def test_at_logits_of_zero_a_positive_balances_its_negatives(sampler: str, weigh
 
 def test_only_logits_that_are_log_odds_have_an_offset() -> None:
     pi_L = np.log([0.5, 0.25, 0.125, 0.125])
-    found = {name: balance(Objective(name, "unit"), pi_L, None, m=8) for name in LOSSES}
+    offsets = {name: balance(Objective(name, "unit"), pi_L, None, m=8) for name in LOSSES}
 
-    assert {name: offset for name, offset in found.items() if offset} == pytest.approx(
+    assert {name: offset for name, offset in offsets.items() if offset} == pytest.approx(
         {"logistic": -math.log(8), "nce": -math.log(4)}
     )
     assert balance(Objective("logistic", "unit", {"pairwise": True}), pi_L, None, m=8) == 0
@@ -211,7 +211,7 @@ def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.nd
     """Losses and new log η of a sample's rows."""
     rows = len(sample.drawn_BM)
     log_pi, log_q = np.zeros(L, np.float32), sample.log_q_L
-    made = Objective("augment_and_reduce", "importance").with_eta(
+    outputs = Objective("augment_and_reduce", "importance").with_eta(
         SampledLogits(
             np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
             log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM], log_q[np.full(rows, Y)], log_q[sample.drawn_BM],
@@ -219,7 +219,7 @@ def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.nd
         ),
         log_eta_B=np.full(rows, log_eta, np.float32), rate=np.float32(rate),
     )  # fmt: skip
-    return ops.convert_to_numpy(made[0]).astype(np.float64), ops.convert_to_numpy(made[1]).astype(np.float64)
+    return ops.convert_to_numpy(outputs[0]).astype(np.float64), ops.convert_to_numpy(outputs[1]).astype(np.float64)
 
 
 EVERY = toy.Sample(np.arange(L)[None], np.full(L, -math.log(L), np.float32))
@@ -281,7 +281,7 @@ def phi_of(name: str, margin: float | None = None) -> Callable[[float], float]:
 def test_decoupled_losses_by_hand(family: str, arguments: dict[str, Any]) -> None:
     """One positive of 0.5; negatives 2 and −1.5 of weight 3 and ½, one masked."""
     weights = np.float32([[math.log(3), math.log(0.5), MASKED]])
-    found = LOSSES[family].loss(np.float32([0.5]), np.float32([[2, -1.5, 50]]), weights, **arguments)
+    loss = LOSSES[family].loss(np.float32([0.5]), np.float32([[2, -1.5, 50]]), weights, **arguments)
 
     if family == "contrastive":
         expected = 0.25 + 3 * (2 - arguments.get("margin", 0)) ** 2
@@ -291,4 +291,4 @@ def test_decoupled_losses_by_hand(family: str, arguments: dict[str, Any]) -> Non
             expected = 3 * phi(0.5 - 2) + 0.5 * phi(0.5 + 1.5)
         else:
             expected = phi(0.5) + 3 * phi(-2) + 0.5 * phi(1.5)
-    assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)
+    assert np.asarray(loss).item() == pytest.approx(expected, rel=1e-6)

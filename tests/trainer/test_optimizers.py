@@ -203,8 +203,8 @@ def test_rates_by_step(schedule: str) -> None:
     """Of eight steps, every other."""
     rate = learning_rate(8.0, schedule, 8)
 
-    found = [float(rate(ops.convert_to_tensor(number, "int32"))) for number in (0, 2, 4, 6, 8)]
-    assert found == pytest.approx(RATES[schedule], abs=1e-5)
+    rates = [float(rate(ops.convert_to_tensor(number, "int32"))) for number in (0, 2, 4, 6, 8)]
+    assert rates == pytest.approx(RATES[schedule], abs=1e-5)
 
 
 def test_the_bias_correction_of_lazy_adam_follows_the_global_step() -> None:

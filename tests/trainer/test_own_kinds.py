@@ -41,23 +41,23 @@ def test_a_custom_kind_gets_the_unscaled_number() -> None:
 
     flagged = reading({"name": "hour", "kind": "cyclic", "period": 24, "missing": "flag"}, dim=3)
     tower = built(flagged, hour=(11.0, 3.0)).query
-    found = tower({"hour": np.float32([6, 0]), "hour__missing": np.float32([0, 1])})
-    np.testing.assert_allclose(np.asarray(found), [[1, 0, 0], [0, 0, 1]], atol=1e-6)
+    output = tower({"hour": np.float32([6, 0]), "hour__missing": np.float32([0, 1])})
+    np.testing.assert_allclose(np.asarray(output), [[1, 0, 0], [0, 0, 1]], atol=1e-6)
 
 
 def attended(ids: list[int], weights: list[float]) -> list[float]:
     inputs = {"seen": np.int32([ids]), "seen__weight": np.float32([weights])}
-    found: list[float] = np.asarray(built(reading(HISTORY | {"blocks": 2})).query(inputs))[0].tolist()
-    return found
+    output: list[float] = np.asarray(built(reading(HISTORY | {"blocks": 2})).query(inputs))[0].tolist()
+    return output
 
 
 @pytest.mark.usefixtures("page")
 def test_self_attention_reads_entries_in_order() -> None:
-    whole = attended([1, 2, 3], [1, 1, 1])
+    expected = attended([1, 2, 3], [1, 1, 1])
 
-    assert attended([1, 2, 3, 0], [1, 1, 1, 0]) == pytest.approx(whole, abs=1e-6)
-    assert attended([1, 4, 2, 3], [1, 0, 1, 1]) == pytest.approx(whole, abs=1e-6)
-    assert np.abs(np.subtract(attended([2, 1, 3], [1, 1, 1]), whole)).max() > 1e-3
+    assert attended([1, 2, 3, 0], [1, 1, 1, 0]) == pytest.approx(expected, abs=1e-6)
+    assert attended([1, 4, 2, 3], [1, 0, 1, 1]) == pytest.approx(expected, abs=1e-6)
+    assert np.abs(np.subtract(attended([2, 1, 3], [1, 1, 1]), expected)).max() > 1e-3
     assert attended([1], [0]) == [0, 0, 0, 0]
 
 

@@ -49,8 +49,8 @@ def test_the_page_s_tower_by_hand() -> None:
     scores = np.exp(x @ gates + gates_bias)
     hidden = np.maximum(x @ experts + experts_bias, 0)
     mixed = sum((scores / scores.sum(1, keepdims=True))[:, [e]] * hidden[:, 3 * e : 3 * e + 3] for e in range(2))
-    found = tower({"user_id": np.int32([1, 2])})
-    np.testing.assert_allclose(np.asarray(found), mixed @ projection + bias, rtol=1e-4)
+    output = tower({"user_id": np.int32([1, 2])})
+    np.testing.assert_allclose(np.asarray(output), mixed @ projection + bias, rtol=1e-4)
 
 
 def test_a_tower_trains_in_the_recipe_s_precision_and_serves_in_float32() -> None:

@@ -32,8 +32,8 @@ def test_the_loss_and_its_gradients_by_hand(activation: Activation, width: float
         losses_B = loss(*rows, ops.convert_to_tensor(LOG_WEIGHT), activation=activation, width=width)
         return ops.sum(losses_B), losses_B
 
-    places = [ops.convert_to_tensor(POSITIVE), ops.convert_to_tensor(NEGATIVE)]
-    (_, losses_B), (by_positive_B, by_negative_BM), _ = backend.value_and_gradients(total, places, [])
+    logits = [ops.convert_to_tensor(POSITIVE), ops.convert_to_tensor(NEGATIVE)]
+    (_, losses_B), (by_positive_B, by_negative_BM), _ = backend.value_and_gradients(total, logits, [])
 
     np.testing.assert_allclose(losses_B, by_hand(POSITIVE, NEGATIVE, activation, width), rtol=1e-4, atol=1e-5)
     for row in range(4):
@@ -57,8 +57,8 @@ def test_rows_without_effective_negatives_have_no_loss_and_gradient(activation: 
         losses_B = loss(*rows, log_weight, activation=activation, width=10.0)
         return ops.sum(losses_B), losses_B
 
-    places = [ops.convert_to_tensor(positive), ops.convert_to_tensor(negative)]
-    (_, losses_B), gradients, _ = backend.value_and_gradients(total, places, [])
+    logits = [ops.convert_to_tensor(positive), ops.convert_to_tensor(negative)]
+    (_, losses_B), gradients, _ = backend.value_and_gradients(total, logits, [])
     assert float(losses_B[0]) == 0
     assert all(np.isfinite(ops.convert_to_numpy(gradient)).all() for gradient in gradients)
     if activation != "tanh":

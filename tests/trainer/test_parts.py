@@ -26,9 +26,9 @@ def test_accumulated_parts_equal_one_batch() -> None:
         models.append((losses, [ops.convert_to_numpy(variable) for variable in model.variables if variable.shape]))
 
     np.testing.assert_allclose(models[0][0], models[1][0], rtol=1e-5)
-    for whole, in_parts in zip(models[0][1], models[1][1], strict=True):
-        if whole.dtype == np.float32:
-            np.testing.assert_allclose(whole, in_parts, rtol=1e-3, atol=2e-5)
+    for unsplit, in_parts in zip(models[0][1], models[1][1], strict=True):
+        if unsplit.dtype == np.float32:
+            np.testing.assert_allclose(unsplit, in_parts, rtol=1e-3, atol=2e-5)
 
 
 def test_in_batch_negatives_come_from_the_part() -> None:

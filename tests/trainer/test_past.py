@@ -69,9 +69,9 @@ def test_seen_labels_are_those_of_the_history() -> None:
 
 
 def test_entries_are_in_the_order_of_each_history() -> None:
-    row, place = (past := Past.growing(KNOWN, HELD_OUT, queries=4)).entries(np.int32([1, 2, 5]))
+    row, entry = (past := Past.growing(KNOWN, HELD_OUT, queries=4)).entries(np.int32([1, 2, 5]))
     assert row.tolist() == [0, 0, 0, 2]
-    assert past.pairs.labels[place].tolist() == [4, 1, 2, 0]
+    assert past.pairs.labels[entry].tolist() == [4, 1, 2, 0]
 
 
 def test_other_label_rows_leave_out_labels_of_no_catalogue() -> None:

@@ -50,18 +50,18 @@ def spans(dataset: Dataset, batches: list[Int64]) -> Float64:
 
 def test_a_batch_is_of_one_period_and_an_epoch_visits_every_pair_once() -> None:
     dataset = passing()
-    whole, cut = (pairs_of_epoch(dataset, periods=periods) for periods in (1, PERIODS))
-    assert len(whole) == len(cut) == len(dataset.train) // BATCH
+    uncut, cut = (pairs_of_epoch(dataset, periods=periods) for periods in (1, PERIODS))
+    assert len(uncut) == len(cut) == len(dataset.train) // BATCH
     visited = np.concatenate(cut)
     assert len(np.unique(visited)) == len(visited) > len(dataset.train) - BATCH
-    assert spans(dataset, whole).min() > 80
+    assert spans(dataset, uncut).min() > 80
     assert spans(dataset, cut).max() < 1.2 * 100 / PERIODS
     assert dataset.train.times is not None
     begins = np.array([dataset.train.times[rows_B].min() for rows_B in cut])
     assert (np.diff(begins) < 0).any(), "batches of an epoch are in random order"
     again, later = pairs_of_epoch(dataset, periods=PERIODS), pairs_of_epoch(dataset, periods=PERIODS, epoch=1)
-    assert all((one == other).all() for one, other in zip(cut, again, strict=True))
-    assert any((one != other).any() for one, other in zip(cut, later, strict=True))
+    assert all((batch == other).all() for batch, other in zip(cut, again, strict=True))
+    assert any((batch != other).any() for batch, other in zip(cut, later, strict=True))
 
 
 def test_more_periods_than_batches_are_batches_in_the_order_of_time() -> None:
@@ -73,7 +73,7 @@ def test_more_periods_than_batches_are_batches_in_the_order_of_time() -> None:
 
 def test_towers_do_not_learn_the_popularity_that_passes() -> None:
     """All users choose alike at any time, so scores in which popularity is no part tell labels not apart."""
-    apart = {}
+    gaps = {}
     for periods in (1, PERIODS):
         dataset = passing(rows=4_000)
         job = tiny.recipe(
@@ -88,9 +88,9 @@ def test_towers_do_not_learn_the_popularity_that_passes() -> None:
         scores_QL = model.embed_queries({"user_id": np.arange(USERS) + 1}) @ model.embed_labels().T
         halves_Q2 = scores_QL.reshape(USERS, 2, -1).mean(axis=2)
         sides_Q = np.where(np.arange(USERS) % 2, -1, 1)
-        apart[periods] = float((sides_Q * (halves_Q2[:, 0] - halves_Q2[:, 1])).mean())
-    assert apart[1] > 1.5, "the log-odds of a label in its season over those in all time differ by log 9"
-    assert abs(apart[PERIODS]) < 0.3
+        gaps[periods] = float((sides_Q * (halves_Q2[:, 0] - halves_Q2[:, 1])).mean())
+    assert gaps[1] > 1.5, "the log-odds of a label in its season over those in all time differ by log 9"
+    assert abs(gaps[PERIODS]) < 0.3
 
 
 @pytest.mark.parametrize("sections", [

@@ -244,7 +244,7 @@ def test_messages_shorten_queries() -> None:
 
 
 def test_paths_are_relative_to_the_recipe_but_urls_are_not(tmp_path: Path) -> None:
-    places = ['data.train=["a", "s3://b", "/c"]', "data.labels=s3://shop/logs", "data.prepared=kept"]
-    data = load_recipe(tiny.write_job(tmp_path), places).data
+    overrides = ['data.train=["a", "s3://b", "/c"]', "data.labels=s3://shop/logs", "data.prepared=kept"]
+    data = load_recipe(tiny.write_job(tmp_path), overrides).data
     assert (data.train, data.labels) == ([tmp_path / "a", "s3://b", Path("/c")], "s3://shop/logs")
     assert data.prepared == tmp_path / "kept"

@@ -77,22 +77,22 @@ def write_rich(folder: Path) -> Path:
     return folder / "recipe.toml"
 
 
-def same(one: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether data sets, or parts of them, hold the same."""
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if dataclasses.is_dataclass(one):
-        return type(one) is type(other) and all(
-            same(getattr(one, field.name), getattr(other, field.name))
-            for field in dataclasses.fields(one)
+    if isinstance(value, np.ndarray):
+        return value.dtype == other.dtype and np.array_equal(value, other)
+    if dataclasses.is_dataclass(value):
+        return type(value) is type(other) and all(
+            same(getattr(value, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(value)
             if field.name != "read_at"
         )
-    if isinstance(one, pa.Table | pa.Array | pa.ChunkedArray):
-        return bool(one.equals(other))
-    return bool(one == other)
+    if isinstance(value, pa.Table | pa.Array | pa.ChunkedArray):
+        return bool(value.equals(other))
+    return bool(value == other)
 
 
-def kept(recipe: Path, folder: str = "kept") -> Recipe:
+def prepared_job(recipe: Path, folder: str = "kept") -> Recipe:
     return load_recipe(recipe, [f"data.prepared={folder}"])
 
 
@@ -109,9 +109,9 @@ def test_mapped_data_equal_read_data(rich: Path, monkeypatch: pytest.MonkeyPatch
     assert read.report.dropped
     assert read.report.unweighted
 
-    first, folder = prepare(kept(rich))
-    again, there = prepare(kept(rich))
-    assert folder == there
+    first, folder = prepare(prepared_job(rich))
+    again, prepared_folder = prepare(prepared_job(rich))
+    assert folder == prepared_folder
     assert folder.parent == rich.parent / "kept"
     assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
     for dataset in (first, again):
@@ -121,14 +121,14 @@ def test_mapped_data_equal_read_data(rich: Path, monkeypatch: pytest.MonkeyPatch
         assert isinstance(dataset.train.queries.base, np.memmap)
     assert again.read_at == first.read_at
     assert again.refit().fingerprint == read.refit().fingerprint != read.fingerprint
-    untested = [dataclasses.replace(each, test=each.test.take(slice(0))).fingerprint for each in (read, again)]
+    untested = [dataclasses.replace(dataset, test=dataset.test.take(slice(0))).fingerprint for dataset in (read, again)]
     assert untested[0] == untested[1] != read.fingerprint
 
 
 def test_second_job_reads_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare(kept(rich))
+    prepare(prepared_job(rich))
     monkeypatch.setattr(prepared, "load_dataset", lambda *_, **__: pytest.fail("read again"))
-    assert len(read_dataset(kept(rich)).train)
+    assert len(read_dataset(prepared_job(rich)).train)
 
 
 CHANGES = {
@@ -140,7 +140,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_read_settings_prepare_another_folder(rich: Path, change: str) -> None:
-    before, after = kept(rich), CHANGES[change](kept(rich))
+    before, after = prepared_job(rich), CHANGES[change](prepared_job(rich))
     folders = {prepare(recipe)[1] for recipe in (before, after)}
     assert len(folders) == 2
     assert all(folder.is_dir() for folder in folders)
@@ -148,29 +148,29 @@ def test_other_read_settings_prepare_another_folder(rich: Path, change: str) -> 
 
 
 def test_changed_file_is_read_again_and_stale_data_removed(rich: Path) -> None:
-    before, folder = prepare(kept(rich))
+    before, folder = prepare(prepared_job(rich))
     log = pq.read_table(rich.parent / "log.parquet")
     pq.write_table(log.slice(0, 300), rich.parent / "log.parquet")
-    after, now = prepare(kept(rich))
+    after, now = prepare(prepared_job(rich))
     assert now != folder
     assert not folder.exists()
     assert len(after.train) < len(before.train)
     assert int(before.train.labels.max()) >= 0  # what was mapped of the old one can still be read
 
     os.utime(rich.parent / "items.parquet", ns=(1, 1))
-    assert prepare(kept(rich))[1] != now
+    assert prepare(prepared_job(rich))[1] != now
 
 
 @pytest.mark.parametrize("damage", ["shorter", "gone", "no manifest"])
 def test_damaged_files_are_refused(rich: Path, damage: str) -> None:
-    folder = prepare(kept(rich))[1]
+    folder = prepare(prepared_job(rich))[1]
     file = folder / ("prepared.json" if damage == "no manifest" else "train.labels.npy")
     if damage == "shorter":
         file.write_bytes(file.read_bytes()[:-4])
     else:
         file.unlink()
     with pytest.raises(DataError, match=f"{folder}.*remove the folder"):
-        prepare(kept(rich))
+        prepare(prepared_job(rich))
 
 
 def test_a_job_gives_the_same_bundle_and_names_no_folder(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_concurrent_job_uses_the_first_one_s_files(rich: Path, monkeypatch: pyte
 
     def meanwhile(*arguments: Any, **more: Any) -> Dataset:
         monkeypatch.setattr(prepared, "load_dataset", load)
-        prepare(kept(rich))
+        prepare(prepared_job(rich))
         return load(*arguments, **more)
 
     monkeypatch.setattr(prepared, "load_dataset", meanwhile)
-    assert same(prepare(kept(rich))[0], read_dataset(load_recipe(rich)))
+    assert same(prepare(prepared_job(rich))[0], read_dataset(load_recipe(rich)))
 
 
 def test_changed_remote_file_of_equal_size_is_read_again(tmp_path: Path) -> None:

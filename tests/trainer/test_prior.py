@@ -94,68 +94,70 @@ FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "lis
 def test_forecast_beats_decay_and_decay_beats_counts(folder: Path) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    found = fit_forecast(of, dataset, dataset.pairs_before("test"))
+    forecast = fit_forecast(of, dataset, dataset.pairs_before("test"))
 
-    nats = found.settings.nats
+    nats = forecast.settings.nats
     assert nats["forecast"] > nats["decayed"] + 0.02 > nats["count"] + 0.5
     # The period after it, which nothing was fitted to, says so too.
-    wanted = np.bincount(dataset.test.labels, minlength=ITEMS)
+    tested_L = np.bincount(dataset.test.labels, minlength=ITEMS)
     counts = np.bincount(dataset.pairs_before("test").labels, minlength=ITEMS) + 0.5
-    gain = wanted @ (found.log_popularity(include_future=True) - np.log(counts / counts.sum())) / wanted.sum()
+    gain = tested_L @ (forecast.log_popularity(include_future=True) - np.log(counts / counts.sum())) / tested_L.sum()
     assert gain > 0.5
-    assert found.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
-    assert fit_forecast(of, dataset, dataset.pairs_before("test")).model == found.model
+    assert forecast.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
+    assert fit_forecast(of, dataset, dataset.pairs_before("test")).model == forecast.model
 
 
 def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
-    known = dataset.pairs_before("test")
-    last = int(np.argmax(known.times))
-    burst = known.take(np.r_[np.arange(len(known)), np.repeat(last, 1000)])
+    earlier = dataset.pairs_before("test")
+    last = int(np.argmax(earlier.times))
+    burst = earlier.take(np.r_[np.arange(len(earlier)), np.repeat(last, 1000)])
 
-    alone, with_burst = (fit_forecast(of, dataset, pairs).log_popularity() for pairs in (known, burst))
+    alone, with_burst = (fit_forecast(of, dataset, pairs).log_popularity() for pairs in (earlier, burst))
     np.testing.assert_allclose(with_burst, alone)
 
 
 def test_large_visits_count_less_if_likelier(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
-    known = dataset.pairs_before("test")
+    earlier = dataset.pairs_before("test")
     rng, days = np.random.default_rng(2), np.arange(1, DAYS - 8)
     # Every day a collector, a new query, takes half of the items in an hour, the same in every week.
-    more = known.take(np.r_[np.arange(len(known)), np.zeros(len(days) * 60, int)])
+    more = earlier.take(np.r_[np.arange(len(earlier)), np.zeros(len(days) * 60, int)])
     queries, labels, times = more.queries.copy(), more.labels.copy(), more.times.copy()
-    queries[len(known) :] = known.queries.max() + 1 + np.repeat(days, 60)
-    labels[len(known) :] = np.concatenate([rng.permutation(ITEMS)[:60] for _ in days])
-    times[len(known) :] = known.times.min() + np.repeat(days, 60) * 86_400e6 + np.tile(np.arange(60), len(days)) * 60e6
+    queries[len(earlier) :] = earlier.queries.max() + 1 + np.repeat(days, 60)
+    labels[len(earlier) :] = np.concatenate([rng.permutation(ITEMS)[:60] for _ in days])
+    times[len(earlier) :] = (
+        earlier.times.min() + np.repeat(days, 60) * 86_400e6 + np.tile(np.arange(60), len(days)) * 60e6
+    )
     collected = replace(more, queries=queries, labels=labels, times=times)
 
-    assert fit_forecast(of, dataset, known).settings.visits == 0
+    assert fit_forecast(of, dataset, earlier).settings.visits == 0
     assert fit_forecast(of, dataset, collected).settings.visits == 0.5
-    each = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"history": "growing"})})
-    assert fit_forecast(each, dataset, collected).settings.visits == 0, "its metric is a mean over pairs"
+    growing = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"history": "growing"})})
+    assert fit_forecast(growing, dataset, collected).settings.visits == 0, "its metric is a mean over pairs"
 
 
 @pytest.mark.parametrize("prior", [{"kind": "decayed"}, FORECAST])
 def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, Any]) -> None:
     of = recipe(folder, prior)
     dataset = read_dataset(of)
-    known = dataset.pairs_before("test")
-    plain = fit_forecast(of, dataset, known)
+    earlier = dataset.pairs_before("test")
+    plain = fit_forecast(of, dataset, earlier)
     label = int(np.argsort(-plain.log_popularity())[ITEMS // 8])
 
     def with_clicks(clicks: int) -> Forecast:
         """Add clicks of one client with one label in the last third of the log."""
-        until, many = known.times.max(), np.arange(clicks)
-        more = known.take(np.r_[np.arange(len(known)), np.zeros(clicks, int)])
+        until, many = earlier.times.max(), np.arange(clicks)
+        more = earlier.take(np.r_[np.arange(len(earlier)), np.zeros(clicks, int)])
         queries, labels, times = more.queries.copy(), more.labels.copy(), more.times.copy()
-        queries[len(known) :], labels[len(known) :] = known.queries.max() + 1, label
-        times[len(known) :] = until - many * 20 * 86_400e6 / clicks
+        queries[len(earlier) :], labels[len(earlier) :] = earlier.queries.max() + 1, label
+        times[len(earlier) :] = until - many * 20 * 86_400e6 / clicks
         return fit_forecast(of, dataset, replace(more, queries=queries, labels=labels, times=times))
 
-    one, often = with_clicks(1), with_clicks(3000)
-    before, single, heavy = (np.exp(found.log_popularity()) for found in (plain, one, often))
+    once, often = with_clicks(1), with_clicks(3000)
+    before, single, heavy = (np.exp(forecast.log_popularity()) for forecast in (plain, once, often))
     assert heavy[label] < 1.5 * before[label]
     assert heavy[label] < 1.3 * single[label]
     assert abs(int((heavy > heavy[label]).sum()) - int((before > before[label]).sum())) <= ITEMS // 20
@@ -165,25 +167,28 @@ def test_a_persistent_client_weighs_as_one_click(folder: Path, prior: dict[str, 
 def test_last_period_is_compared_out_of_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    known = dataset.pairs_before("test")
-    last = known.times.max() - np.ptp(dataset.valid.times)
+    earlier = dataset.pairs_before("test")
+    last = earlier.times.max() - np.ptp(dataset.valid.times)
     trained, train = list[tuple[int, bytes]](), xgboost.train
 
-    def noted(settings: Any, rows: Any, trees: int, **given: Any) -> Any:
-        booster = train(settings, rows, trees, **given)
+    def noted(settings: Any, rows: Any, trees: int, **options: Any) -> Any:
+        booster = train(settings, rows, trees, **options)
         trained.append((booster.num_boosted_rounds(), rows.get_label().tobytes()))
         return booster
 
     monkeypatch.setattr(xgboost, "train", noted)
-    found = fit_forecast(of, dataset, known)
-    nats = found.settings.nats
-    moved = known.labels.copy()
-    moved[known.times > last] = (moved[known.times > last] + 1) % ITEMS
-    elsewhere = fit_forecast(of, dataset, replace(known, labels=moved))
+    forecast = fit_forecast(of, dataset, earlier)
+    nats = forecast.settings.nats
+    moved = earlier.labels.copy()
+    moved[earlier.times > last] = (moved[earlier.times > last] + 1) % ITEMS
+    elsewhere = fit_forecast(of, dataset, replace(earlier, labels=moved))
 
     assert trained[:2] == trained[3:5]  # the choice of the trees, and the model that is compared
     assert trained[2] != trained[5]
-    assert (elsewhere.settings.base, elsewhere.settings.smoothing) == (found.settings.base, found.settings.smoothing)
+    assert (elsewhere.settings.base, elsewhere.settings.smoothing) == (
+        forecast.settings.base,
+        forecast.settings.smoothing,
+    )
     assert elsewhere.settings.nats["forecast"] < nats["forecast"]
 
 
@@ -205,11 +210,11 @@ REFUSED = {
 def test_impossible_prior_settings_are_refused(
     folder: Path, prior: dict[str, Any], data: dict[str, Any], message: str
 ) -> None:
-    given = recipe(folder, {}).model_dump(by_alias=True, exclude_unset=True)
+    sections = recipe(folder, {}).model_dump(by_alias=True, exclude_unset=True)
     if data:
-        given["data"] |= data | {"split": {"strategy": "random"}}
+        sections["data"] |= data | {"split": {"strategy": "random"}}
     with pytest.raises(ValidationError, match=message):
-        Recipe.model_validate(given | {"prior": prior})
+        Recipe.model_validate(sections | {"prior": prior})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +249,7 @@ def test_scores_that_hold_popularity_already_get_the_change_of_popularity(folder
 def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> None:
     noise = Noise("π", constant=False, separate_prior=True, ahead=True)
 
-    def said(best: float, **grid: list[float]) -> str:
+    def describe(best: float, **grid: list[float]) -> str:
         config = EvaluationConfig.model_validate({"ks": [10], "metric": "recall@10", **grid})
         points = [
             CurvePoint(bias_removal=at, popularity=weight, metrics={})
@@ -260,10 +265,10 @@ def test_fit_says_that_the_best_weight_of_the_prior_is_an_end_of_its_grid() -> N
         return console.export_text()
 
     words = "μ = 1, the best on valid, is an end of evaluation.popularity: try a wider grid\n"
-    assert said(1.0, popularity=[0, 0.5, 1]) == words
-    assert "evaluation.bias_removal" in said(1.0)
-    assert not said(0.5)
-    assert not said(0.0)
+    assert describe(1.0, popularity=[0, 0.5, 1]) == words
+    assert "evaluation.bias_removal" in describe(1.0)
+    assert not describe(0.5)
+    assert not describe(0.0)
 
 
 @pytest.mark.nightly
@@ -290,11 +295,11 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     with pytest.raises(RecipeError, match=f"expected test pairs {later_pairs}"):
         evaluate(replace(bundle, forecast=refreshed), of)
     rolled = evaluate_rolling(bundle, of, 3)
-    assert [each.prior for each in rolled] == ["counts", "forecast", "refreshed"] * 3
-    assert sum(each.pairs for each in rolled[::3]) == len(dataset.test)
-    early = {each.prior: each.metrics["recall@10"].value for each in rolled[:3]}
+    assert [period.prior for period in rolled] == ["counts", "forecast", "refreshed"] * 3
+    assert sum(period.pairs for period in rolled[::3]) == len(dataset.test)
+    early = {period.prior: period.metrics["recall@10"].value for period in rolled[:3]}
     assert early["forecast"] == pytest.approx(early["refreshed"], abs=0.02)  # no pair has come before the first period
-    late = {each.prior: each.metrics["recall@10"].value for each in rolled[-3:]}
+    late = {period.prior: period.metrics["recall@10"].value for period in rolled[-3:]}
     assert late["refreshed"] > late["counts"]
     each_pair = {"ks": [10], "metric": "recall@10", "baselines": [], "history": "growing"}
     growing = recipe(folder, FORECAST, evaluation=each_pair)

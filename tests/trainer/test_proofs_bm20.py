@@ -178,9 +178,9 @@ def test_the_signal_is_clearest_when_the_noise_is_the_data() -> None:
     for name, noise_XL in others.items():
         odds = DATA / noise_XL
         alpha = (noise_XL * odds / (1 + odds)).sum(axis=1)
-        found = signal_to_noise(noise_XL)
-        assert 1 / found == pytest.approx((L - 2 * alpha).sum(), rel=1e-3), name
-        assert found < best, name
+        ratio = signal_to_noise(noise_XL)
+        assert 1 / ratio == pytest.approx((L - 2 * alpha).sum(), rel=1e-3), name
+        assert ratio < best, name
 
 
 @pytest.mark.slow

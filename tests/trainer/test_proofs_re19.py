@@ -40,8 +40,8 @@ MINED = {"top 1": (1, 0.0), "top 3": (3, 0.0), "power law": (None, 1.5), "power 
 def compute_theta(keep: int | None, power: float, size: int) -> np.ndarray:
     """ϑ of a subset: Σ is (K − 1)/B, as negative sampling weighs."""
     ranks = np.arange(1, size + 1.0)
-    kept = ranks**-power * (ranks <= (keep or size))
-    return (K - 1) / size * kept / kept.sum()
+    weights = ranks**-power * (ranks <= (keep or size))
+    return (K - 1) / size * weights / weights.sum()
 
 
 def owl(phi: Any, scores: np.ndarray, theta: np.ndarray, *, pairwise: bool) -> float:
@@ -57,7 +57,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray, ra
     rows = len(scores_RK)
     negatives_RB = np.take_along_axis(scores_RK, drawn_RB, axis=1)
     log_q = np.full(rows, -np.log(K), np.float32), np.full(drawn_RB.shape, -np.log(K), np.float32)
-    made = objective(
+    losses_R = objective(
         SampledLogits(
             ops.convert_to_tensor(scores_RK[:, Y].astype(np.float32)),
             ops.convert_to_tensor(negatives_RB.astype(np.float32)),
@@ -66,7 +66,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray, ra
             rows={} if ranks_RN is None else {"ranks": ranks_RN},
         )
     )  # fmt: skip
-    return ops.convert_to_numpy(made).astype(np.float64)
+    return ops.convert_to_numpy(losses_R).astype(np.float64)
 
 
 def top_k(family: str, k: int, *, pairwise: bool, scores_RK: np.ndarray) -> np.ndarray:
@@ -151,10 +151,10 @@ def test_theta_is_the_paper_s_with_weight_unit_and_scaled_by_importance() -> Non
     phi = np.log1p(np.exp(ordered - SCORES[Y]))
     powl = {"pairwise": True}
 
-    found = losses(Objective("logistic", "unit", powl, mining=Mining(theta=tuple(theta))), scores, subsets)
-    np.testing.assert_allclose(found, phi @ theta, rtol=1e-5)
-    found = losses(Objective("logistic", "importance", powl, mining=mining), scores, subsets)
-    np.testing.assert_allclose(found, 7 / 4 * phi @ [0.9, 0.9, 0.1, 0.1], rtol=1e-5)
+    losses_R = losses(Objective("logistic", "unit", powl, mining=Mining(theta=tuple(theta))), scores, subsets)
+    np.testing.assert_allclose(losses_R, phi @ theta, rtol=1e-5)
+    losses_R = losses(Objective("logistic", "importance", powl, mining=mining), scores, subsets)
+    np.testing.assert_allclose(losses_R, 7 / 4 * phi @ [0.9, 0.9, 0.1, 0.1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -165,10 +165,10 @@ def test_sampled_theta_is_the_ordered_weighted_loss_on_average(family: str, form
     scores, drawn = np.tile(SCORES, (rows, 1)), np.tile(OTHERS, (rows, 1))
     sampled = Mining(theta=theta, draw=2)
     ranks = sampled.ranks(rows, len(OTHERS), keras.random.SeedGenerator(4))
-    found = losses(Objective(family, "unit", {"pairwise": FORMS[form]}, mining=sampled), scores, drawn, ranks)
+    losses_R = losses(Objective(family, "unit", {"pairwise": FORMS[form]}, mining=sampled), scores, drawn, ranks)
 
     expected = owl(PHI[family], SCORES, np.pad(theta, (0, 3)), pairwise=FORMS[form])
-    assert found.mean() == pytest.approx(expected, abs=5 * found.std() / math.sqrt(rows) + 1e-6)
+    assert losses_R.mean() == pytest.approx(expected, abs=5 * losses_R.std() / math.sqrt(rows) + 1e-6)
 
 
 def test_keeping_every_negative_is_negative_sampling() -> None:
@@ -186,9 +186,9 @@ def test_keeping_every_negative_is_negative_sampling() -> None:
 @pytest.mark.parametrize("family", PHI)
 def test_with_every_label_mining_is_the_top_k_loss(family: str, form: str) -> None:
     theta = np.array([1 / 3] * 3 + [0] * 4)
-    found = top_k(family, 3, pairwise=FORMS[form], scores_RK=SCORES[None]).item()
+    loss = top_k(family, 3, pairwise=FORMS[form], scores_RK=SCORES[None]).item()
 
-    assert found == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
+    assert loss == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -236,8 +236,8 @@ def test_epsilon_keeps_the_order_where_condition_3_holds() -> None:
     assert np.ptp(minimiser(p, 0.5)) < 1e-3
     rng = np.random.default_rng(0)
     drawn = [(np.sort(rng.dirichlet(np.ones(4)))[::-1], rng.uniform()) for _ in range(12)]
-    held = [(p, 0.85), *(each for each in drawn if condition_3(*each))]
-    assert len(held) >= 5
-    for p, epsilon in held:
+    pairs = [(p, 0.85), *(pair for pair in drawn if condition_3(*pair))]
+    assert len(pairs) >= 5
+    for p, epsilon in pairs:
         scores = minimiser(p, epsilon)
         assert scores[0] > scores[1:].max() + 1e-3

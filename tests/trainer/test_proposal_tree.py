@@ -42,10 +42,11 @@ def nodes_of(tree: Proposal) -> Iterator[tuple[int, list[int], list[int]]]:
     leaves = tree.leaf_labels.tolist()
     for level in range(tree.depth):
         width = len(leaves) >> level
-        for place in range(1 << level):
-            below = leaves[place * width : (place + 1) * width]
-            left, right = ([y for y in half if y >= 0] for half in (below[: width // 2], below[width // 2 :]))
-            yield (1 << level) + place, left, right
+        for i in range(1 << level):
+            below = leaves[i * width : (i + 1) * width]
+            halves = below[: width // 2], below[width // 2 :]
+            left_labels, right_labels = ([y for y in half if y >= 0] for half in halves)
+            yield (1 << level) + i, left_labels, right_labels
 
 
 def objective(theta: np.ndarray, z: np.ndarray, towards: np.ndarray) -> float:
@@ -99,8 +100,8 @@ def test_subtrees_differ_by_a_label_at_most_and_probabilities_sum_to_one(labels:
     tree = fitted(z, labels_of, labels)
 
     assert tree.depth == {1: 0, 2: 1, 3: 2, 5: 3, 8: 3, 1000: 10}[labels]
-    for _, left, right in nodes_of(tree):
-        assert 0 <= len(left) - len(right) <= 1
+    for _, left_labels, right_labels in nodes_of(tree):
+        assert 0 <= len(left_labels) - len(right_labels) <= 1
     totals = np.exp(tree.all_log_probabilities(z[:20]).astype(np.float64)).sum(axis=1)
     np.testing.assert_allclose(totals, 1, atol=1e-5)
 
@@ -110,9 +111,10 @@ def test_the_tree_is_the_one_of_the_paper_node_by_node() -> None:
     tree = fitted(z, labels_of, 23)
 
     compared = 0
-    for _, left, right in nodes_of(tree):
-        if right:
-            assert (sorted(left), sorted(right)) == reference_split(z, labels_of, sorted(left + right))
+    for _, left_labels, right_labels in nodes_of(tree):
+        if right_labels:
+            split = reference_split(z, labels_of, sorted(left_labels + right_labels))
+            assert (sorted(left_labels), sorted(right_labels)) == split
             compared += 1
     assert compared == 22
 
@@ -121,17 +123,18 @@ def test_every_node_is_at_its_optimum() -> None:
     z, labels_of = clusters(200, 3000, 4)
     tree = fitted(z, labels_of, 200)
 
-    for node, left, right in nodes_of(tree):
-        if not right:
+    for node, left_labels, right_labels in nodes_of(tree):
+        if not right_labels:
             continue
-        mine = np.isin(labels_of, left + right)
-        towards = np.where(np.isin(labels_of[mine], right), 1.0, -1.0)
+        mine = np.isin(labels_of, left_labels + right_labels)
+        towards = np.where(np.isin(labels_of[mine], right_labels), 1.0, -1.0)
         theta = np.append(tree.weights[node], tree.biases[node]).astype(np.float64)
         reached = objective(theta, z[mine].astype(np.float64), towards)
         best = objective(ascend(theta, z[mine].astype(np.float64), towards), z[mine].astype(np.float64), towards)
         assert reached >= best - 1e-5 * (1 - best)
-        gains = {y: (z[labels_of == y].astype(np.float64) @ theta[:-1] + theta[-1]).sum() for y in left + right}
-        assert min(gains[y] for y in right) >= max(gains[y] for y in left) - 1e-4
+        labels = left_labels + right_labels
+        gains = {y: (z[labels_of == y].astype(np.float64) @ theta[:-1] + theta[-1]).sum() for y in labels}
+        assert min(gains[y] for y in right_labels) >= max(gains[y] for y in left_labels) - 1e-4
 
 
 def test_the_bias_of_a_node_without_features_by_hand() -> None:
@@ -247,8 +250,8 @@ def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None
     z = tree.project(every)
     assert z[:, 0].std() == pytest.approx(1, abs=0.2)
     probability = np.exp(tree.all_log_probabilities(z))
-    own = data.train.labels // 6 == group[data.train.queries]
-    assert own.all()
+    in_group = data.train.labels // 6 == group[data.train.queries]
+    assert in_group.all()
     mine = np.where(group[data.train.queries], probability[:, 6:].sum(axis=1), probability[:, :6].sum(axis=1))
     assert mine.min() > 0.9
 
@@ -258,8 +261,8 @@ def test_the_held_out_likelihood_of_two_labels_by_hand() -> None:
     labels_of, z = np.int32([1, 1, 0, 1, 0, 1, 1, 0, 1]), np.zeros((9, 1), np.float32)
     fold = np.random.default_rng(0).permutation(9) % 3
     expected = 0.0
-    for held in range(3):
-        ones = [labels_of[fold != held].sum(), labels_of[fold == held].sum()]
+    for held_out in range(3):
+        ones = [labels_of[fold != held_out].sum(), labels_of[fold == held_out].sum()]
         share = ones[0] / 6
         expected += ones[1] * np.log(share) + (3 - ones[1]) * np.log(1 - share)
 

@@ -21,8 +21,8 @@ from tests.trainer.conftest import Finished
 
 def modules() -> list[str]:
     """Every module of the trainer but those that need legacy Keras, another backend, or run when imported."""
-    found = pkgutil.walk_packages(longtail.trainer.__path__, "longtail.trainer.")
-    return [m.name for m in found if not m.name.startswith(("longtail.trainer.tfrs", "longtail.trainer.__main__"))]
+    packages = pkgutil.walk_packages(longtail.trainer.__path__, "longtail.trainer.")
+    return [m.name for m in packages if not m.name.startswith(("longtail.trainer.tfrs", "longtail.trainer.__main__"))]
 
 
 def examples_of(module: ModuleType) -> list[doctest.DocTest]:
@@ -30,8 +30,8 @@ def examples_of(module: ModuleType) -> list[doctest.DocTest]:
 
     The docstrings of tables stand in the source below them, where doctest does not look.
     """
-    found = [test for test in doctest.DocTestFinder(recurse=True).find(module) if test.examples]
-    return sorted(found, key=lambda test: test.name != module.__name__)
+    tests = [test for test in doctest.DocTestFinder(recurse=True).find(module) if test.examples]
+    return sorted(tests, key=lambda test: test.name != module.__name__)
 
 
 def run(tests: list[doctest.DocTest]) -> None:
@@ -122,7 +122,7 @@ def test_pairs_with_labels_missing_from_the_bundle_are_reported(
 
 def test_the_likelihood_of_a_bundle_is_measured_by_its_own_loss_alone(finished: Finished) -> None:
     """The recipe's scores are log-probabilities at λ = 0; the bundle's, of weight unit, at no λ."""
-    asked = ["loss.weight=importance", "evaluation.log_likelihood=true"]
+    overrides = ["loss.weight=importance", "evaluation.log_likelihood=true"]
     with pytest.warns(UserWarning, match="log_likelihood: left out, .* received one of softmax · .* whose ν is π"):
-        result = evaluate(finished.out, finished.recipe, overrides=asked)
+        result = evaluate(finished.out, finished.recipe, overrides=overrides)
     assert not any("log_likelihood" in point.metrics for point in result.curve)

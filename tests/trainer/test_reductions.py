@@ -26,9 +26,9 @@ def table(folder: Path, name: str, **columns: Any) -> Path:
 
 def named(dataset: Dataset, pairs: Pairs) -> dict[str, str]:
     queries, labels = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
-    kept = [(queries[query], labels[label]) for query, label in zip(pairs.queries, pairs.labels, strict=True)]
-    assert len(dict(kept)) == len(kept), "one label a query"
-    return dict(kept)
+    named_pairs = [(queries[query], labels[label]) for query, label in zip(pairs.queries, pairs.labels, strict=True)]
+    assert len(dict(named_pairs)) == len(named_pairs), "one label a query"
+    return dict(named_pairs)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def visits(epoch: int, *, seed: int = 0) -> np.ndarray:
 
 
 def test_an_epoch_visits_every_query_once_with_one_of_its_labels() -> None:
-    seen = visits(0)
+    visited = visits(0)
 
-    assert sorted(MANY.train.queries[seen].tolist()) == list(range(10))
-    assert MANY.train.queries[seen].tolist() != list(range(10)), "in shuffled order"
-    assert seen.tolist() == visits(0).tolist()
-    assert seen.tolist() != visits(1).tolist()
-    assert seen.tolist() != visits(0, seed=1).tolist()
+    assert sorted(MANY.train.queries[visited].tolist()) == list(range(10))
+    assert MANY.train.queries[visited].tolist() != list(range(10)), "in shuffled order"
+    assert visited.tolist() == visits(0).tolist()
+    assert visited.tolist() != visits(1).tolist()
+    assert visited.tolist() != visits(0, seed=1).tolist()
 
 
 def test_samples_are_uniform() -> None:

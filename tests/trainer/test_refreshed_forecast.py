@@ -111,8 +111,8 @@ def test_the_order_of_a_forecast_is_no_worse_than_recent_counts(law: str) -> Non
     labels, _ = pairs_of(law, 0, DAYS)
     counts_L = np.bincount(labels[-len(labels) // 10 :], minlength=LABELS)
     true_L = shares_of(law)[DAYS * STEPS : (DAYS + HORIZON) * STEPS].mean(axis=0)
-    found, recent = (true_L[np.argsort(-scores)[:20]].sum() for scores in (fitted(law).log_shares(), counts_L))
-    assert found > recent - 1e-9
+    forecast, recent = (true_L[np.argsort(-scores)[:20]].sum() for scores in (fitted(law).log_shares(), counts_L))
+    assert forecast > recent - 1e-9
 
 
 @pytest.mark.slow
@@ -125,11 +125,11 @@ def test_a_refresh_is_not_worse_than_none(law: str, days: float, refreshes: int)
     for gap, hours, share in SILENCES if of_hours and refreshes == 1 else [*SILENCES, *THIN]:
         now = DAYS + gap + hours / 24
         labels, times = pairs_of(law, DAYS + gap, now, share)
-        found = [
+        recalls = [
             [divergence(law, forecast, day, days) for forecast in (released, later)]
             for day, later in refreshed(released, labels, times, now, refreshes, days)
         ]
-        before, after = np.mean(found[-28:], axis=0)  # a single period of six hours may be any hour of any weekday
+        before, after = np.mean(recalls[-28:], axis=0)  # a single period of six hours may be any hour of any weekday
         table[gap, hours, share] = float(before), float(after)
 
     worse = {case: nats for case, nats in table.items() if nats[1] > 1.02 * nats[0] + 0.004}

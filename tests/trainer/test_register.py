@@ -197,7 +197,7 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
         for name, value in rows.items()
     ]
     offered.append(EntryPoint("gone", "shop.losses:gone", "longtail.weights"))
-    monkeypatch.setattr(register, "entry_points", lambda **wanted: EntryPoints(offered).select(**wanted))
+    monkeypatch.setattr(register, "entry_points", lambda **criteria: EntryPoints(offered).select(**criteria))
     for kind in register.GROUPS:
         for name in [name for name in register._TABLES[kind] if not register.is_ours(kind, name)]:
             del register._TABLES[kind][name]

@@ -128,7 +128,7 @@ def test_exposure_areas_are_named_unless_empty() -> None:
     _exposure(axes, [0, 0.5, 1], CURVE, 0.5, "λ", "2")
     assert [text.get_text() for text in axes.texts] == ["head", "torso", "tail", "new"]
     nothing = {f"exposure@2/{bucket}": Interval(value=0.0) for bucket in ("tail", "new")}
-    points = [each.model_copy(update={"metrics": each.metrics | nothing}) for each in CURVE]
+    points = [point.model_copy(update={"metrics": point.metrics | nothing}) for point in CURVE]
     axes = Figure().subplots()
     _exposure(axes, [0, 0.5, 1], points, 0.5, "λ", "2")
     assert [text.get_text() for text in axes.texts] == ["head", "torso"]
@@ -151,8 +151,8 @@ def test_report_has_the_price_of_recall() -> None:
 
 
 def test_dial_picture_has_three_panels_and_one_legend() -> None:
-    made = make_bundle()
-    bundle = replace(made, manifest=made.manifest.model_copy(update={"bias_removal": DIAL.bias_removal}))
+    plain = make_bundle()
+    bundle = replace(plain, manifest=plain.manifest.model_copy(update={"bias_removal": DIAL.bias_removal}))
     figure = plot_dial(bundle, k=2)
     assert [len(axes.get_lines()) for axes in figure.axes] == [6, 1, 2]
     assert figure.axes[2].get_lines()[0].get_ydata().tolist() == [0.25, 0.5, 0.375]

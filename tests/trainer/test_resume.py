@@ -71,8 +71,8 @@ def test_a_job_killed_in_its_refit_equals_an_uninterrupted_one(tmp_path: Path) -
     fit(recipe, tmp_path / "whole", overrides=SETTINGS)
 
     assert run("checkpoint", 2, recipe, killed) == -signal.SIGKILL
-    half, whole = sorted(path.name for path in (work / "refit").iterdir())
-    assert (half.startswith(".latest-1."), whole) == (True, "latest-0")
+    half, complete = sorted(path.name for path in (work / "refit").iterdir())
+    assert (half.startswith(".latest-1."), complete) == (True, "latest-0")
     assert not killed.exists()
     fit(recipe, killed, overrides=SETTINGS)
 

@@ -39,14 +39,16 @@ FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(("family", "sampler", "shown"), [("softmax", "in_batch", False), ("logistic", "full", True)])
-def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, shown: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "sampler", "impressions"), [("softmax", "in_batch", False), ("logistic", "full", True)]
+)
+def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, impressions: bool) -> None:
     """METHODS §3.1, label by label in NumPy: retrieved labels weigh 1, beside impressions."""
     loss: dict[str, Any] = {"family": family, "sampler": sampler, "hits": "mask"}
     loss |= {"retrieved_negatives": {"negatives": 2, "depth": 2}}
     job = tiny.recipe(
         data={"impressions": "shown"}, model={"label_bias": True, "temperature": 0.5},
-        loss=loss | ({"impressions": GAMMA} if shown else {}),
+        loss=loss | ({"impressions": GAMMA} if impressions else {}),
     )  # fmt: skip
     model = tiny.model(job, tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
     biases = np.linspace(-0.5, 0.5, L).astype(np.float32)
@@ -57,39 +59,39 @@ def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, shown:
     for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
         drawn = BATCH.labels if sampler == "in_batch" else np.arange(L)
         terms = [(other, 1.0) for other in drawn] + [(other, 1.0) for other in FOUND[row]]
-        terms = [(other, each) for other, each in terms + [(other, GAMMA) for other in SHOWN[row] if shown]
+        terms = [(other, factor) for other, factor in terms + [(other, GAMMA) for other in SHOWN[row] if impressions]
                  if other != label]  # fmt: skip
-        own = logits_BL[row, label]
+        positive_logit = logits_BL[row, label]
         if family == "softmax":
-            of_row = np.log1p(sum(each * np.exp(logits_BL[row, other] - own) for other, each in terms))
+            of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
         else:
             shift = -np.log(L)  # of `full` with unit weights: each of L labels once [METHODS §2]
-            of_row = np.log1p(np.exp(-own - shift))
-            of_row += sum(each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms)
+            of_row = np.log1p(np.exp(-positive_logit - shift))
+            of_row += sum(factor * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, factor in terms)
         expected += weigh * of_row / B
 
-    there = {"_retrieved": FOUND} | ({"_shown": SHOWN} if shown else {})
-    batch = tiny.batch(BATCH, **there, _pair=np.arange(B, dtype=np.int32))
+    columns = {"_retrieved": FOUND} | ({"_shown": SHOWN} if impressions else {})
+    batch = tiny.batch(BATCH, **columns, _pair=np.arange(B, dtype=np.int32))
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 
 
 def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retrieved:
     """Lists as if they had been searched."""
     config = RetrievedConfig(negatives=negatives)
-    made = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L))
-    made.lists_AK, made.list_of_N = np.array(lists, np.int32), np.int32(list_of_pair)
-    return made
+    term = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L))
+    term.lists_AK, term.list_of_N = np.array(lists, np.int32), np.int32(list_of_pair)
+    return term
 
 
-def drawn_of(found: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
-    return found.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
+def drawn_of(term: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
+    return term.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
 
 
 def test_entries_of_a_list_are_drawn_equally_often() -> None:
     """Of ten labels each with chance 4/10, best first."""
-    found = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
+    term = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
     rows = np.zeros(20_000, np.int64)
-    drawn = drawn_of(found, rows, np.full(len(rows), 99, np.int32))
+    drawn = drawn_of(term, rows, np.full(len(rows), 99, np.int32))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert not counts[:10].any(), "pair 0 has list 1"
     deviation = 4 * np.sqrt(20_000 * 0.4 * 0.6)
@@ -178,14 +180,14 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = Fals
 
     query = Encoding.fit(recipe, data).query
     assert recipe.loss.retrieved_negatives is not None
-    found = Retrieved(recipe, recipe.loss.retrieved_negatives, data)
+    term = Retrieved(recipe, recipe.loss.retrieved_negatives, data)
     embed = lambda rows: model.embed_queries(query.query_inputs(rows))  # noqa: E731
-    found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=within)
-    return found
+    term.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=within)
+    return term
 
 
-def sets_of(found: Retrieved, pairs: list[int]) -> list[set[int]]:
-    return [set(found.lists_AK[found.list_of_N[pair]].tolist()) - {-1} for pair in pairs]
+def sets_of(term: Retrieved, pairs: list[int]) -> list[set[int]]:
+    return [set(term.lists_AK[term.list_of_N[pair]].tolist()) - {-1} for pair in pairs]
 
 
 def test_retrieved_lists_exclude_labels_that_are_no_negatives(tmp_path: Path) -> None:
@@ -199,18 +201,18 @@ def test_retrieved_lists_exclude_labels_that_are_no_negatives(tmp_path: Path) ->
         label={"features": [tiny.ITEM, {"name": "kind", "kind": "id", "dim": 4}], "combine": "sum"}, loss=every
     )
     data = tiny.dataset(TRAIN, queries=4, labels=8, label_table=pa.table({"kind": list("abcdefgh")}))
-    chosen = [each - {6, 7} for each in others]
+    chosen = [labels - {6, 7} for labels in others]
     assert sets_of(lists_of(described, data, tmp_path / "described"), [0, 2, 4, 6]) == chosen
 
 
 def test_every_request_of_a_query_has_a_list(tmp_path: Path) -> None:
     """Query 0 has two requests with the same chosen labels."""
-    asked = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
-    asked = type(asked)(asked.queries, asked.labels, requests=np.int32([0, 1, 2, 2]))
-    data = tiny.dataset(asked, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
-    found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
-    assert found.list_of_N.tolist() == [0, 1, 2, 2]
-    assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
+    pairs = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
+    pairs = type(pairs)(pairs.queries, pairs.labels, requests=np.int32([0, 1, 2, 2]))
+    data = tiny.dataset(pairs, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
+    term = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
+    assert term.list_of_N.tolist() == [0, 1, 2, 2]
+    assert sets_of(term, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
 
 
 def test_lists_lost_within_an_epoch_stop_the_job(tmp_path: Path) -> None:

@@ -220,14 +220,14 @@ def test_repeats_are_dropped_within_each_split(tmp_path: Path) -> None:
     valid = parquet(tmp_path, "valid.parquet", user=["a", "a"], item=[2, 2], when=[6, 7], much=[1.0, 1])
     settings = {"valid": valid, "timestamp": "when", "weight": "much"}
 
-    kept, dropped = load(train, **settings), load(train, **settings, repeats="drop")
+    repeated, dropped = load(train, **settings), load(train, **settings, repeats="drop")
 
-    assert (len(kept.train), len(kept.valid)) == (5, 2)
+    assert (len(repeated.train), len(repeated.valid)) == (5, 2)
     assert named(dropped) == ["a-1", "a-2", "b-1"]
     assert dropped.train.times.tolist() == [2, 4, 5]
     assert dropped.train.weights.tolist() == [1, 5, 3]
     assert (len(dropped.valid), dropped.report.repeats) == (1, 3)
-    assert (len(kept.refit().train), len(dropped.refit().train)) == (7, 3)
+    assert (len(repeated.refit().train), len(dropped.refit().train)) == (7, 3)
 
 
 EVENTS = {"column": "event", "weights": {"view": 1, "cart": 3, "buy": 10, "hover": 0}}
@@ -257,15 +257,15 @@ def test_an_event_type_without_a_weight_is_a_bad_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "kept"),
+    ("since", "users"),
     [("2d", "bcd"), ("36h", "cd"), ("2025-01-03", "cd"), ("2025-01-03T01:00:00+02:00", "cd"), ("2025-01-04", "d")],
 )
-def test_rows_since_a_time(tmp_path: Path, since: str, kept: str) -> None:
+def test_rows_since_a_time(tmp_path: Path, since: str, users: str) -> None:
     dataset = load(events(tmp_path, *["view"] * 4), timestamp="when", since=since)
 
-    assert named(dataset) == [f"{user}-1" for user in kept]
-    assert dataset.report.early == 4 - len(kept)
-    assert dataset.query_ids.to_pylist() == list(kept)
+    assert named(dataset) == [f"{user}-1" for user in users]
+    assert dataset.report.early == 4 - len(users)
+    assert dataset.query_ids.to_pylist() == list(users)
 
 
 REFUSED = {

@@ -98,22 +98,22 @@ def test_draws_are_shared_by_the_batch_or_one_set_per_row(name: str) -> None:
 @pytest.mark.parametrize("labels", [5, 6, 200_000])
 def test_draws_without_replacement_differ(shape: tuple[int, int], labels: int) -> None:
     seed = keras.random.SeedGenerator(5)
-    made = np.concatenate([np.asarray(distinct(shape, labels, seed)) for _ in range(5)])
+    draws = np.concatenate([np.asarray(distinct(shape, labels, seed)) for _ in range(5)])
 
-    assert made.dtype == np.int32
-    assert made.min() >= 0
-    assert made.max() < labels
-    assert all(len(set(row)) == 5 for row in made.tolist())
-    assert len(np.unique(made, axis=0)) > 1
+    assert draws.dtype == np.int32
+    assert draws.min() >= 0
+    assert draws.max() < labels
+    assert all(len(set(row)) == 5 for row in draws.tolist())
+    assert len(np.unique(draws, axis=0)) > 1
 
 
 def test_every_ordered_choice_without_replacement_is_equally_likely() -> None:
     """5·4·3 of them, the references of one swap to another included."""
-    made = np.asarray(distinct((60_000, 3), 5, keras.random.SeedGenerator(6)))
+    draws = np.asarray(distinct((60_000, 3), 5, keras.random.SeedGenerator(6)))
 
-    found = np.unique(made @ [25, 5, 1], return_counts=True)[1]
-    assert len(found) == 60
-    assert ((found - 1000) ** 2 / 1000).sum() < 98.32, "the 99.9 % quantile of χ² with 59 degrees of freedom"
+    counts = np.unique(draws @ [25, 5, 1], return_counts=True)[1]
+    assert len(counts) == 60
+    assert ((counts - 1000) ** 2 / 1000).sum() < 98.32, "the 99.9 % quantile of χ² with 59 degrees of freedom"
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_every_ordered_choice_without_replacement_is_equally_likely() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_draws_follow_q(name: str, arguments: dict[str, float], q: list[float], shared: bool) -> None:
     size = 100_000
-    made = drawn(
+    draws = drawn(
         name, np.log([0.4, 0.35, 0.05, 0.2]), batch_size=10, negatives=size if shared else size // 10, shared=shared,
         **arguments,
     )  # fmt: skip
 
-    found, expected = np.bincount(made.ravel(), minlength=4), size * np.array(q)
-    chi_squared = ((found - expected) ** 2 / expected).sum()
+    counts, expected = np.bincount(draws.ravel(), minlength=4), size * np.array(q)
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
     assert chi_squared < 16.27, "the 99.9 % quantile of χ² with 3 degrees of freedom"
 
 
@@ -141,15 +141,15 @@ def test_draws_follow_q(name: str, arguments: dict[str, float], q: list[float], 
 def test_without_the_positive_draws_follow_q_given_another_label(name: str, q: list[float]) -> None:
     """q_y'/(1 − q_y) on the others. Popularity draws five times at most, so 0.35⁵ of its draws still hit."""
     size = 100_000
-    made = drawn(
+    draws = drawn(
         name, np.log([0.4, 0.35, 0.05, 0.2]), batch_size=10, negatives=size // 10, exclude_positive=True,
     )  # fmt: skip
 
-    found, others = np.bincount(made.ravel(), minlength=4), [0, 2, 3]
+    counts, others = np.bincount(draws.ravel(), minlength=4), [0, 2, 3]
     hits = {"uniform": 0, "popularity": 0.35**5}[name] * size
-    assert found[POSITIVE] == pytest.approx(hits, abs=4 * math.sqrt(hits))
-    expected = (size - found[POSITIVE]) * np.array(q)[others] / (1 - q[POSITIVE])
-    chi_squared = ((found[others] - expected) ** 2 / expected).sum()
+    assert counts[POSITIVE] == pytest.approx(hits, abs=4 * math.sqrt(hits))
+    expected = (size - counts[POSITIVE]) * np.array(q)[others] / (1 - q[POSITIVE])
+    chi_squared = ((counts[others] - expected) ** 2 / expected).sum()
     assert chi_squared < 13.82, "the 99.9 % quantile of χ² with 2 degrees of freedom"
 
 
@@ -157,11 +157,11 @@ def test_without_the_positive_draws_follow_q_given_another_label(name: str, q: l
 def test_every_row_excludes_its_own_positive(name: str) -> None:
     positive_B = np.int32([0, 1, 2, 1])
     sampler = SAMPLERS[name](SamplerSetup(LOG_PI, 4), negatives=2000, exclude_positive=True)
-    made = np.asarray(
+    draws = np.asarray(
         sampler.draw(keras.random.SeedGenerator(2), DrawContext(ops.convert_to_tensor(positive_B), {}, None))
     )
 
-    shares = (made[:, :, None] == np.arange(3)).mean(axis=1)
+    shares = (draws[:, :, None] == np.arange(3)).mean(axis=1)
     assert (shares[np.arange(4), positive_B] <= {"uniform": 0, "popularity": 0.05}[name]).all()
     assert (np.sort(shares, axis=1)[:, 1] > 0.2).all(), "both other labels come"
 

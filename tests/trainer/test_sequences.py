@@ -56,7 +56,7 @@ def shaken(model: Any) -> Any:
 
 def tensors(*columns: dict[str, np.ndarray]) -> dict[str, Any]:
     """What a compiled step makes of a batch, and one that is not would not."""
-    return {name: ops.convert_to_tensor(values) for each in columns for name, values in each.items()}
+    return {name: ops.convert_to_tensor(values) for group in columns for name, values in group.items()}
 
 
 def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
@@ -85,9 +85,9 @@ def test_an_entry_attends_only_to_earlier_entries(name: str) -> None:
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
     batch = encoding.query.pair_inputs(np.arange(16), np.random.default_rng(0), packed=True)
     before = embedded(model, batch)
-    place = int(batch["_history__last"][8])  # the third entry of query 2, pairs 5 to 10
+    slot = int(batch["_history__last"][8])  # the third entry of query 2, pairs 5 to 10
     changed = batch["history"].copy()
-    changed.flat[place] = 1 + changed.flat[place] % LABELS
+    changed.flat[slot] = 1 + changed.flat[slot] % LABELS
     moved = np.abs(embedded(model, batch | {"history": changed}) - before).max(axis=1) > 1e-4
     np.testing.assert_array_equal(np.flatnonzero(moved), [8, 9, 10])
 
@@ -96,7 +96,7 @@ def test_smoothing_adds_means_of_the_entries_so_far() -> None:
     """Two histories in a block: entries (8, 4), (2, 10), (5, 1), and (3, 7); then an empty place."""
     layer = Smoothing(2, [0.5, 1.0], name="smoothing")
     layer.gains.assign(np.array([[1.0, 2.0], [10.0, 20.0]]))
-    seen = AttentionMask.build(
+    mask = AttentionMask.build(
         ops.convert_to_tensor([[1, 1, 1, 2, 0]]), ops.convert_to_tensor([[0, 1, 2, 0, 0]]), with_previous=False
     )
     x_SPD = np.array([[[8, 4], [2, 10], [5, 1], [3, 7], [9, 9]]], np.float32)
@@ -107,7 +107,7 @@ def test_smoothing_adds_means_of_the_entries_so_far() -> None:
         [11 * 3, 22 * 7],
         [0, 0],
     ]
-    np.testing.assert_allclose(np.asarray(layer(ops.convert_to_tensor(x_SPD), seen))[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(layer(ops.convert_to_tensor(x_SPD), mask))[0], expected, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -125,8 +125,8 @@ def test_a_packed_step_is_a_step_of_padded_rows(name: str) -> None:
         after.append(
             [loss, *(np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables])]
         )
-    for one, other in zip(*after, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for packed_variable, padded_variable in zip(*after, strict=True):
+        np.testing.assert_allclose(packed_variable, padded_variable, atol=2e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -142,8 +142,8 @@ def test_a_batch_in_parts_is_a_step_of_the_whole(name: str) -> None:
         labels = {"_positive": dataset.train.labels[rows], "_weight": np.ones(8, np.float32)}
         model.train_step(tensors(batch, labels, {"_pair": rows.astype(np.int32)}))
         after.append([np.asarray(variable) for variable in [model.tables["item_id"].table, *model.dense_variables]])
-    for one, other in zip(*after, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for variable, other in zip(*after, strict=True):
+        np.testing.assert_allclose(variable, other, atol=2e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -173,13 +173,13 @@ def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was()
             batch for _, batch in epoch_batches(dataset.train, encoding.query, epoch=epoch, first=first, **arguments)
         ]
 
-    whole = batches(0, 0)
-    order = np.concatenate([batch["_pair"] for batch in whole])
+    every_batch = batches(0, 0)
+    order = np.concatenate([batch["_pair"] for batch in every_batch])
     np.testing.assert_array_equal(np.sort(order), np.arange(24))
     assert (np.diff(dataset.train.queries[order]) != 0).sum() == 5
-    for one, other in zip(whole[2:], batches(0, 2), strict=True):
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one)
+    for batch, other in zip(every_batch[2:], batches(0, 2), strict=True):
+        assert batch.keys() == other.keys()
+        assert all(np.array_equal(batch[name], other[name]) for name in batch)
     assert not np.array_equal(order, np.concatenate([batch["_pair"] for batch in batches(1, 0)]))
 
 
@@ -189,8 +189,8 @@ def test_queries_of_all_lengths_are_embedded_as_one_by_one() -> None:
     recipe, dataset = job(history("sasrec"), tiny.USER), data(lengths=lengths)
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
     inputs = encoding.query.query_inputs(np.arange(600, dtype=np.int32))
-    whole = np.asarray(model.towers.query(inputs))
-    np.testing.assert_allclose(model.embed_queries(inputs), whole, atol=2e-5)
+    together = np.asarray(model.towers.query(inputs))
+    np.testing.assert_allclose(model.embed_queries(inputs), together, atol=2e-5)
     assert sum(n == 0 for n in lengths) > 10
     no_queries = {name: column[:0] for name, column in inputs.items()}
     assert model.embed_queries(no_queries).shape == (0, 4)

@@ -91,8 +91,8 @@ def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
         logits_BL = (unit(mapped_BD) if similarity == "cosine" else mapped_BD) @ labels_LD.T / 0.5
         for row in np.flatnonzero(objective == OF_BATCH):
             label = BATCH.labels[row]
-            own = (TRAIN.queries == BATCH.queries[row]) & (TRAIN.objectives == objective)
-            masked = {label, *(TRAIN.labels[own] if hits == "mask_known" else [])}
+            same_objective = (TRAIN.queries == BATCH.queries[row]) & (TRAIN.objectives == objective)
+            masked = {label, *(TRAIN.labels[same_objective] if hits == "mask_known" else [])}
             others = [other for other in range(L) if other not in masked]
             loss = np.log1p(sum(np.exp(logits_BL[row, other] - logits_BL[row, label]) for other in others))
             expected += BATCH.weights[row] * loss / B
@@ -109,7 +109,7 @@ def test_a_mixed_batch_costs_the_sum_of_each_objective_s_loss_by_its_map(
 def test_objectives_begin_as_the_plain_model(similarity: str) -> None:
     """Their maps are the identity: embeddings and loss to the bit, and a step moves the tables alike."""
     descent = {"embeddings": "sgd", "dense": "sgd"}
-    equal = {name: each | {"weight": 1, "export": 1} for name, each in OBJECTIVES.items()}
+    equal = {name: section | {"weight": 1, "export": 1} for name, section in OBJECTIVES.items()}
     sections = {"model": {"similarity": similarity}, "optimizer": descent}
     data = tiny.dataset(TRAIN, queries=4, labels=L)
     plain = tiny.model(tiny.recipe(**sections), data, batch_size=B)
@@ -132,9 +132,9 @@ def test_one_vector_scores_the_weighted_sum_of_the_objectives(similarity: str) -
     scatter_maps(model)
     tower_BD, labels_LD = rows(model, "user_id", np.arange(1, 5)), model.embed_labels()
     mapped = [tower_BD @ matrix for matrix in maps_of(model)]
-    mapped = [unit(each) for each in mapped] if similarity == "cosine" else mapped
+    mapped = [unit(vectors_BD) for vectors_BD in mapped] if similarity == "cosine" else mapped
 
-    expected_BL = sum(0.5 * each @ labels_LD.T for each in mapped)
+    expected_BL = sum(0.5 * vectors_BD @ labels_LD.T for vectors_BD in mapped)
     served_BD = model.embed_queries({"user_id": np.arange(1, 5, dtype=np.int32)})
     np.testing.assert_allclose(served_BD @ labels_LD.T, expected_BL, rtol=1e-4, atol=1e-6)
 
@@ -149,8 +149,8 @@ def test_repeats_are_of_a_pair_and_its_objective() -> None:
     """A label that was clicked twice and bought once is two pairs."""
     log = tiny.pairs((0, 1), (0, 1), (0, 1), weights=[1, 2, 3])
     assert keep_latest(log).weights.tolist() == [3]
-    kept = keep_latest(replace(log, objectives=np.int32([0, 1, 0])))
-    assert (kept.objectives.tolist(), kept.weights.tolist()) == ([1, 0], [2, 3])
+    latest = keep_latest(replace(log, objectives=np.int32([0, 1, 0])))
+    assert (latest.objectives.tolist(), latest.weights.tolist()) == ([1, 0], [2, 3])
 
 
 # Two groups of users; each clicks three labels of its half of the catalogue and buys the other three of it.
@@ -225,9 +225,9 @@ def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
     carried = WarmStart.read(shop / "bundle").carry_over(model, encoding.vocabularies, data.label_ids)
     assert carried.skipped == {}
     assert carried.dense == ["query/0.ObjectiveMaps.click", "query/0.ObjectiveMaps.purchase"]
-    places = [np.argsort(np.array(ids.to_pylist(), int)) for ids in (data.query_ids, data.label_ids)]
-    queries_BD = model.embed_queries(encoding.query.query_inputs(places[0].astype(np.int32)))
-    return queries_BD @ model.embed_labels()[places[1]].T
+    orders = [np.argsort(np.array(ids.to_pylist(), int)) for ids in (data.query_ids, data.label_ids)]
+    queries_BD = model.embed_queries(encoding.query.query_inputs(orders[0].astype(np.int32)))
+    return queries_BD @ model.embed_labels()[orders[1]].T
 
 
 def test_bundles_serve_and_describe_the_weighted_sum(shop: Path) -> None:
@@ -242,17 +242,17 @@ def test_bundles_serve_and_describe_the_weighted_sum(shop: Path) -> None:
     assert np.linalg.norm(queries_BD, axis=1).max() < 0.95
     assert bundle.manifest.bias_removal.noise.endswith(", of all objectives' pairs")
 
-    found = json.loads((shop / "bundle" / "metrics.json").read_text())["objectives"]
-    assert {name: (each["share"], each["split"]) for name, each in found.items()} == {
+    figures = json.loads((shop / "bundle" / "metrics.json").read_text())["objectives"]
+    assert {name: (figure["share"], figure["split"]) for name, figure in figures.items()} == {
         "click": (0.5, "valid"), "purchase": (0.5, "valid"),
     }  # fmt: skip
-    assert found["click"]["pairs"] + found["purchase"]["pairs"] <= 43, "a tenth of 432 pairs"
-    assert 0 < found["click"]["low"] <= found["click"]["value"] <= found["click"]["high"] <= 1
-    assert found["click"]["in_words"].startswith(f"0.5 of the score; recall@3 {found['click']['value']:.4f} of ")
+    assert figures["click"]["pairs"] + figures["purchase"]["pairs"] <= 43, "a tenth of 432 pairs"
+    assert 0 < figures["click"]["low"] <= figures["click"]["value"] <= figures["click"]["high"] <= 1
+    assert figures["click"]["in_words"].startswith(f"0.5 of the score; recall@3 {figures['click']['value']:.4f} of ")
     assert "Objective purchase" in (shop / "bundle" / "report.html").read_text()
     screen = (shop / "screen.txt").read_text()
     assert re.search(r"Objectives, by training pairs: click \d+, purchase \d+\n", screen)
-    assert f"Objective click: {found['click']['in_words']}" in screen
+    assert f"Objective click: {figures['click']['in_words']}" in screen
 
 
 def test_pairs_have_the_objective_and_weight_of_their_event(shop: Path) -> None:
@@ -265,9 +265,10 @@ def test_pairs_have_the_objective_and_weight_of_their_event(shop: Path) -> None:
     assert set(data.train.weights) == {2.0}
     assert read_dataset(replace_weight(job, 5)).train.weights.max() == 5
 
-    known = KnownPositives.collect(data.train)
+    positives = KnownPositives.collect(data.train)
     ((_, batch),) = epoch_batches(
-        data.train, Encoding.fit(job, data).query, [known, ByObjective(data.train)], batch_size=200, seed=0, epoch=0,
+        data.train, Encoding.fit(job, data).query, [positives, ByObjective(data.train)],
+        batch_size=200, seed=0, epoch=0,
     )  # fmt: skip
     np.testing.assert_array_equal(batch["_objective"], data.train.objectives[batch["_pair"]])
     for row in range(5):

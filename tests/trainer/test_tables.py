@@ -32,12 +32,12 @@ def interactions(path: Path, **changes: Any) -> dict[str, list[object]]:
     """Return the pairs of `train`, by query, then time or place in the file; what is wrong with them is raised."""
     dataset = load_dataset(data(path, **changes), seed=0)
     pairs = dataset.train
-    found = {
+    columns = {
         "query": [dataset.query_ids[row].as_py() for row in pairs.queries.tolist()],
         "label": [dataset.label_ids[row].as_py() for row in pairs.labels.tolist()],
     }
-    found |= {} if pairs.times is None else {"time": pairs.times.tolist()}
-    return found | ({} if pairs.weights is None else {"weight": pairs.weights.tolist()})
+    columns |= {} if pairs.times is None else {"time": pairs.times.tolist()}
+    return columns | ({} if pairs.weights is None else {"weight": pairs.weights.tolist()})
 
 
 PAIRS = {"query": ["u1", "u1", "u2"], "label": ["7", "8", "8"]}

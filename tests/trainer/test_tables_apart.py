@@ -72,8 +72,8 @@ def test_readers_of_a_large_table_find_its_rows(tmp_path: Path, features: list[d
         tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}
     )
     train, past = trained.dataset.with_past(trained.dataset.train, trained.dataset.train)
-    made = to_bundle(trained, train, np.arange(4), past, Dial(BiasRemoval(default=0)), {}, tmp_path)
-    bundle = made.write(tmp_path / "bundle")
+    draft = to_bundle(trained, train, np.arange(4), past, Dial(BiasRemoval(default=0)), {}, tmp_path)
+    bundle = draft.write(tmp_path / "bundle")
 
     for name in trained.model.towers.tables:
         assert np.array_equal(np.load(bundle.tables[name]), rows_of(trained, name))
@@ -81,8 +81,8 @@ def test_readers_of_a_large_table_find_its_rows(tmp_path: Path, features: list[d
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     assert {entry.value for entry in entries} == {f"tables/{name}.npy" for name in read.split()}
     inputs = trained.encoding.query.query_inputs(np.arange(4, dtype=np.int32))
-    found = onnx_session(bundle.query_model, "query_tower.onnx").run(None, inputs)[0]
-    np.testing.assert_allclose(found, trained.model.embed_queries(inputs), atol=1e-5)
+    embedded = onnx_session(bundle.query_model, "query_tower.onnx").run(None, inputs)[0]
+    np.testing.assert_allclose(embedded, trained.model.embed_queries(inputs), atol=1e-5)
 
 
 @pytest.mark.usefixtures("every_table")
@@ -99,13 +99,13 @@ def test_a_job_s_bundle_holds_each_table_once(finished: Finished, tmp_path: Path
     again = evaluate(tmp_path / "bundle", finished.recipe)
     assert again.value("recall@5", bias_removal=0.5) == evaluate(finished.out).value("recall@5", bias_removal=0.5)
 
-    one, other = WarmStart.read(tmp_path / "bundle"), WarmStart.read(finished.out)
-    assert sorted(one.weights) == sorted(other.weights)
-    for name, weight in other.weights.items():
-        np.testing.assert_allclose(one.weights[name], weight, atol=1e-6, err_msg=name)
+    from_bundle, from_job = WarmStart.read(tmp_path / "bundle"), WarmStart.read(finished.out)
+    assert sorted(from_bundle.weights) == sorted(from_job.weights)
+    for name, weight in from_job.weights.items():
+        np.testing.assert_allclose(from_bundle.weights[name], weight, atol=1e-6, err_msg=name)
     files = json.loads((tmp_path / "bundle" / "manifest.json").read_text())["files"]
-    assert all(files[f"tables/{name}.npy"]["sha256"] in one.sha256 for name in bundle.tables)
-    assert other.sha256 == before.manifest.files["weights.npz"].sha256
+    assert all(files[f"tables/{name}.npy"]["sha256"] in from_bundle.sha256 for name in bundle.tables)
+    assert from_job.sha256 == before.manifest.files["weights.npz"].sha256
 
 
 def test_tables_from_a_mebibyte_on_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_tables_from_a_mebibyte_on_have_a_file_of_their_own(tmp_path: Path, monk
     item = trained.model.towers.tables["item_id"]
     assert not export_towers(trained, tmp_path)[1]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", item.rows * item.dim * 4)
-    _, found = export_towers(trained, tmp_path)
-    assert sorted(found) == ["item_id", "pairs-query-seen", "user_id"]
+    _, tables = export_towers(trained, tmp_path)
+    assert sorted(tables) == ["item_id", "pairs-query-seen", "user_id"]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", (item.rows + 1) * item.dim * 4)
     assert sorted(export_towers(trained, tmp_path / "work")[1]) == ["user_id"]
 
@@ -143,5 +143,5 @@ def test_large_tables_of_any_model_are_moved_to_files(tmp_path: Path) -> None:
         "history__weight": np.array([[1, 1], [0.5, 0]], np.float32),
     }
     (expected,) = onnx_session(model, "tower").run(None, inputs)
-    (found,) = onnx_session(tmp_path / "query_tower.onnx", "tower").run(None, inputs)
-    assert np.array_equal(found, expected)
+    (output,) = onnx_session(tmp_path / "query_tower.onnx", "tower").run(None, inputs)
+    assert np.array_equal(output, expected)

@@ -24,12 +24,12 @@ TOP = {Setting(0.0): np.int32([[0, 1], [2, 3], [1, -1]]), Setting(1.0): np.int32
 WANTED = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 0)]
 
 
-def found() -> HitsByLabel:
-    made = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+def counted_hits() -> HitsByLabel:
+    hits = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     queries, labels = np.array(WANTED).T
     for setting, top_NK in TOP.items():
-        made.count_hits(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
-    return made
+        hits.count_hits(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
+    return hits
 
 
 def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
@@ -43,26 +43,26 @@ def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
     }
 
     for prior, (values, covered) in expected.items():
-        recalls, share = found().recall(prior)
+        recalls, share = counted_hits().recall(prior)
         assert [measured.setting for measured in recalls] == list(TOP)
         assert [measured.recall.value for measured in recalls] == pytest.approx(values)
         assert all(measured.recall.low <= measured.recall.value <= measured.recall.high for measured in recalls)
         assert share == pytest.approx(covered)
-    assert found().best("train") == (Setting(1.0), pytest.approx(4 / 6))
-    assert found().best("uniform") == (Setting(0.0), pytest.approx(14 / 26))
+    assert counted_hits().best("train") == (Setting(1.0), pytest.approx(4 / 6))
+    assert counted_hits().best("uniform") == (Setting(0.0), pytest.approx(14 / 26))
 
 
 def test_figures_survive_a_bundle(tmp_path: Path) -> None:
-    made = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
+    hits = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     few = Positives.of(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
-    made.count_hits(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
-    (tmp_path / FILE).write_bytes(made.to_bytes())
+    hits.count_hits(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
+    (tmp_path / FILE).write_bytes(hits.to_bytes())
     again = HitsByLabel.read(tmp_path)
 
     assert again.ids.to_pylist() == ["a", "c"]
     assert (again.k, again.theory) == (2, {"uniform": Setting(0.0)})
     for prior in ("train", "uniform"):
-        assert again.recall(prior) == made.recall(prior)
+        assert again.recall(prior) == hits.recall(prior)
     assert again.recall("uniform")[1] == 0.5
     assert again.recall("train")[1] == pytest.approx(0.625)
     with pytest.raises(DataError, match=f"expected {FILE}, which longtail-train fit writes where it validates"):
@@ -80,16 +80,16 @@ def test_figures_survive_a_bundle(tmp_path: Path) -> None:
 def test_invalid_prior_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "market.csv").write_text(content)
     with pytest.raises(DataError, match=message):
-        found().recall(str(tmp_path / "market.csv"))
+        counted_hits().recall(str(tmp_path / "market.csv"))
     with pytest.raises(DataError, match="expected train, uniform, or a file with columns label and share, received "):
-        found().recall(str(tmp_path / "nowhere.csv"))
+        counted_hits().recall(str(tmp_path / "nowhere.csv"))
 
 
 def test_valid_pairs_predict_recall_under_label_shift() -> None:
     """Pairs of a known p(x|y), some with labels drawn by π and some uniformly: the first, reweighed, have the recall of
     the second at every λ, and the λ that is best there, 0, is neither the first's own, 1, nor looked up."""
     rng = np.random.default_rng(0)
-    labels, kinds, each, k = 60, 200, 200_000, 5
+    labels, kinds, pairs, k = 60, 200, 200_000, 5
     pi_L = 1 / np.arange(1, labels + 1) ** 1.2
     pi_L /= pi_L.sum()
     of_label_LX = rng.gamma(0.08, size=(labels, kinds))
@@ -98,9 +98,9 @@ def test_valid_pairs_predict_recall_under_label_shift() -> None:
     scores_XL = np.log(joint_XL / joint_XL.sum(axis=1, keepdims=True) + 1e-12) - np.log(pi_L)
 
     def drawn(prior_L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        chosen = rng.choice(labels, each, p=prior_L)
+        chosen = rng.choice(labels, pairs, p=prior_L)
         cumulative_LX = of_label_LX.cumsum(axis=1)
-        kinds_N = (rng.random(each)[:, None] > cumulative_LX[chosen]).sum(axis=1)
+        kinds_N = (rng.random(pairs)[:, None] > cumulative_LX[chosen]).sum(axis=1)
         return np.minimum(kinds_N, kinds - 1), chosen
 
     grid = np.arange(0, 1.25, 0.25)
@@ -109,8 +109,8 @@ def test_valid_pairs_predict_recall_under_label_shift() -> None:
     valid, test = drawn(pi_L), drawn(np.full(labels, 1 / labels))
     for strength in grid:
         top_XK = np.argsort(-(scores_XL + strength * np.log(pi_L)), axis=1)[:, :k].astype(np.int32)
-        wanted = Positives.of(np.arange(each), valid[1], queries=each, labels=labels)
-        counted.count_hits(Setting(float(strength)), top_XK[valid[0]], wanted)
+        positives = Positives.of(np.arange(pairs), valid[1], queries=pairs, labels=labels)
+        counted.count_hits(Setting(float(strength)), top_XK[valid[0]], positives)
         shifted.append((top_XK[test[0]] == test[1][:, None]).any(axis=1).mean())
 
     recalls, covered = counted.recall("uniform")
@@ -138,17 +138,19 @@ def test_job_uses_the_target_prior(loss: list[str], theory: Setting, noise: str,
     recipe = tiny.write_job(tmp_path)
     overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]
     bundle = fit(recipe, tmp_path / "out", overrides=overrides)
-    kept = HitsByLabel.read(tmp_path / "out")
-    asked = {Setting(float(at)) for at in (0, 0.5, 1)}
+    stored = HitsByLabel.read(tmp_path / "out")
+    settings = {Setting(float(at)) for at in (0, 0.5, 1)}
     if loss:
-        asked = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
+        settings = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
 
     history = json.loads((tmp_path / "out" / "history.json").read_text())
-    assert max(history["metrics"].values()) == pytest.approx(kept.best("uniform")[1]), "epochs are chosen by it too"
+    assert max(history["metrics"].values()) == pytest.approx(stored.best("uniform")[1]), "epochs are chosen by it too"
     assert bundle.manifest.bias_removal.noise == noise
-    assert set(kept.hits) == asked
-    assert kept.theory["uniform"] == theory
-    assert kept.best("uniform")[0] == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+    assert set(stored.hits) == settings
+    assert stored.theory["uniform"] == theory
+    assert stored.best("uniform")[0] == Setting(
+        bundle.manifest.bias_removal.default, bundle.manifest.popularity.default
+    )
     assert bundle.manifest.bias_removal.chosen_by == "target prior uniform and valid recall@5"
     assert evaluate(tmp_path / "out").value() > 0, "what is served is a point of the curve"
     assert evaluate(tmp_path / "out", recipe, overrides=overrides).value() == evaluate(tmp_path / "out").value()
@@ -161,7 +163,7 @@ def test_job_uses_the_target_prior(loss: list[str], theory: Setting, noise: str,
     report = (tmp_path / "out" / "report.html").read_text()
     assert (
         "<dt>Best if all labels are chosen equally often</dt>"
-        f"<dd>{kept.best('uniform')[0]} (theory: {theory}), recall@5" in report
+        f"<dd>{stored.best('uniform')[0]} (theory: {theory}), recall@5" in report
     )
 
 

@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_trains_as_the_best_temperature(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     chosen = fit(recipe, tmp_path / "auto", overrides=AUTO)
-    tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
+    tried = {float(name): metric for name, metric in json.loads(chosen.reports["history.json"])["temperatures"].items()}
     best = max(tried, key=tried.__getitem__)
     at = search.TEMPERATURES.index(best)
     assert {*search.TEMPERATURES[max(at - 1, 0) : at + 2]} <= {*tried}
@@ -50,10 +50,10 @@ def test_auto_compares_temperatures_under_the_target_prior(tmp_path: Path) -> No
     recipe = tiny.write_job(tmp_path)
     overrides = [*AUTO, "evaluation.target_prior=uniform", "training.epochs=1"]
     chosen = fit(recipe, tmp_path / "auto", overrides=overrides)
-    tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
-    temperature, found = min(tried.items(), key=lambda each: each[1])  # a short run of one epoch is the whole run
+    tried = {float(name): metric for name, metric in json.loads(chosen.reports["history.json"])["temperatures"].items()}
+    temperature, metric = min(tried.items(), key=lambda item: item[1])  # a short run of one epoch is the whole run
     fit(recipe, tmp_path / "worst", overrides=[*overrides, f"model.temperature={temperature}"])
-    assert HitsByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(found)
+    assert HitsByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(metric)
 
 
 def test_auto_skips_temperatures_that_diverge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +65,10 @@ def test_auto_skips_temperatures_that_diverge(tmp_path: Path, monkeypatch: pytes
         return train(recipe, *arguments, **more)
 
     monkeypatch.setattr(search, "train", diverging)
-    made = fit(tiny.write_job(tmp_path), tmp_path / "out", overrides=AUTO)
-    tried = json.loads(made.reports["history.json"])["temperatures"]
+    finished = fit(tiny.write_job(tmp_path), tmp_path / "out", overrides=AUTO)
+    tried = json.loads(finished.reports["history.json"])["temperatures"]
     assert (tried["0.12"], tried["0.3"]) == (0, 0)
-    assert json.loads(made.reports["recipe.json"])["model"]["temperature"] == 0.2
+    assert json.loads(finished.reports["recipe.json"])["model"]["temperature"] == 0.2
 
 
 @pytest.mark.parametrize("best", [0, 8, 9, 11, TEMPERATURES.index(0.8), len(TEMPERATURES) - 1])
@@ -80,7 +80,7 @@ def test_auto_goes_on_from_the_ends_of_its_range(
 
     runs: list[float] = []
 
-    def found(recipe, *_, epochs, **__):  # type: ignore[no-untyped-def]
+    def train(recipe, *_, epochs, **__):  # type: ignore[no-untyped-def]
         if epochs == 5:
             raise EndedError
         runs.append(recipe.model.temperature)
@@ -90,8 +90,8 @@ def test_auto_goes_on_from_the_ends_of_its_range(
         history = TrainingHistory([1.0], {1: distance / 10}, 1, missed={1: distance / 100})
         return type("Trained", (), {"history": history, "recipe": recipe})
 
-    monkeypatch.setattr(search, "train", found)
-    monkeypatch.setattr("longtail.trainer.job.train", found)
+    monkeypatch.setattr(search, "train", train)
+    monkeypatch.setattr("longtail.trainer.job.train", train)
     recipe = tiny.write_job(tmp_path)
     for _ in range(2):  # the second time, all that was tried is known
         with pytest.raises(EndedError):

@@ -77,7 +77,7 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
     if sampler.refresh is not None:
         sampler.refresh(LabelTable(EMBEDDINGS, None, 1.0))
     never = name == "minimum_variance" or "exclude_positive" in arguments
-    asked = [(TopK(**counts, never_the_positive=never), group_L) for counts, group_L in (WHOLE, BY_BUCKET)]
+    thresholds = [(TopK(**counts, never_the_positive=never), group_L) for counts, group_L in (WHOLE, BY_BUCKET)]
     seed, queries_BD = keras.random.SeedGenerator(1), ops.convert_to_tensor(np.tile(QUERY, (ROWS, 1)))
 
     def visit(batch: dict[str, Any]) -> Any:
@@ -97,19 +97,19 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
         m = candidates.shape[-1] - sampler.in_batch
         multiplicity_BM = multiplicity(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
         after = []
-        for (top_k, group_L), state_BS in zip(asked, batch["states"], strict=True):
+        for (top_k, group_L), state_BS in zip(thresholds, batch["states"], strict=True):
             queries = QueryStates(state_BS, ops.take(group_L, positive_B), ops.take(group_L, candidates))
             after.append(top_k.row_state(queries, ops.take(SCORES, positive_B), negative_BM, multiplicity_BM, m=m)[1])
         return after
 
     compiled = backend.compile_step(visit, [seed.state, *sampler.variables])
-    states = [ops.zeros((ROWS, len(top_k.k_G) + 2)) for top_k, _ in asked]
+    states = [ops.zeros((ROWS, len(top_k.k_G) + 2)) for top_k, _ in thresholds]
     # A sampler that never draws the positive is asked about the highest label: one that is not counted is missed then.
     positives = np.full((VISITS, ROWS), SCORES.argmax()) if never else RNG.choice(L, (VISITS, ROWS), p=PI)
     for positive_B in positives.astype(np.int32):
         states = compiled({"states": states, "positive": positive_B})
 
-    for (top_k, group_L), state_BS in zip(asked, states, strict=True):
+    for (top_k, group_L), state_BS in zip(thresholds, states, strict=True):
         for group, k in enumerate(top_k.k_G):
             found_B = ops.convert_to_numpy(state_BS)[:, group]
             true = np.sort(SCORES[group_L == group])[-k]
@@ -126,7 +126,7 @@ def test_losses_are_weighted_by_the_margin_over_beta(family: str) -> None:
     )  # fmt: skip
     plain = Objective(family, "importance", regularizer=0.1)
     config = TopKConfig(k=1, temperature=0.5)
-    held = replace(plain, terms=(WeighByTopK(tiny.recipe(), config, DATA),))
+    weighted = replace(plain, terms=(WeighByTopK(tiny.recipe(), config, DATA),))
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
@@ -140,12 +140,12 @@ def test_losses_are_weighted_by_the_margin_over_beta(family: str) -> None:
         weight_B = 1 / (1 + np.exp(-(logits.positive_B - beta_B) / 0.5))
         return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
 
-    np.testing.assert_allclose(losses(held, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
+    np.testing.assert_allclose(losses(weighted, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
     if LOSSES[family].stateful:
         return  # η moves with the positive, and has no gradient
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
-        losses_B = held(logits._replace(positive_B=rows[0], rows={"beta": ops.convert_to_tensor(beta_B)}))
+        losses_B = weighted(logits._replace(positive_B=rows[0], rows={"beta": ops.convert_to_tensor(beta_B)}))
         return ops.sum(losses_B), losses_B
 
     _, (gradient_B,), _ = backend.value_and_gradients(total, [ops.convert_to_tensor(positive_B)], [])
@@ -172,8 +172,8 @@ def step_of(top_k: dict[str, Any], *, parts: int = 1) -> tuple[Any, np.ndarray]:
 
 
 def states(model: Any) -> np.ndarray:
-    (found,) = (variable for variable in model.train_step.variables if variable.name == "top_k")
-    return np.asarray(ops.convert_to_numpy(found))
+    (state,) = (variable for variable in model.train_step.variables if variable.name == "top_k")
+    return np.asarray(ops.convert_to_numpy(state))
 
 
 def softmax(logits_L: np.ndarray, label: int) -> float:
@@ -186,8 +186,8 @@ def test_a_step_by_hand(parts: int) -> None:
     """At the first visit β is the upper quantile of a normal distribution. Query 0 is in both of two parts."""
     model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
     order = np.array([0, 3, 5, 1, 4, 2])
-    rows, asked = TRAIN.take(order), ASKED[order]
-    loss = float(model.train_step(tiny.batch(rows, _request=asked)))
+    rows, requests = TRAIN.take(order), ASKED[order]
+    loss = float(model.train_step(tiny.batch(rows, _request=requests)))
 
     quantile = 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
     beta_Q = logits_QL.mean(axis=1) + quantile * logits_QL.std(axis=1)
@@ -259,15 +259,15 @@ def test_batches_hold_the_request_of_every_row() -> None:
     settings: dict[str, Any] = {"batch_size": 6, "seed": 0, "epoch": 0, "first": 0}
     ((_, batch),) = epoch_batches(DATA.train, features, [kept_of(DATA)], **settings)
     several = replace(DATA.train, objectives=np.int32([0, 1, 0, 0, 1, 1]))
-    kept = kept_of(replace(DATA, train=several))
-    ((_, apart),) = epoch_batches(several, features, [kept], **settings)
+    term = kept_of(replace(DATA, train=several))
+    ((_, mixed),) = epoch_batches(several, features, [term], **settings)
 
     np.testing.assert_array_equal(batch["_request"], DATA.train.queries[batch["_pair"]])
     np.testing.assert_array_equal(
-        apart["_request"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
+        mixed["_request"], 2 * several.queries[mixed["_pair"]] + several.objectives[mixed["_pair"]]
     )
-    assert (batch["_request"].dtype, apart["_request"].dtype) == (np.int32, np.int32)
-    assert kept.variables[0].shape == (6, 3)
+    assert (batch["_request"].dtype, mixed["_request"].dtype) == (np.int32, np.int32)
+    assert term.variables[0].shape == (6, 3)
     ((_, plain),) = epoch_batches(DATA.train, features, **settings)
     assert "_request" not in plain
 
@@ -338,8 +338,8 @@ def test_top_k_ranks_no_worse_than_the_plain_loss(loss: dict[str, Any], bias_rem
     everywhere, plain = np.ones(300, bool), ranked(loss, bias_removal)
     for top_k, k, among_L in (({"k": 20}, 20, everywhere), ({"k": {"tail": 50}}, 50, tail_L)):
         p_QL = PREFER[:, among_L]
-        held = ranked(loss | {"top_k": top_k}, bias_removal)
-        best = [np.argsort(-scores[:, among_L], axis=1)[:, :k] for scores in (held, plain)]
+        weighted = ranked(loss | {"top_k": top_k}, bias_removal)
+        best = [np.argsort(-scores[:, among_L], axis=1)[:, :k] for scores in (weighted, plain)]
         held_Q, plain_Q = (np.take_along_axis(p_QL, best_Qk, axis=1).sum(axis=1) for best_Qk in best)
         more_Q = (held_Q - plain_Q) / p_QL.sum(axis=1)
         assert more_Q.mean() > -2 * more_Q.std() / np.sqrt(40)

@@ -61,8 +61,8 @@ def test_exported_towers_have_no_dropout(tmp_path: Path) -> None:
     write_onnx(towers, ["query"], tmp_path)
 
     session = onnxruntime.InferenceSession(tmp_path / "query.onnx", providers=["CPUExecutionProvider"])
-    found = session.run(None, INPUTS)[0]
-    np.testing.assert_allclose(found, np.asarray(towers.query(INPUTS)), rtol=1e-5)
+    output = session.run(None, INPUTS)[0]
+    np.testing.assert_allclose(output, np.asarray(towers.query(INPUTS)), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("eager")
@@ -78,16 +78,16 @@ def test_every_step_draws_fresh_masks_for_both_towers() -> None:
         )
         model = tiny.model(job, data, batch_size=3)
         before = model.embed_queries({"user_id": np.int32([1, 2, 3])})
-        found = [float(model.train_step(tiny.batch(data.train))) for _ in range(2)]
+        values = [float(model.train_step(tiny.batch(data.train))) for _ in range(2)]
         np.testing.assert_array_equal(model.embed_queries({"user_id": np.int32([1, 2, 3])}), before)
-        return found
+        return values
 
     plain = losses()
     assert plain[0] == plain[1]
     for rates in ({"query": 0.5}, {"label": 0.5}):
-        one, other = losses(**rates)
-        assert len({one, other, plain[0]}) == 3
-        assert losses(**rates) == [one, other]
+        first, second = losses(**rates)
+        assert len({first, second, plain[0]}) == 3
+        assert losses(**rates) == [first, second]
 
 
 def numpy_dense(x: np.ndarray, layer: keras.layers.Dense) -> np.ndarray:
@@ -112,9 +112,9 @@ def test_a_vector_is_normalised_projected_and_replaced_where_it_is_missing() -> 
     np.testing.assert_array_equal(absent.vector, [0, 0, 0])
     absent.vector.assign([7, 8, 9])
 
-    found = tower({"image": np.float32([[3, 4], [0, 0], [5, 0]]), "image__missing": np.float32([0, 0, 1])})
+    output = tower({"image": np.float32([[3, 4], [0, 0], [5, 0]]), "image__missing": np.float32([0, 0, 1])})
     unit = np.array([[0.6, 0.8], [0, 0]])
-    np.testing.assert_allclose(np.asarray(found), [*numpy_dense(unit, projection), [7, 8, 9]], rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(output), [*numpy_dense(unit, projection), [7, 8, 9]], rtol=1e-5)
 
 
 def test_numbers_are_standardised_and_have_a_flag() -> None:
@@ -123,8 +123,8 @@ def test_numbers_are_standardised_and_have_a_flag() -> None:
     recipe = tiny.recipe(query={"features": [feature]}, model={"dim": 2, "similarity": "dot"})
     tower = build_towers(recipe, {"item_id": 2}, {"age": (np.log(2), np.log(2))}).query
 
-    found = tower({"age": np.float32([7, -7, 0]), "age__missing": np.float32([0, 0, 1])})
-    np.testing.assert_allclose(np.asarray(found), [[2, 0], [-4, 0], [0, 1]], atol=1e-5)
+    output = tower({"age": np.float32([7, -7, 0]), "age__missing": np.float32([0, 0, 1])})
+    np.testing.assert_allclose(np.asarray(output), [[2, 0], [-4, 0], [0, 1]], atol=1e-5)
 
 
 def test_a_date_is_the_mean_of_its_parts_embeddings() -> None:
@@ -141,8 +141,8 @@ def test_a_date_is_the_mean_of_its_parts_embeddings() -> None:
 
 def test_later_entries_of_a_history_weigh_more() -> None:
     """With a half-life of 1 entry, three entries weigh ¼, ½ and 1; padding does not count."""
-    found = Recency(1, name="recency")(np.float32([[1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]))
-    np.testing.assert_allclose(np.asarray(found), [[0.25, 0, 0.5, 1, 0], [1, 0, 0, 0, 0]])
+    weights = Recency(1, name="recency")(np.float32([[1, 0, 1, 1, 0], [1, 0, 0, 0, 0]]))
+    np.testing.assert_allclose(np.asarray(weights), [[0.25, 0, 0.5, 1, 0], [1, 0, 0, 0, 0]])
 
 
 def test_towers_trained_in_bfloat16_serve_in_float32() -> None:

@@ -152,17 +152,17 @@ def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> No
 
 
 def test_batches_prepared_ahead_are_equal_and_pass_errors_on() -> None:
-    made: list[int] = []
+    prepared: list[int] = []
 
     def batches() -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         for step in range(4):
-            made.append(step)
+            prepared.append(step)
             yield step, {}
         raise ValueError("no more pairs")
 
     ahead = prefetch(batches())
     assert next(ahead)[0] == 0
-    until(lambda: made == [0, 1], "the next to be made while the first is used")
+    until(lambda: prepared == [0, 1], "the next to be made while the first is used")
     assert [step for step, _ in islice(ahead, 3)] == [1, 2, 3]
     with pytest.raises(ValueError, match="no more pairs"):
         next(ahead)

@@ -226,7 +226,7 @@ def test_larger_trials_continue_a_study_and_the_seed_decides(tmp_path: Path, scr
 
     again = tune(job(tmp_path), tmp_path / "again")
     other = tune(job(tmp_path).model_copy(update={"seed": 1}), tmp_path / "other")
-    params = [[trial.params for trial in one.study.trials] for one in (result, again, other)]
+    params = [[trial.params for trial in tuned.study.trials] for tuned in (result, again, other)]
     assert params[0] == params[1]
     assert params[0][1:] != params[2][1:]
 

@@ -15,8 +15,8 @@ from tests.trainer import tiny
 RECIPES = sorted((Path(__file__).parents[2] / "trainer/recipes").glob("*.toml"))
 
 
-def ranges(given: dict[str, Any], **sections: Any) -> SearchSpace:
-    return SearchSpace(tiny.recipe(tune={"ranges": given}, **sections))
+def ranges(spec: dict[str, Any], **sections: Any) -> SearchSpace:
+    return SearchSpace(tiny.recipe(tune={"ranges": spec}, **sections))
 
 
 def test_table_is_set_before_its_keys() -> None:
@@ -44,13 +44,13 @@ def test_impossible_combination_is_refused() -> None:
 
 
 def test_recipe_params_hold_values_within_ranges() -> None:
-    given = {"model.temperature": {"low": 0.05, "high": 0.5}, "model.dim": {"low": 4, "high": 12},
+    spec = {"model.temperature": {"low": 0.05, "high": 0.5}, "model.dim": {"low": 4, "high": 12},
              "loss.sampler": {"choices": ["in_batch", {"name": "uniform", "negatives": 8}]}}  # fmt: skip
 
-    assert ranges(given).recipe_params() == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
-    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).recipe_params()
-    assert own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": '{"name": "uniform", "negatives": 8}'}
-    assert ranges(given, model={"temperature": 0.6}).recipe_params() == {"model.dim": 4, "loss.sampler": "in_batch"}, (
+    assert ranges(spec).recipe_params() == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
+    params = ranges(spec, loss={"sampler": {"negatives": 8, "name": "uniform"}}).recipe_params()
+    assert params == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": '{"name": "uniform", "negatives": 8}'}
+    assert ranges(spec, model={"temperature": 0.6}).recipe_params() == {"model.dim": 4, "loss.sampler": "in_batch"}, (
         "above"
     )
 
@@ -69,10 +69,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
-def test_impossible_range_is_refused(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("spec", "message"), REFUSED.values(), ids=REFUSED)
+def test_impossible_range_is_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message) as refused:
-        ranges(given)
+        ranges(spec)
     assert "\n" not in str(refused.value)
 
 
@@ -86,16 +86,16 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("given", "message"), MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, given: dict[str, Any], message: str) -> None:
-    lines = ", ".join(f"{name} = {str(value).lower()}" for name, value in given.items())
+@pytest.mark.parametrize(("spec", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
+    lines = ", ".join(f"{name} = {str(value).lower()}" for name, value in spec.items())
     recipe = tiny.write_job(tmp_path, recipe=f'{tiny.RECIPE}\n[tune.ranges]\n"model.dim" = {{ {lines} }}\n')
     with pytest.raises(RecipeError, match=rf"tune\.ranges\.model\.dim(\.\w+)?: {message}"):
         load_recipe(recipe)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("section", "message"),
     [
         ({"objectives": ["recal@2"]}, r"tune\.objectives: expected metrics among recall@2, .*, received 'recal@2'"),
         ({"objectives": ["recall@3"]}, r"received 'recall@3'"),
@@ -103,9 +103,9 @@ def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, given: dict[s
         ({"objectives": ["recall@2", "recall@2"]}, "expected distinct metrics"),
     ],
 )
-def test_metrics_that_are_not_measured_are_refused(given: dict[str, Any], message: str) -> None:
+def test_metrics_that_are_not_measured_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}, **given})
+        tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}, **section})
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -51,13 +51,13 @@ def test_rows_follow_their_ids_and_new_ones_start_fresh(finished: Finished) -> N
     carried = warm.carry_over(model, encoding.vocabularies, label_ids)
 
     assert carried.tables == {"user_id": (31, 0, 10), "item_id": (17, 2, 0), LABEL_BIAS: (17, 2, 0)}
-    places = {
+    rows_by_id = {
         name: {id_: row + 1 for row, id_ in enumerate(it.ids.to_pylist())} for name, it in warm_ids(finished).items()
     }
     for name in ("user_id", "item_id"):
         for row, id_ in enumerate(encoding.vocabularies[name].ids.to_pylist(), start=1):
-            if id_ in places[name]:
-                np.testing.assert_array_equal(rows(model, name)[row], rows(old, name)[places[name][id_]])
+            if id_ in rows_by_id[name]:
+                np.testing.assert_array_equal(rows(model, name)[row], rows(old, name)[rows_by_id[name][id_]])
             else:
                 np.testing.assert_array_equal(rows(model, name)[row], untouched[row])
         np.testing.assert_array_equal(rows(model, name)[0], rows(old, name)[0])
@@ -150,9 +150,9 @@ def test_a_warm_start_warns_of_learnt_held_out_pairs(tmp_path: Path) -> None:
     assert yesterday.manifest.training_data["newest"] == 1_700_000_000 + 199  # refitted on train and valid
     pq.write_table(table, tmp_path / "interactions.parquet")
 
-    for out, shares, said in (("today", "valid=0.1, test=0.0", False), ("late", "valid=0.5, test=0.1", True)):
+    for out, shares, is_warned in (("today", "valid=0.1, test=0.0", False), ("late", "valid=0.5, test=0.1", True)):
         job = load_recipe(recipe, [*split, f"data.split={{strategy='temporal', {shares}}}"])
         screen = io.StringIO()
         fit(job, tmp_path / out, Reporter(Console(file=screen, width=200)), warm_start=tmp_path / "yesterday")
         warning = "valid pairs are no newer than the last one that the bundle has learnt from"
-        assert (warning in screen.getvalue()) == said
+        assert (warning in screen.getvalue()) == is_warned

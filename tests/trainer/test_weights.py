@@ -131,6 +131,6 @@ def test_the_margin_of_adaptive_with_a_scale_is_in_logits(pi: float) -> None:
     """LDAM's Δ_y = C n_y^−¼ of N = 10,000 pairs and C = 2 [Cao et al. 2019]: log ρ, not ρ, is a power of π."""
     row = np.log(np.float32([pi])), np.log(np.float32([0.5]))
     log = LogProbabilities(row[0], row[1], row[0], row[1], miss=np.float32([0]), m=np.float32([0]))
-    found = np.asarray(WEIGHTS["adaptive"](log, scale=2 * 10_000**-0.25).matrix()).item()
+    margin = np.asarray(WEIGHTS["adaptive"](log, scale=2 * 10_000**-0.25).matrix()).item()
 
-    assert found == pytest.approx(2 * (10_000 * pi) ** -0.25 - np.log(0.5), rel=1e-5)
+    assert margin == pytest.approx(2 * (10_000 * pi) ** -0.25 - np.log(0.5), rel=1e-5)
