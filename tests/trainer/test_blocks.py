@@ -10,7 +10,7 @@ from longtail.trainer.losses import batch_loss
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
 from tests.trainer.test_compiled import LOSSES
-from tests.trainer.test_model import BATCH, SAMPLES, B, made
+from tests.trainer.test_model import BATCH, SAMPLES, B, build_model
 
 EACH_B = np.arange(B, dtype=np.int32)
 OF_ROWS = {"_pair": EACH_B, "_group": EACH_B, "_request": BATCH.queries, "_pairs": np.float32(EACH_B + 1)}
@@ -61,10 +61,10 @@ def test_a_step_in_blocks_equals_a_step_of_the_batch(job: str, rows: int, monkey
         query={"features": [tiny.USER], "hidden": [5]},
         optimizer={"embeddings": "sgd", "dense": "sgd"},
     )
-    losses, variables = stepped(made(recipe))
+    losses, variables = stepped(build_model(recipe))
     monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
     monkeypatch.setattr(batch_loss, "_LEAST_ROWS", rows)
-    in_blocks, others = stepped(made(recipe))
+    in_blocks, others = stepped(build_model(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
     for actual, expected in zip(others, variables, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
@@ -73,10 +73,10 @@ def test_a_step_in_blocks_equals_a_step_of_the_batch(job: str, rows: int, monkey
 @pytest.mark.usefixtures("xla")
 def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny.recipe(loss={"sampler": SAMPLES["in_batch"], "weight": "tail"}, model={"dim": 4, "temperature": 1.0})
-    losses, variables = stepped(made(recipe))
+    losses, variables = stepped(build_model(recipe))
     monkeypatch.setattr(batch_loss, "_CACHED_BYTES", 0)
     monkeypatch.setattr(batch_loss, "_LEAST_ROWS", 4)
-    in_blocks, others = stepped(made(recipe))
+    in_blocks, others = stepped(build_model(recipe))
     assert in_blocks == pytest.approx(losses, rel=1e-6)
     for actual, expected in zip(others, variables, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)

@@ -9,7 +9,7 @@ from keras import ops
 from longtail.trainer import backend
 from longtail.trainer.model.two_tower import TwoTower
 from tests.trainer import tiny
-from tests.trainer.test_model import BATCH, FAMILIES, SAMPLES, B, hidden, made
+from tests.trainer.test_model import BATCH, FAMILIES, SAMPLES, B, build_model, hidden
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("xla")]
 
@@ -45,16 +45,16 @@ LIKE_ANOTHER = (
 def test_compiled_losses_equal_eager_losses(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"sampler": SAMPLES["in_batch"]} | LOSSES[loss]
     recipe = tiny.recipe(loss=settings, model={"dim": 4, "temperature": 1.0})
-    compiled = made(recipe)
+    compiled = build_model(recipe)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     each_B = np.arange(B, dtype=np.int32)
     columns = {"_pair": each_B, "_group": each_B, "_request": BATCH.queries, "_pairs": np.float32(each_B + 1)}
     known_columns = {"_known": np.int32([1, 1, 2, 4]), "_known_rows": np.int32([0, 1, 1, 3])}
-    same(compiled, made(recipe), tiny.batch(BATCH, **columns, **known_columns))
+    same(compiled, build_model(recipe), tiny.batch(BATCH, **columns, **known_columns))
 
 
 def test_compiled_steps_equal_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = made(hidden("float32"))
+    compiled = build_model(hidden("float32"))
     monkeypatch.setattr(backend, "compile_step", lambda step, _: step)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
-    same(compiled, made(hidden("float32")), tiny.batch(BATCH))
+    same(compiled, build_model(hidden("float32")), tiny.batch(BATCH))
