@@ -71,7 +71,7 @@ def test_lists_equal_brute_force(seed: int, spec: str, monkeypatch: pytest.Monke
         results = results_of(retriever.view_at().retrieve([query for query, _, _ in drawn]))
         for (query, history, left_out), result in zip(drawn, results, strict=True):
             rows, scores = formula.best(query, history, left_out)
-            shown_of = dict(zip(formula.rows, formula.shown, strict=True))
+            shown_of = dict(zip(formula.rows, formula.labels_json, strict=True))
             eligible = [i for i, row in enumerate(rows.tolist()) if is_available(shown_of[row]["display"], now)]
             rows, scores = rows[eligible], scores[eligible]
             expected = rows[: query.k].tolist()

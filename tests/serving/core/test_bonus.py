@@ -64,7 +64,7 @@ class Weighed(Formula):
 
     def scores(self, query: RetrieveQuery, history: list[str]) -> np.ndarray:
         scores = super().scores(query, history)
-        for i, displayed in enumerate(self.shown):
+        for i, displayed in enumerate(self.labels_json):
             columns = displayed["display"]
             scores[i] += query.bonus.get(displayed["bucket"], 0)
             scores[i] += query.bonus.get("bright", 0) * meets(columns, BRIGHT)

@@ -390,7 +390,7 @@ def test_similar_labels_by_cooccurrence() -> None:
         c = formula.together([id_])
         expected = {
             label["id"]: weight
-            for label, weight in zip(formula.shown, c.tolist(), strict=True)
+            for label, weight in zip(formula.labels_json, c.tolist(), strict=True)
             if weight > 0 and label["id"] not in ("item-7", id_) and label["display"]["price"] is not None
         }
         assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, rel=1e-6)
