@@ -77,7 +77,7 @@ def asker(request: pytest.FixtureRequest) -> Iterator[Make]:
         single.close()
 
 
-class Clock:
+class SleepClock:
     """Time that passes in sleeps only."""
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SleepClock:
     """A clock in place of the real one, and ½ for every random number."""
-    clock = Clock()
+    clock = SleepClock()
     monkeypatch.setattr("longtail.client.clients.time.sleep", clock.sleep)
     monkeypatch.setattr("longtail.client.clients.asyncio.sleep", clock.sleep_awaited)
     monkeypatch.setattr("longtail.client.attempts.monotonic", lambda: clock.now)

@@ -10,27 +10,27 @@ import pytest
 
 from longtail.client import BusyError, DeniedError, Feedback, LongtailError, NoAnswerError, NotFoundError
 from longtail.client.attempts import retry_after
-from tests.client.conftest import Clock, Make, Script, refusal
+from tests.client.conftest import Make, Script, SleepClock, refusal
 
 RELEASE = httpx.Response(200, json={"name": "r", "request_id": "q"})
 FULL = refusal(429, "queue_full", Retry_After="1")
 NOT_READY = refusal(503, "not_ready")
 
 
-def test_retry_after_is_respected(asker: Make, clock: Clock) -> None:
+def test_retry_after_is_respected(asker: Make, clock: SleepClock) -> None:
     script = Script(FULL, NOT_READY, RELEASE)
     assert asker(script)("release")["name"] == "r"
     assert clock.sleeps == pytest.approx([1 + 0.05, 0.1])
     assert len({(r.method, r.url, r.content) for r in script.requests}) == 1
 
 
-def test_a_lost_connection_is_tried_again(asker: Make, clock: Clock) -> None:
+def test_a_lost_connection_is_tried_again(asker: Make, clock: SleepClock) -> None:
     script = Script(httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, RELEASE)
     assert asker(script)("release")["name"] == "r"
     assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2])
 
 
-def test_wait_beyond_the_timeout_is_skipped(asker: Make, clock: Clock) -> None:
+def test_wait_beyond_the_timeout_is_skipped(asker: Make, clock: SleepClock) -> None:
     script = Script(refusal(429, "queue_full", Retry_After="4"))
     with pytest.raises(BusyError):
         asker(script, timeout=10, retries=50)("release")
@@ -38,7 +38,7 @@ def test_wait_beyond_the_timeout_is_skipped(asker: Make, clock: Clock) -> None:
     assert len(script.requests) == 3
 
 
-def test_an_answer_of_another_kind_is_final(asker: Make, clock: Clock) -> None:
+def test_an_answer_of_another_kind_is_final(asker: Make, clock: SleepClock) -> None:
     for outcome in (*map(httpx.Response, (200, 400, 404, 409, 422, 500, 502, 504)), httpx.LocalProtocolError):
         script = Script(outcome)
         with pytest.raises(LongtailError):
@@ -46,7 +46,7 @@ def test_an_answer_of_another_kind_is_final(asker: Make, clock: Clock) -> None:
         assert (len(script.requests), clock.sleeps) == (1, [])
 
 
-def test_waits_double_up_to_five_seconds(asker: Make, clock: Clock) -> None:
+def test_waits_double_up_to_five_seconds(asker: Make, clock: SleepClock) -> None:
     with pytest.raises(NoAnswerError):
         asker(Script(httpx.ReadTimeout), retries=8, timeout=100)("release")
     assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5])

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import httpx2 as httpx
 import pytest
 
-from longtail.client import Answer, AsyncClient, Client, LongtailError, NotFoundError, Query
+from longtail.client import Answer, AsyncClient, Client, NotFoundError, Query
 from longtail.index import IndexSpec, build, open_releases
 from tests.bundles import make_bundle
 from tests.client.conftest import Make
@@ -85,25 +85,6 @@ def test_labels_are_listed_hidden_and_restored(asker: Make, url: str) -> None:
     assert longtail("restore_labels", ["item-5"])["accepted"] == 1
     assert [(label["id"], label["state"]) for label in longtail("labels", state="hidden")] == [("item-3", "hidden")]
     assert longtail("restore_labels", ["item-3"])["release"] == "first"
-
-
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        (Query(FEATURES, k=0), "queries.1.k"),
-        (Query(FEATURES, bias_removal=99.0), "queries.1.bias_removal"),
-        (Query(FEATURES, popularity=99.0), "queries.1.popularity"),
-        (Query({"user": "u3"}), "queries.1.features.user"),
-        (Query(FEATURES, buckets=[]), "queries.1.buckets"),
-        (Query(vector=[0.5]), "queries.1.vector"),
-    ],
-)
-def test_a_refusal_names_the_field(asker: Make, url: str, query: Query, field: str) -> None:
-    with pytest.raises(LongtailError) as raised:
-        asker(url=url)("retrieve", [Query(FEATURES), query])
-    assert (raised.value.status, raised.value.type) == (422, "invalid_request")
-    assert raised.value.field == field
-    assert f"in {field}: expected " in str(raised.value)
 
 
 def test_threads_share_a_client(url: str) -> None:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from longtail.index.search.milvus_server import Circuit
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def failing(circuit: Circuit, times: int) -> None:

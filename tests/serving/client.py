@@ -40,6 +40,20 @@ class _Transport(httpx.BaseTransport):
         return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(content))
 
 
+def read_series(client: httpx.Client) -> dict[str, float]:
+    """Read /metrics of what the model does, by name and labels."""
+    lines = client.get("/metrics").text.splitlines()
+    named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
+    return {name: float(value) for name, value in named}
+
+
+def check_error(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
+    """Check status, type and field of an error; return its message."""
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error.get("field")) == (status, kind, field), response.text
+    return str(error["message"])
+
+
 @contextmanager
 def client_of(app: Starlette) -> Iterator[httpx.Client]:
     """The client, while the application's lifespan runs."""

@@ -31,16 +31,20 @@ from longtail.bundle import (
     FeatureReader,
     Features,
     Inputs,
+    LabelRecord,
     Labels,
     Loss,
     Manifest,
+    Tower,
     Vocabulary,
 )
-from longtail.index import Filter
+from longtail.index import Filter, IndexSpec, Releases, Searcher
+from longtail.index.building.tuning import tune_index
 from longtail.index.search.eligible import Eligible
 from longtail.serving import Retriever, Settings
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.overlay import Overlay
+from longtail.serving.core.ranking import LabelSearcher
 
 FEATURES = [
     Feature(name="user", kind="id", vocabulary="users"),
@@ -77,15 +81,16 @@ class PlaneEncoder:
 class ExactSearcher:
     """Scores every label row; the meaning of `index.Searcher` in ten lines."""
 
-    def __init__(self, bundle: Bundle, hidden: Sequence[int] = ()) -> None:
+    def __init__(self, bundle: Bundle, hidden_R: np.ndarray | None = None) -> None:
         self.labels = bundle.manifest.labels
+        self.hidden_R = np.empty(0, np.int64) if hidden_R is None else hidden_R
         self._bundle = bundle
         self._rows_LE = bundle.rows()
         self._buckets_L = bundle.labels.buckets
-        self._hidden = list(hidden)
 
     def without(self, rows_R: np.ndarray) -> ExactSearcher:
-        return ExactSearcher(self._bundle, [*self._hidden, *rows_R.tolist()])
+        assert rows_R.dtype == np.int64
+        return ExactSearcher(self._bundle, np.union1d(self.hidden_R, rows_R))
 
     def restrict(self, eligible: Eligible) -> ExactSearcher:
         return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
@@ -94,8 +99,11 @@ class ExactSearcher:
         self, queries_BE: np.ndarray, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         scores_BL = queries_BE @ self._rows_LE.T
-        scores_BL[:, self._hidden] = -np.inf
-        for scores_L, filter_ in zip(scores_BL, filters or [None] * len(scores_BL), strict=True):
+        scores_BL[:, self.hidden_R] = -np.inf
+        for query, filter_ in enumerate(filters or [None] * len(scores_BL)):
+            scores_L = scores_BL[query]
+            if filter_ is not None:
+                filter_.check(self.labels, query)
             if filter_ is not None and filter_.exclude is not None:
                 scores_L[filter_.exclude] = -np.inf
             if filter_ is not None and filter_.allow is not None:
@@ -169,6 +177,42 @@ def plane_retriever(
         searcher=ExactSearcher(bundle),
         encoder=PlaneEncoder(),
     )
+
+
+class PlaneLoader:
+    """Loads the plane under any name but broken ones, and keeps the names."""
+
+    def __init__(self, *broken: str) -> None:
+        self.broken = set(broken)
+        self.loaded_names: list[str] = []
+
+    def __call__(self, _: Releases, name: str) -> Retriever:
+        self.loaded_names.append(name)
+        if name in self.broken:
+            raise ValueError(f"{name}: expected sha256 aa, found bb")
+        return plane_retriever(name)
+
+
+def make_retriever(
+    bundle: Bundle, spec: str | LabelSearcher = "exact", *records: LabelRecord, name: str = "r"
+) -> Retriever:
+    """Serve a bundle after changes of its labels: by NumPy, by a searcher, or by an index that visits every list."""
+    manifest = bundle.manifest
+    if spec == "exact":
+        spec = ExactSearcher(bundle)
+    if isinstance(spec, str):
+        built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), lambda _: None)
+        params = built.chosen.params.model_copy(update={} if spec == "flat" else {"nprobe": 10_000})
+        spec = Searcher(bundle, built.index, params)
+    retriever = Retriever(
+        name=name,
+        created_at=datetime(2026, 1, 2, tzinfo=UTC),
+        bundle=bundle,
+        searcher=spec,
+        encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
+        max_new_labels=100,
+    )
+    return retriever.with_changes(records)
 
 
 def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ LABELS, USERS = 40, 60
 
 
 @dataclass
-class Case:
+class QueriesCase:
     """A release with an index of queries, and what NumPy computes from its bundle."""
 
     retriever: Retriever
@@ -96,7 +96,7 @@ def with_refusals(bundle: Bundle) -> Bundle:
     )
 
 
-def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
+def make_case(folder: Path, *, priors: bool = False, **options: Any) -> QueriesCase:
     rng = np.random.default_rng(7)
     bundle = make_bundle(labels=LABELS, users=USERS, label_tower=True, queries=10, **options)
     bundle = bundle if bundle.remembered is None else with_refusals(bundle)
@@ -122,11 +122,11 @@ def make_case(folder: Path, *, priors: bool = False, **options: Any) -> Case:
     retriever = load_release(open_releases(folder / "releases"), "one", max_new_labels=10)
     rows = [QueryFeatures(features=row) for row in table.select(["user_id", "history"]).to_pylist()]
     vectors = retriever.embed(rows)
-    return Case(retriever, np.stack(vectors), countries, choices_Q, folder)
+    return QueriesCase(retriever, np.stack(vectors), countries, choices_Q, folder)
 
 
 @pytest.fixture(scope="module", params=["plain", "bias and priors", "popularity and histories"])
-def random_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def random_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> QueriesCase:
     folder = tmp_path_factory.mktemp("queries")
     match request.param:
         case "plain":
@@ -136,7 +136,7 @@ def random_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return make_case(folder, popularity=True, cooccurrence=True, seed=3)
 
 
-def test_answers_equal_the_exact_softmax(random_case: Case) -> None:
+def test_answers_equal_the_exact_softmax(random_case: QueriesCase) -> None:
     rng, bundle = np.random.default_rng(0), random_case.bundle
     for bias_removal in (0.0, 0.5, 1.0):
         scores_QL = random_case.scores(bias_removal)
@@ -169,7 +169,7 @@ def test_answers_equal_the_exact_softmax(random_case: Case) -> None:
                 assert [q["display"]["country"] for q in answer["queries"]] == [random_case.countries[q] for q in best]
 
 
-def test_log_z_of_queries_is_that_of_numpy(random_case: Case) -> None:
+def test_log_z_of_queries_is_that_of_numpy(random_case: QueriesCase) -> None:
     values = random_case.retriever.queries.bundle.priors
     assert values.names == ["0.0", "0.5", "1.0"]
     for i, bias_removal in enumerate((0.0, 0.5, 1.0)):
@@ -177,7 +177,7 @@ def test_log_z_of_queries_is_that_of_numpy(random_case: Case) -> None:
         np.testing.assert_allclose(values.values_LP[:, i], -log_z_Q, atol=2e-5)
 
 
-def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case) -> None:
+def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: QueriesCase) -> None:
     at, features = datetime(2026, 11, 1, tzinfo=UTC), {**label_features(1), "item_id": "item-1"}
     changes = [Upsert(id="new", at=at, features=features, display={"title": "New"}), Hide(id="item-2", at=at)]
     changed = random_case.retriever.with_changes(changes)
@@ -194,7 +194,7 @@ def test_a_label_that_changed_and_a_new_label_by_its_features(random_case: Case)
     assert refused.value.field == "features.colour"
 
 
-def test_impossible_queries_for_labels_are_refused(random_case: Case, tmp_path: Path) -> None:
+def test_impossible_queries_for_labels_are_refused(random_case: QueriesCase, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"one of \[0.0, 0.5, 1.0\], received 0.3"):
         find_known_queries(random_case.retriever, [QueriesFor(id="item-1", bias_removal=0.3)])
     if random_case.bundle.remembered is None:
@@ -244,7 +244,7 @@ def test_new_priors_make_the_index_of_queries_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [None, 1, 2, 50])
 @pytest.mark.parametrize("by", ["log_p", "choices"])
-def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: int | None) -> None:
+def test_a_campaign_is_greedy_over_all_pairs(random_case: QueriesCase, by: str, most: int | None) -> None:
     rows, k = [3, 30, 11, 25, 4, 39, 17], 9
     scores_QL = random_case.scores(0.5)
     values_QL = scores_QL - np.logaddexp.reduce(scores_QL, axis=1, keepdims=True)
@@ -265,7 +265,7 @@ def test_a_campaign_is_greedy_over_all_pairs(random_case: Case, by: str, most: i
 
 
 @pytest.mark.parametrize("random_case", ["popularity and histories"], indirect=True)
-def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
+def test_batch_invert_writes_a_table(random_case: QueriesCase, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("item_id,note\nitem-3,x\nitem-1,y\nitem-3,z\n")
     column = random_case.bundle.manifest.own_id
     assert column == "item_id"
@@ -292,7 +292,7 @@ def test_batch_invert_writes_a_table(random_case: Case, tmp_path: Path) -> None:
     assert not (tmp_path / "more.csv").exists()
 
 
-def test_over_http_and_in_python(random_case: Case, tmp_path: Path) -> None:
+def test_over_http_and_in_python(random_case: QueriesCase, tmp_path: Path) -> None:
     with client_of(create_app(plane_settings(tmp_path), retriever=random_case.retriever)) as client:
         answer = client.post("/v1/queries", json={"ids": ["item-1", "item-2"], "k": 3, "display": ["country"]})
         assert answer.status_code == 200

@@ -8,15 +8,9 @@ import pytest
 
 from longtail.state import AnswerKeys, StateLocation, StoreError, parse_location
 from longtail.state.answer_keys import KEYS_FILE
+from tests.clock import Clock
 
 DAY = 86_400.0
-
-
-class Clock:
-    now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -30,8 +30,7 @@ from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts
 from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut, Task
-from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher
+from tests.serving.plane import make_retriever
 from tests.trainer import tiny
 
 L = 6
@@ -299,7 +298,7 @@ def test_a_job_measures_the_next_click_of_sessions_that_begin_in_test(tmp_path: 
     assert of_all.value("recall@1") < recall, "the first click of a session cannot be known"
     _, items, _ = (column.to_pylist() for column in pq.read_table(tmp_path / "sessions.parquet").columns)
     queries = [RetrieveQuery(features={"clicks": items[at - at % 5 : at]}, k=1) for at in range(960, 1200)]
-    results = retriever_of(bundle, ExactSearcher(bundle)).retrieve(queries).results
+    results = make_retriever(bundle).retrieve(queries).results
     assert [result["basis"] for result in results] == ["popularity", *["model"] * 4] * 48
     hits = [result["labels"][0]["id"] == str(item) for result, item in zip(results, items[960:], strict=True)]
     assert np.mean(hits) == pytest.approx(of_all.value("recall@1"))

@@ -17,10 +17,10 @@ from longtail.serving import Retriever
 from longtail.serving.core.queries import RetrieveQuery
 from tests.serving.core.shop import DATED, dated, shop_bundle
 from tests.serving.core.test_bonus import BRIGHT, PATCHED, Weighed, some_weights
-from tests.serving.core.test_cooccurrence import AT, L, changes, retriever_of, some_query
+from tests.serving.core.test_cooccurrence import AT, L, changes, some_query
 from tests.serving.core.test_diversity import greedily
 from tests.serving.core.test_floors import by_rule, some_floors
-from tests.serving.plane import results_of
+from tests.serving.plane import make_retriever, results_of
 
 ENDS = [
     Patch(id="item-33", at=AT, display={"available_until": (DATED + timedelta(seconds=5)).isoformat()}),
@@ -34,7 +34,7 @@ def served(spec: str) -> Retriever:
     bundle = dated(shop_bundle(L, cooccurrence=True, bias=spec == "flat", popularity=spec == "flat"))
     local = PriorSpec(None, {"bright": BRIGHT}, {"since": "12h"}, {"price": Limits(-3, 3)})
     bundle = replace(bundle, priors=local.read(bundle))
-    return retriever_of(bundle, spec, *changes(), *PATCHED, *ENDS)
+    return make_retriever(bundle, spec, *changes(), *PATCHED, *ENDS)
 
 
 def time_of(text: str | None) -> datetime | None:

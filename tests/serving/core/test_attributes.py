@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Hide, Upsert
 from longtail.bundle.conditions import NumberColumn
 from longtail.bundle.display import DisplayColumns
-from longtail.index import IndexSpec, Releases, build, open_releases
-from longtail.serving import Retriever
 from longtail.serving.core.attributes import LabelAttributes
-from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import KINDS, LABELS, meets, shop_bundle, shop_columns, some_filter
-from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.core.test_cooccurrence import changes
+from tests.serving.plane import make_retriever, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -137,83 +133,8 @@ def test_mismatched_conditions_are_named(filter_: Any, field: str, message: str)
     assert caught.value.field == f"queries.0.filter.{field}"
 
 
-@pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
-    root = tmp_path_factory.mktemp("shops")
-    shop_bundle().write(root / "bundle")
-    for spec in ("flat", "ivf_flat"):
-        build(root / "bundle", root / "releases", spec=IndexSpec(spec, recall_floor=0.0), name=spec)
-    return open_releases(root / "releases")
-
-
-def changed(retriever: Retriever) -> Retriever:
-    """With labels hidden, embedded anew and added, whose columns are other ones now."""
-    rng = np.random.default_rng(2)
-    records: list[Any] = [Hide(id=f"item-{row}", at=AT) for row in rng.choice(LABELS, 20, replace=False)]
-    for i, row in enumerate(rng.choice(LABELS, 40, replace=False).tolist()):
-        display = {"brand": f"brand-{row % 9}", "price": row / 100, "tags": ["t1", "fresh"], "since": "2026-01-05"}
-        id_ = f"item-{row}" if i % 2 else f"new-{row}"
-        at = AT + timedelta(seconds=i)
-        records.append(Upsert(id=id_, at=at, features={"genres": ["g1"]}, display=display))
-    return retriever.with_changes(records[:30]).with_changes(records[30:])
-
-
-@pytest.mark.parametrize(("spec", "block"), [("flat", 1024), ("flat", 8), ("ivf_flat", 16)])
-def test_answers_are_the_best_that_pass(
-    spec: str, block: int, releases: Releases, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longtail.serving.core.attributes._BLOCK", block)
-    retriever = changed(load_release(releases, spec, max_new_labels=99))
-    overlay = retriever.overlay
-    labels = overlay.labels
-    assert overlay.new_labels > 10
-    labels_json = retriever.catalogue.labels_json(range(labels))
-    rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
-    alive = ~np.isin(np.arange(labels), overlay.masked)
-    rng = np.random.default_rng(3)
-    compared = 0
-    for _ in range(60):
-        filter_, users = some_filter(rng), rng.integers(0, 20, 2)
-        if rng.random() < 0.3:
-            filter_["tags"] = "fresh"
-        options: dict[str, Any] = {"filter": filter_, "k": int(rng.integers(1, 30)), "display": False}
-        exclude = rng.choice(labels, rng.choice([0, 5, 300]), replace=False)
-        allow = rng.choice(labels, 200, replace=False) if rng.random() < 0.2 else np.arange(labels)
-        buckets = ["torso", "new"] if rng.random() < 0.3 else ["head", "torso", "tail", "new"]
-        if len(exclude):
-            options["exclude"] = [labels_json[row]["id"] for row in exclude]
-        if len(allow) < labels:
-            options["allow"] = [labels_json[row]["id"] for row in allow]
-        if len(buckets) == 2:
-            options["buckets"] = buckets
-        queries = [RetrieveQuery.model_validate({"features": {"user_id": f"u{user}"}, **options}) for user in users]
-        gone = {labels_json[row]["id"] for row in exclude}
-        allowed = {labels_json[row]["id"] for row in allow}
-        passes = np.array(
-            [
-                bool(alive[row]) and label["id"] not in gone and label["id"] in allowed
-                and label["bucket"] in buckets and meets(label["display"], filter_)
-                for row, label in enumerate(labels_json)
-            ]
-        )  # fmt: skip
-        inputs = retriever.encoder.read([query.features for query in queries])
-        queries_BE = retriever.bundle.augmentation.queries(retriever.encoder.embed(inputs), 0.5)
-        scores_BL = np.where(passes, queries_BE @ rows_LE.T / 0.1, -np.inf)
-        for scores_L, result in zip(scores_BL, results_of(retriever.retrieve(queries)), strict=True):
-            best = np.sort(scores_L)[::-1][: min(options["k"], int(passes.sum()))]
-            answered = [label["score"] for label in result["labels"]]
-            assert len(answered) == len(best)
-            rows = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
-            assert passes[rows].all()
-            assert answered == pytest.approx(scores_L[rows].tolist(), abs=1e-3)
-            if spec == "flat":
-                assert answered == pytest.approx(best.tolist(), abs=1e-3)
-            compared += len(rows)
-    assert compared > 250
-
-
-def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:
-    retriever = changed(load_release(releases, "flat", max_new_labels=99))
+def test_similar_labels_and_drawn_ones_pass_too() -> None:
+    retriever = make_retriever(shop_bundle(), "flat", *changes())
     request = {"filter": {"price": {"lt": 2.0}, "brand": {"exists": True}}, "k": 9}
     answers = [
         *results_of(retriever.similar([SimilarQuery.model_validate({"id": "item-3", **request})])),
@@ -232,7 +153,7 @@ def test_similar_labels_and_drawn_ones_pass_too(releases: Releases) -> None:
 
 def test_with_a_tree() -> None:
     bundle = make_bundle(labels=90, proposal=True)
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     expected = [f"Title {row}" for row in range(0, 90, 4)]
 
     def ids(**options: Any) -> list[str]:

@@ -24,9 +24,9 @@ from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import dated, meets, shop_bundle
-from tests.serving.core.test_cooccurrence import AT, Formula, L, changes, retriever_of
+from tests.serving.core.test_cooccurrence import AT, Formula, L, changes
 from tests.serving.core.test_diversity import greedily, marginally
-from tests.serving.plane import results_of
+from tests.serving.plane import make_retriever, results_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BRIGHT = {"colour": {"in": ["red", "blé"]}, "price": {"lt": 2}}
@@ -49,7 +49,7 @@ def weighed(bundle: Bundle) -> Bundle:
 @cache
 def retriever(spec: str, *, bias: bool = False) -> Retriever:
     bundle = weighed(shop_bundle(L, cooccurrence=True, bias=bias, popularity=bias))
-    return retriever_of(bundle, spec, *changes(), *PATCHED)
+    return make_retriever(bundle, spec, *changes(), *PATCHED)
 
 
 class Weighed(Formula):
@@ -89,16 +89,19 @@ def some_weights(rng: np.random.Generator) -> dict[str, Any]:
     return weights
 
 
-def test_diversity_and_exploration_use_complete_scores() -> None:
-    served = retriever("flat")
+@pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
+def test_diversity_and_exploration_use_complete_scores(spec: str) -> None:
+    served = retriever(spec)
     formula, rng, lottery = Weighed(served), np.random.default_rng(4), Lottery(candidates=12, seed=3)
-    fixed = {"features": {"user_id": "u1"}, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.0}
+    history, floors = ["item-3", "item-21", "item-5", "item-8"], {1: 2, 2: 3}
+    fixed = {"features": {"user_id": "u1"}, "history": history, "cooccurrence": 1.0}
+    fixed |= {"bias_removal": 0.5, "popularity": 0.0}
     for i in range(6):
         max_per, weight = ({"brand": 2}, None) if i % 2 else ({}, 0.4)
         query = RetrieveQuery.model_validate(
             fixed | some_weights(rng) | {"k": 12, "max_per": max_per, "mmr": weight, "pool": L}
         )
-        rows, scores = formula.best(query, [], [])
+        rows, scores = formula.best(query, history, [])
         (result,) = results_of(served.retrieve([query]))
         chosen = (
             greedily(served, rows, max_per, 12)
@@ -109,14 +112,18 @@ def test_diversity_and_exploration_use_complete_scores() -> None:
         query = RetrieveQuery.model_validate(fixed | some_weights(rng) | {"k": 10, "explore": {"torso": 2, "tail": 3}})
         draws = Draws(lottery, [f"query {i}"])
         (result,) = results_of(served.retrieve([query], draws))
-        rows, scores = formula.best(query, [], [])
+        rows, scores = formula.best(query, history, [])
         buckets = served.catalogue.buckets(rows)
         ranked = {
-            item: (rows[buckets == item][:22], scores[buckets == item][:22].astype(np.float32)) for item in (1, 2)
+            bucket: (rows[buckets == bucket][:22], scores[buckets == bucket][:22].astype(np.float32))
+            for bucket in floors
         }
         best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, ranked, {1: 2, 2: 3}, lottery, draws.create_generator(0))
+        expected = explore(best, ranked, floors, lottery, draws.create_generator(0))
         assert [served.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
+        propensities = [label["propensity"] for label in result["labels"]]
+        np.testing.assert_allclose(propensities, expected.propensities_K, rtol=1e-4)
+        assert min(propensities) < 1
 
 
 def test_the_parts_of_a_score_add_up_and_the_answer_names_its_weights() -> None:
@@ -148,7 +155,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
     bundle = shop_bundle(L)
     bonus = bundle.manifest.bonus | {"tail": Bonus(default=1.5)}
     bundle = weighed(replace(bundle, manifest=bundle.manifest.model_copy(update={"bonus": bonus})))
-    served = retriever_of(bundle)
+    served = make_retriever(bundle, "flat")
     (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"})]))
     assert result["bonus"] == {"tail": 1.5}
     (near,) = results_of(served.similar([SimilarQuery(id="item-1")]))
@@ -196,7 +203,7 @@ def test_weights_that_the_release_does_not_have(body: dict[str, Any], field: str
 def test_limits_below_zero_hold_both_ends() -> None:
     bundle = shop_bundle(L)
     local = PriorSpec(slopes={"price": Limits(-3, -1, -2)})
-    served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
+    served = make_retriever(replace(bundle, priors=local.read(bundle)), "flat")
     for weight in (-3, -1):
         (result,) = results_of(served.retrieve([RetrieveQuery(features={"user_id": "u1"}, slope={"price": weight})]))
         assert result["slope"] == {"price": weight}
@@ -217,9 +224,9 @@ def test_queries_whose_answers_follow_from_columns() -> None:
     for options in ({}, {"bonus": {"tail": 1}}, {"at_least": [{"bucket": "tail", "n": 1}]}):
         assert not retriever("flat").reads_columns(RetrieveQuery.model_validate({"features": {}, **options}))
     local, bundle = PriorSpec(slopes={"price": Limits(-3, -1, -2)}), shop_bundle(L)
-    served = retriever_of(replace(bundle, priors=local.read(bundle)), "flat")
+    served = make_retriever(replace(bundle, priors=local.read(bundle)), "flat")
     assert served.reads_columns(RetrieveQuery(features={}))
-    assert retriever_of(dated(bundle), "flat").reads_columns(RetrieveQuery(features={}))
+    assert make_retriever(dated(bundle), "flat").reads_columns(RetrieveQuery(features={}))
 
 
 def test_a_minute_counts_in_ten_years() -> None:
@@ -235,7 +242,7 @@ def test_a_minute_counts_in_ten_years() -> None:
     bundle = replace(bundle, priors=PriorSpec(decay={"at": "1d"}).read(bundle))
     decay = {"column": "at", "half_life": "30d"}
     query = {"features": {"user_id": "u1"}, "k": 32, "bias_removal": 0, "popularity": 0, "decay": decay}
-    (result,) = results_of(retriever_of(bundle).retrieve([RetrieveQuery.model_validate(query)]))
+    (result,) = results_of(make_retriever(bundle, "flat").retrieve([RetrieveQuery.model_validate(query)]))
     assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in range(32)]
     days = bundle.priors.values_LP[:, -1].astype(np.float64)
     assert np.abs(days[:32] * 86_400 + 60 * np.arange(32)).max() < 1e-3

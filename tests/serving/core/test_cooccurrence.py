@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Tower, Upsert
-from longtail.index import IndexSpec, Searcher
-from longtail.index.building.tuning import tune_index
+from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Upsert
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.description import release_json
-from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
@@ -24,29 +21,12 @@ from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from tests.bundles import make_bundle
 from tests.serving.client import client_of
 from tests.serving.core.shop import meets, shop_bundle, some_filter
-from tests.serving.core.test_diversity import greedily, marginally
 from tests.serving.http.test_feedback import recorded_events
-from tests.serving.plane import plane_settings, results_of
+from tests.serving.plane import make_retriever, plane_settings, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 L = 400
 RECENT = Prior(name="recent", minimum=-1, default=0.25, maximum=2, missing=-3, kappa=0.7)
-
-
-def retriever_of(bundle: Bundle, spec: str = "flat", *records: LabelRecord) -> Retriever:
-    built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), lambda _: None)
-    manifest = bundle.manifest
-    # Parameters of all lists makes the search of an inverted file exact.
-    params = built.chosen.params.model_copy(update={} if spec == "flat" else {"nprobe": 10_000})
-    retriever = Retriever(
-        name="r",
-        created_at=AT,
-        bundle=bundle,
-        searcher=Searcher(bundle, built.index, params),
-        encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
-        max_new_labels=100,
-    )
-    return retriever.with_changes(records)
 
 
 def with_priors(bundle: Bundle) -> Bundle:
@@ -70,16 +50,17 @@ BUNDLES = {
     "cosine": lambda: shop_bundle(L, cooccurrence=True),
     "dot, bias, μ": lambda: shop_bundle(L, cooccurrence=True, cosine=False, bias=True, popularity=True),
     "priors": lambda: with_priors(shop_bundle(L, cooccurrence=True, bias=True)),
-    "tree": lambda: make_bundle(labels=L, cooccurrence=True, bias=True, proposal=True),
+    "tree": lambda: with_priors(make_bundle(labels=L, cooccurrence=True, bias=True, proposal=True)),
 }
 CASES = [
-    ("cosine", "flat", []),
-    ("cosine", "ivf_flat", []),
-    ("dot, bias, μ", "flat", changes()),
-    ("dot, bias, μ", "ivf_flat", changes()),
-    ("priors", "flat", changes()),
-    ("tree", "flat", []),
+    ("cosine", "flat", [], 1024),
+    ("cosine", "ivf_flat", [], 1024),
+    ("dot, bias, μ", "flat", changes(), 8),
+    ("dot, bias, μ", "ivf_flat", changes(), 16),
+    ("priors", "flat", changes(), 1024),
+    ("tree", "flat", [], 1024),
 ]
+"""Bundle, index, changes, and how many added labels share one block of columns for filters."""
 
 
 class Formula:
@@ -198,7 +179,7 @@ def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Ret
         request["allow"] = [ids[i] for i in rng.choice(len(ids), rng.integers(1, 300))]
     if rng.random() < 0.3:
         request["buckets"] = ["torso", "tail"]
-    if name == "priors" and rng.random() < 0.5:
+    if bundle.priors.settings and rng.random() < 0.5:
         request["priors"] = {"recent": float(rng.uniform(-1, 2))}
     return RetrieveQuery(**request), history, history if request.get("exclude_history") else []
 
@@ -208,10 +189,13 @@ def remembered(bundle: Bundle, user: int) -> list[str]:
     return [f"item-{row}" for row in bundle.remembered.rows_QR[user + 1].tolist() if row >= 0]
 
 
-@pytest.mark.parametrize(("name", "spec", "records"), CASES, ids=[f"{name}, {spec}" for name, spec, _ in CASES])
-def test_answers_follow_the_formula(name: str, spec: str, records: list[LabelRecord]) -> None:
+@pytest.mark.parametrize(("name", "spec", "records", "block"), CASES, ids=[f"{of[0]}, {of[1]}" for of in CASES])
+def test_answers_follow_the_formula(
+    name: str, spec: str, records: list[LabelRecord], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longtail.serving.core.attributes._BLOCK", block)
     bundle = BUNDLES[name]()
-    retriever = retriever_of(bundle, spec, *records)
+    retriever = make_retriever(bundle, spec, *records)
     formula, rng = Formula(retriever), np.random.default_rng(7)
     drawn = [some_query(rng, name, bundle) for _ in range(150)]
     results = results_of(retriever.retrieve([query for query, _, _ in drawn]))
@@ -234,58 +218,9 @@ def test_answers_follow_the_formula(name: str, spec: str, records: list[LabelRec
     assert moved > len(drawn) / 4, "the term changes too few answers for the test to say anything"
 
 
-@pytest.mark.parametrize("spec", ["flat", pytest.param("ivf_flat", marks=pytest.mark.nightly)])
-def test_diverse_answers_use_complete_scores(spec: str) -> None:
-    retriever = retriever_of(shop_bundle(L, cooccurrence=True), spec, *changes())
-    formula, rng = Formula(retriever), np.random.default_rng(8)
-    history = ["item-3", "item-21", "item-5", "item-8"]
-    for i in range(20):
-        max_per = {"brand": int(rng.integers(1, 4))} if i % 2 else {}
-        weight = float(rng.choice([0.3, 0.7])) if i % 3 or not max_per else None
-        k = int(rng.integers(1, 30))
-        query = RetrieveQuery(
-            features={"user_id": f"u{i}"}, history=history, k=k, max_per=max_per, mmr=weight, pool=L,
-            bias_removal=0.5, popularity=0.0, cooccurrence=1.0,
-        )  # fmt: skip
-        rows, scores = formula.best(query, history, [])
-        expected = (
-            greedily(retriever, rows, max_per, k)
-            if weight is None
-            else marginally(retriever, rows, scores, weight, max_per, k)
-        )
-        (result,) = results_of(retriever.retrieve([query]))
-        assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected
-
-
-def test_exploration_draws_by_complete_scores() -> None:
-    retriever = retriever_of(shop_bundle(L, cooccurrence=True), "flat", *changes())
-    formula, lottery = Formula(retriever), Lottery(candidates=12, seed=3)
-    history, floors = ["item-3", "item-21", "item-5"], {1: 2, 2: 3}
-    for i in range(10):
-        query = RetrieveQuery(
-            features={"user_id": f"u{i}"}, history=history, k=10, explore={"torso": 2, "tail": 3},
-            bias_removal=1.0, popularity=0.0, cooccurrence=2.0,
-        )  # fmt: skip
-        draws = Draws(lottery, [f"query {i}"])
-        (result,) = results_of(retriever.retrieve([query], draws))
-        rows, scores = formula.best(query, history, [])
-        buckets = retriever.catalogue.buckets(rows)
-        ranked = {
-            bucket: (rows[buckets == bucket][:22], scores[buckets == bucket][:22].astype(np.float32))
-            for bucket in floors
-        }
-        best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
-        expected = explore(best, ranked, floors, lottery, draws.create_generator(0))
-        assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
-        np.testing.assert_allclose(
-            [label["propensity"] for label in result["labels"]], expected.propensities_K, rtol=1e-4
-        )
-        assert min(expected.propensities_K) < 1
-
-
 def test_sources_of_a_history_in_their_order() -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
-    retriever = retriever_of(bundle)
+    retriever = make_retriever(bundle, "flat")
     stored = remembered(bundle, 3)
     assert len(stored) == 4
 
@@ -330,7 +265,7 @@ def renamed(bundle: Bundle) -> Bundle:
 def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
     bundle = renamed(bundle)
-    retriever = retriever_of(bundle)
+    retriever = make_retriever(bundle, "flat")
 
     def scores(**request: Any) -> list[tuple[str, float]]:
         (result,) = results_of(retriever.retrieve([RetrieveQuery(**request)]))
@@ -348,14 +283,14 @@ def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
 
 
 def test_queries_with_and_without_history_share_a_batch() -> None:
-    retriever = retriever_of(make_bundle(labels=300, cooccurrence=True))
+    retriever = make_retriever(make_bundle(labels=300, cooccurrence=True), "flat")
     queries = [RetrieveQuery(features={}, k=5), RetrieveQuery(features={}, k=200, history=["item-3"])]
     alone = [results_of(retriever.retrieve([query]))[0]["labels"] for query in queries]
     assert [result["labels"] for result in results_of(retriever.retrieve(queries))] == alone
 
 
-def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_out() -> None:
-    retriever = retriever_of(make_bundle(labels=60))
+def test_a_release_without_the_term_excludes_a_history() -> None:
+    retriever = make_retriever(make_bundle(labels=60), "flat")
     (result,) = results_of(
         retriever.retrieve([RetrieveQuery(features={}, history=["item-1"], k=60, exclude_history=True)])
     )
@@ -363,16 +298,12 @@ def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_o
     assert "cooccurrence" not in result
     (result,) = results_of(retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.0)]))
     assert len(result["labels"]) == 10
-    message = "expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, received 0.5"
-    with pytest.raises(InvalidRequestError, match=message) as raised:
-        retriever.retrieve([RetrieveQuery(features={}, cooccurrence=0.5)])
-    assert raised.value.field == "queries.0.cooccurrence"
     assert release_json(retriever)["cooccurrence"] is None
 
 
 @pytest.mark.parametrize("weight", [-0.1, 2.5])
 def test_limits_of_the_dial(weight: float) -> None:
-    retriever = retriever_of(make_bundle(labels=60, cooccurrence=True))
+    retriever = make_retriever(make_bundle(labels=60, cooccurrence=True), "flat")
     with pytest.raises(InvalidRequestError, match=f"expected 0.0 <= cooccurrence <= 2.0, received {weight}"):
         retriever.retrieve([RetrieveQuery(features={}, cooccurrence=weight)])
     assert release_json(retriever)["cooccurrence"] == {
@@ -382,7 +313,7 @@ def test_limits_of_the_dial(weight: float) -> None:
 
 def test_similar_labels_by_cooccurrence() -> None:
     bundle = shop_bundle(L, cooccurrence=True)
-    retriever = retriever_of(bundle, "flat", *changes())
+    retriever = make_retriever(bundle, "flat", *changes())
     formula = Formula(retriever)
     for id_ in ("item-3", "item-21", "item-6", "new-21"):
         request = SimilarQuery(id=id_, by="cooccurrence", k=20, exclude=["item-7"], filter={"price": {"exists": True}})
@@ -420,7 +351,7 @@ def near_of(retriever: Retriever) -> dict[str, float]:
 
 
 def test_similar_by_cooccurrence_of_a_release_without_it() -> None:
-    retriever = retriever_of(make_bundle(labels=60))
+    retriever = make_retriever(make_bundle(labels=60), "flat")
     message = "expected by: embedding, as this release knows nothing of what was chosen together"
     with pytest.raises(InvalidRequestError, match=message) as raised:
         retriever.similar([SimilarQuery(id="item-1", by="cooccurrence")])
@@ -429,7 +360,7 @@ def test_similar_by_cooccurrence_of_a_release_without_it() -> None:
 
 @pytest.mark.parametrize("name", list(BUNDLES))
 def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> None:
-    retriever = retriever_of(BUNDLES[name](), "flat", *([] if name == "tree" else changes()))
+    retriever = make_retriever(BUNDLES[name](), "flat", *([] if name == "tree" else changes()))
     formula = Formula(retriever)
     history = ["item-9", "item-3", "no such item", "item-21", "new-21", "item-10", "item-5"]
     query = RetrieveQuery(
@@ -455,7 +386,7 @@ def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> No
 
 
 def test_over_http(tmp_path: Path) -> None:
-    retriever = retriever_of(shop_bundle(L, cooccurrence=True))
+    retriever = make_retriever(shop_bundle(L, cooccurrence=True), "flat")
     formula = Formula(retriever)
     app = create_app(plane_settings(tmp_path, answer_share=1, max_body_bytes=1 << 20), retriever=retriever)
     history = ["item-3", "nothing", "item-21", 5]
@@ -502,8 +433,8 @@ def test_over_http(tmp_path: Path) -> None:
 
 
 def test_a_release_that_would_refuse_what_clients_send_is_not_served(tmp_path: Path) -> None:
-    before = retriever_of(renamed(make_bundle(labels=60, cooccurrence=True)).write(tmp_path / "bundle"))
-    after = retriever_of(make_bundle(labels=60))
+    before = make_retriever(renamed(make_bundle(labels=60, cooccurrence=True)).write(tmp_path / "bundle"), "flat")
+    after = make_retriever(make_bundle(labels=60), "flat")
     lost = "query id 'customer': expected as in the published release, .*; cooccurrence: expected as in the published"
     with pytest.raises(UnservableReleaseError, match=lost):
         after.check_compatible(before)

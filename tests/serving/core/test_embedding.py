@@ -13,28 +13,24 @@ import pytest
 from pydantic import JsonValue
 from starlette.applications import Starlette
 
-from longtail.bundle import Bundle, TrainingFacts, Upsert, bundle_from_vectors
+from longtail.bundle import TrainingFacts, Upsert, bundle_from_vectors
 from longtail.serving import Retriever
 from longtail.serving.core.queries import QueryFeatures, RetrieveQuery, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT
-from tests.serving.core.test_tree_ranking import FEATURES, retriever_of
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.core.test_tree_ranking import FEATURES
+from tests.serving.plane import make_retriever, results_of
 
 UNIT = {"user_id": "u3", "history": ["item-1", "item-2"]}
-
-
-def of(bundle: Bundle) -> Retriever:
-    return retriever_of(bundle, ExactSearcher(bundle))
 
 
 def vectors(retriever: Retriever, queries: Sequence[JsonValue] = (), labels: Sequence[str] = ()) -> np.ndarray:
     return np.float32(retriever.embed([*map(QueryFeatures.model_validate, queries), *labels]))
 
 
-def scores_of(result: dict[str, Any]) -> dict[str, float]:
+def read_scores(result: dict[str, Any]) -> dict[str, float]:
     return {label["id"]: label["score"] for label in result["labels"]}
 
 
@@ -56,9 +52,9 @@ def test_a_vector_is_answered_by_the_same_formula(client: httpx.Client) -> None:
         )
         assert by_features == by_vector == again
         (alone,) = retrieve(client, {"vector": [1, 0], **option})
-        assert scores_of(alone) == pytest.approx(scores_of(by_features), abs=1e-6)
+        assert read_scores(alone) == pytest.approx(read_scores(by_features), abs=1e-6)
     (half,) = retrieve(client, {"vector": [0.5, 0.25], "k": 4, "bias_removal": 0})
-    assert scores_of(half) == pytest.approx({"c/é": 2 * (0.375 + 0.225), "a": 1, "b": 0.5, "4": -1.25}, abs=1e-6)
+    assert read_scores(half) == pytest.approx({"c/é": 2 * (0.375 + 0.225), "a": 1, "b": 0.5, "4": -1.25}, abs=1e-6)
     # Nothing makes it a unit vector, nor finite scores of what is large.
     (large,) = retrieve(client, {"vector": [6e11, -8e11], "k": 1})
     assert large["labels"][0]["score"] == pytest.approx(1.2e12)
@@ -82,7 +78,7 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
     rng = np.random.default_rng(0)
     vectors_LD, queries_BD = rng.normal(size=(60, 8)).astype(np.float32), rng.normal(size=(80, 8)) * 7
     counts_L = np.arange(60)[::-1] ** 2
-    retriever = of(
+    retriever = make_retriever(
         bundle_from_vectors(
             vectors_LD, TrainingFacts(pa.array([f"i{row}" for row in range(60)]), counts_L, "cosine"), name="c"
         )
@@ -94,7 +90,7 @@ def test_a_vector_of_any_length_is_scaled_under_cosine() -> None:
         expected_BL = cosines_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
         for results in by_vector_and_by_features(retriever, queries_BD, 60, bias_removal):
             for result, expected_L in zip(results, expected_BL, strict=True):
-                scores = scores_of(result)
+                scores = read_scores(result)
                 np.testing.assert_allclose([scores[f"i{row}"] for row in range(60)], expected_L, atol=3e-6)
 
 
@@ -108,13 +104,13 @@ def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
     bundle = bundle_from_vectors(vectors_LD, facts, name="l2")
     bundle.validate()
     assert (bundle.manifest.centre is not None) == (offset > 0)
-    retriever = of(bundle)
+    retriever = make_retriever(bundle)
     exact_BL = -np.square(queries_BD[:, None].astype(np.float64) - vectors_LD).sum(axis=2) / 2
     for bias_removal in (0, 1):
         exact_BL = exact_BL + bias_removal * np.log((counts_L + 0.5) / (counts_L + 0.5).sum())
         for results in by_vector_and_by_features(retriever, queries_BD, 500, bias_removal):
             for result, exact_L in zip(results, exact_BL, strict=True):
-                scores = scores_of(result)
+                scores = read_scores(result)
                 served_L = np.array([scores[f"i{row}"] for row in range(500)])
                 # One number for each query is not served.
                 np.testing.assert_allclose(served_L - served_L[0], exact_L - exact_L[0], atol=5e-5)
@@ -130,7 +126,7 @@ def test_distances_far_from_the_origin_equal_float64(offset: float) -> None:
 
 @pytest.mark.parametrize("cosine", [True, False])
 def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
-    retriever = of(make_bundle(labels=90, cosine=cosine, bias=True))
+    retriever = make_retriever(make_bundle(labels=90, cosine=cosine, bias=True))
     vectors_BD = retriever.embed([QueryFeatures(features=features) for features in FEATURES])
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
@@ -151,26 +147,22 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
 
 def test_labels_have_the_vectors_they_are_answered_by() -> None:
     bundle = make_bundle(labels=60, label_tower=True)
-    changed = retriever_of(bundle, ExactSearcher(bundle))
-    np.testing.assert_array_equal(vectors(changed, labels=["item-7", "item-3"]), bundle.embeddings[[7, 3]])
-    adding = Retriever(
-        name="r", created_at=changed.created_at, bundle=bundle, searcher=ExactSearcher(bundle),
-        encoder=changed.encoder, max_new_labels=9,
-    )  # fmt: skip
-    adding = adding.with_changes(
-        [Upsert(id=id_, at=AT, features={"genres": ["g1"], "year": 1.0}) for id_ in ("item-7", "new")]
+    np.testing.assert_array_equal(
+        vectors(make_retriever(bundle), labels=["item-7", "item-3"]), bundle.embeddings[[7, 3]]
     )
+    records = [Upsert(id=id_, at=AT, features={"genres": ["g1"], "year": 1.0}) for id_ in ("item-7", "new")]
+    adding = make_retriever(bundle, "exact", *records)
     embedded = vectors(adding, labels=["new", "item-7", "item-3"])
     np.testing.assert_array_equal(embedded, [*adding.overlay.added.embeddings[[1, 0]], bundle.embeddings[3]])
     query = RetrieveQuery(features=UNIT, k=61, bias_removal=0)
     (result,) = results_of(adding.retrieve([query]))
-    scores = scores_of(result)
+    scores = read_scores(result)
     u = vectors(adding, queries=[{"features": UNIT}])[0]
     assert [scores[id_] for id_ in ("new", "item-7", "item-3")] == pytest.approx(list(embedded @ u / 0.1), abs=1e-5)
 
 
 def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
-    retriever = of(make_bundle(labels=90, proposal=True))
+    retriever = make_retriever(make_bundle(labels=90, proposal=True))
     (u,) = vectors(retriever, queries=[{"features": UNIT}]).tolist()
     default = retriever.manifest.bias_removal.default
     for dial, received in (({}, f"{default}, this release's default"), ({"bias_removal": 0.25}, "0.25")):
@@ -191,7 +183,7 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
     assert by_vector == by_features
     for result, query in ((by_vector, queries[1]), (dialled, queries[0])):
         (alone,) = results_of(retriever.retrieve([query]))
-        assert scores_of(result) == pytest.approx(scores_of(alone), abs=1e-5)
+        assert read_scores(result) == pytest.approx(read_scores(alone), abs=1e-5)
 
 
 def test_embed_over_http(client: httpx.Client) -> None:

@@ -13,7 +13,6 @@ from longtail.index.release.releases import open_releases
 from longtail.serving.core.exploration import Draws, Explored, Lottery, draw, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
-from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.rounding import within_rounding
 from tests.serving.plane import plane_retriever, results_of
@@ -146,20 +145,6 @@ def test_through_the_retriever() -> None:
     assert ids(answer(k=1, explore={"tail": 1}, allow=["a", "4"])) == ["4"]
     assert sorted(ids(answer(k=2, explore={"tail": 2}, allow=["a"]))) == ["a"]
     assert sorted(ids(answer(k=4, explore={"tail": 1, "head": 1}))) == ["4", "a", "b", "c/é"]
-
-
-@pytest.mark.parametrize(
-    ("options", "field", "message"),
-    [
-        ({"k": 2, "explore": {"tail": 2, "head": 1}}, "queries.0.explore", "at most k = 2 slots"),
-        ({"buckets": ["head"], "explore": {"tail": 1}}, "queries.0.explore.tail", "that may be answered"),
-    ],
-)
-def test_impossible_floors(options: dict[str, object], field: str, message: str) -> None:
-    query = RetrieveQuery.model_validate({"features": {}, **options})
-    with pytest.raises(InvalidRequestError, match=message) as caught:
-        plane_retriever().retrieve([query])
-    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("spec", "tree"), [("flat", False), ("ivf_flat", False), ("flat", True)])

@@ -25,8 +25,7 @@ from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
-from tests.serving.core.test_cooccurrence import retriever_of
-from tests.serving.plane import results_of
+from tests.serving.plane import make_retriever, results_of
 
 L, DAY = 60, 86_400.0
 
@@ -71,7 +70,7 @@ def test_answers_become_the_prior_of_the_next_release(
     exposed_releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(get_values(exposed_releases, "first").values()) == {0.0}
-    (before,) = release_json(retriever_of(exposed_releases.open("first").bundle))["priors"]
+    (before,) = release_json(make_retriever(exposed_releases.open("first").bundle, "flat"))["priors"]
     exposure = {"half_life": "24h", "until": None, "mean": 0.0}
     assert before == {"name": "exposed", "minimum": -1, "default": 0, "maximum": 1, "exposure": exposure}
     settings = Settings(releases=exposed_releases.root, state=tmp_path, answer_share=0.5)
@@ -114,7 +113,7 @@ def test_requests_weigh_exposure_as_numpy_does(
     bundle = exposed_releases.open(refresh(Settings(releases=exposed_releases.root, state=tmp_path))).bundle
     assert "LONGTAIL_ANSWER_SHARE is 0: the prior exposed knows the answers of experiments alone" in caplog.text
     added = Upsert(id="new", at=datetime(2026, 1, 2, tzinfo=UTC), features=label_features(3))
-    served = retriever_of(bundle, "flat", added)
+    served = make_retriever(bundle, "flat", added)
     query = {"features": {"user_id": "u1"}, "k": L + 1, "bias_removal": 0, "popularity": 0}
     plain, weighed = (
         {label["id"]: label["score"] for label in result["labels"]}

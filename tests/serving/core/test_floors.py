@@ -16,8 +16,8 @@ from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets
-from tests.serving.core.test_cooccurrence import BUNDLES, changes, retriever_of
-from tests.serving.plane import plane_retriever, results_of
+from tests.serving.core.test_cooccurrence import BUNDLES, changes
+from tests.serving.plane import make_retriever, plane_retriever, results_of
 
 Floors = list[dict[str, Any]]
 
@@ -32,7 +32,7 @@ def retriever() -> Retriever:
         else first
         for n, first in enumerate(changes())
     ]
-    return retriever_of(BUNDLES["dot, bias, μ"](), "flat", *records)
+    return make_retriever(BUNDLES["dot, bias, μ"](), "flat", *records)
 
 
 def answer(retriever: Retriever, draws: Draws | None = None, **options: Any) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_whole_catalogue(retriever: Retriever, seed: int) -> None:
 def test_other_scores(retriever: Retriever) -> None:
     """Similar labels, and a tree p_n(y|x)."""
     floors: Floors = [{"bucket": "new", "n": 2}, {"bucket": "torso", "n": 3}]
-    tree = retriever_of(BUNDLES["tree"]())
+    tree = make_retriever(BUNDLES["tree"](), "flat")
     for k in (5, 8):
         for at in (0.0, 1.0):
             options = {"features": {"user_id": "u2"}, "bias_removal": at}

@@ -13,8 +13,7 @@ from longtail.index import build, open_releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
-from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.plane import make_retriever, results_of
 
 SEEN = ["item-1", "item-2", "no such item"]
 
@@ -22,7 +21,7 @@ SEEN = ["item-1", "item-2", "no such item"]
 def ids(default: bool, **options: Any) -> list[str]:
     bundle = make_bundle(labels=60)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     query = RetrieveQuery(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **options})
     (result,) = results_of(retriever.retrieve([query]))
     # What the tower reads of a history is counted, whether or not the answer leaves the history out.

@@ -25,24 +25,16 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
+from tests.clock import Clock
 from tests.serving.core.shop import DATED, LABELS, dated, meets, shop_bundle, some_filter
-from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.plane import make_retriever, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = DATED.timestamp()
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+    clock = Clock(DATED.timestamp())
     monkeypatch.setattr(lifetimes, "now", clock)
     return clock
 
@@ -100,8 +92,8 @@ def test_answers_are_the_best_available(spec: str, releases: Releases, clock: Cl
     answered_at_once, compared = set[int](), 0
     for step in range(80):
         # Mostly second by second, as caches of one second serve the next one; sometimes far, or back.
-        clock.seconds += rng.choice([0, 0.4, 1, 1, 1, 30, -45])
-        lives = np.array([alive(label["display"], clock.seconds) for label in labels_json]) & visible
+        clock.now += rng.choice([0, 0.4, 1, 1, 1, 30, -45])
+        lives = np.array([alive(label["display"], clock.now) for label in labels_json]) & visible
         request: dict[str, Any] = {"k": int(rng.integers(1, 30)), "cooccurrence": 0.0}
         passes = lives.copy()
         if step % 2:
@@ -164,19 +156,19 @@ def test_a_label_comes_and_ends_at_its_second(releases: Releases, clock: Clock) 
         return in_answer
 
     for seconds, available in ((begin - 0.001, False), (begin, True), (until - 0.001, True), (until, False)):
-        clock.seconds = seconds
+        clock.now = seconds
         assert is_answered() == available, seconds
-    clock.seconds = begin - 0.5
+    clock.now = begin - 0.5
     next_change = retriever.availability["next_change"]
     assert next_change == datetime.fromtimestamp(begin, UTC)
     pinned = retriever.view_at(begin - 0.5)
-    clock.seconds = until + 5
+    clock.now = until + 5
     later = (datetime.fromtimestamp(until, UTC) + timedelta(hours=1)).isoformat()
     (patch,) = create_patches([LabelPatchById(id=id_, display={"available_until": later})], retriever)
     retriever = retriever.with_changes([patch])
     assert is_answered()
     assert pinned.with_changes([patch]).retrieve([RetrieveQuery(features={}, k=1, allow=[id_])]).results[0]["labels"]
-    clock.seconds = begin - 1
+    clock.now = begin - 1
     assert not is_answered()
     assert pinned.view_at() is pinned
 
@@ -240,14 +232,14 @@ def test_times_of_every_kind(column: pa.Array) -> None:
 
 def test_a_tree_obeys_lifetimes(clock: Clock) -> None:
     bundle = dated(make_bundle(labels=90, proposal=True))
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     displayed = [label["display"] for label in retriever.catalogue.labels_json(range(90))]
     for seconds in (-200, -20, -19, 30, 200):
-        clock.seconds = DATED.timestamp() + seconds
+        clock.now = DATED.timestamp() + seconds
         query = RetrieveQuery.model_validate({"features": {"user_id": "u3"}, "k": 90, "bias_removal": 1.0})
         (result,) = results_of(retriever.retrieve([query]))
         ids = {label["id"] for label in result["labels"]}
-        assert ids == {f"item-{row}" for row in range(90) if alive(displayed[row], clock.seconds)}
+        assert ids == {f"item-{row}" for row in range(90) if alive(displayed[row], clock.now)}
 
 
 def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path) -> None:
@@ -264,7 +256,7 @@ def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path
 
     assert answered("then", "2026-06-01T00:00:25Z") == available(25) != available(0)
     assert answered("now", None) == available(0)
-    clock.seconds += 25
+    clock.now += 25
     next((tmp_path / "now").glob("part-*")).unlink()
     assert answered("now", None) == available(0)
     with pytest.raises(BatchError, match='--at: expected a date or time in ISO 8601, received "noon"'):
@@ -272,20 +264,20 @@ def test_a_batch_is_of_one_time(releases: Releases, clock: Clock, tmp_path: Path
 
 
 def test_answers_are_judged_only_while_nearly_the_same_labels_are_available(releases: Releases, clock: Clock) -> None:
-    clock.seconds = DATED.timestamp() - 1000
+    clock.now = DATED.timestamp() - 1000
     retriever = load_release(releases, "flat")
     assert retriever.promises is not None
     query = RetrieveQuery(features={"user_id": "u1"})
     assert np.isfinite(retriever.retrieve([query]).judged_at_B).all()
     assert not retriever.promises.is_complete
-    clock.seconds = DATED.timestamp()
+    clock.now = DATED.timestamp()
     assert np.isnan(retriever.retrieve([query]).judged_at_B).all()
     assert np.isfinite(load_release(releases, "flat").retrieve([query]).judged_at_B).all()
 
 
 def test_catalogues_without_lifetimes_are_never_copied() -> None:
     bundle = make_bundle(labels=9)
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     assert retriever.view_at() is retriever
     assert retriever.availability == {"labels": 9, "next_change": None}
     hidden = retriever.with_changes([Hide(id="item-1", at=AT)])

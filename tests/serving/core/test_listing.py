@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,10 @@ from longtail.bundle.label_changes import replay
 from longtail.serving import Retriever
 from longtail.serving.core.listing import LabelListing, list_labels
 from tests.bundles import make_bundle
-from tests.serving.core.test_overlay import Exact, some_records
-from tests.serving.plane import PlaneEncoder
+from tests.serving.core.test_overlay import some_records
+from tests.serving.plane import make_retriever
 
 L = 60
-
-
-def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str = "r1") -> Retriever:
-    created = Retriever(
-        name=name,
-        created_at=datetime(2026, 1, 2, tzinfo=UTC),
-        bundle=bundle,
-        searcher=Exact(bundle),
-        encoder=PlaneEncoder(),
-        max_new_labels=1000,
-    )
-    return created.with_changes(records)
 
 
 def pages(retriever: Retriever, **query: Any) -> Iterator[dict[str, Any]]:
@@ -48,7 +35,7 @@ def listed(retriever: Retriever, **query: Any) -> list[tuple[str, str]]:
     return [(label["id"], label["state"]) for page in pages(retriever, **query) for label in page["labels"]]
 
 
-def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
+def list_states(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
     """State by id, in the order of ids."""
     ids, changes = bundle.labels.ids.to_pylist(), replay(records)
     states = {id_: "hidden" if id_ in changes.hidden else "visible" for id_ in ids}
@@ -59,7 +46,7 @@ def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str
 def test_every_label_comes_once_in_its_state(limit: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     records = some_records(np.random.default_rng(limit), 150)
-    changed, states = retriever_of(bundle, records), expected_of(bundle, records)
+    changed, states = make_retriever(bundle, "exact", *records), list_states(bundle, records)
     assert set(states.values()) == {"visible", "hidden", "added"}
     assert listed(changed, limit=limit) == list(states.items())
     for state in ("visible", "hidden", "added"):
@@ -92,7 +79,7 @@ def test_lasting_labels_are_listed_once_despite_changes_between_pages() -> None:
         history: list[str] = []
         throughout, cursor = set(bundle.labels.ids.to_pylist()), None
         while True:
-            served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
+            served = make_retriever(bundle if rng.random() < 0.5 else turned, "exact", *records)
             page = list_labels(served, LabelListing(limit=5, state="visible", cursor=cursor))
             history += [label["id"] for label in page["labels"]]
             cursor = page["next_cursor"]

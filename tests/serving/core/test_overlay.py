@@ -14,53 +14,22 @@ import pytest
 
 from longtail.bundle import Bundle, Hide, LabelRecord, Patch, Restore, Tower, Upsert
 from longtail.bundle.label_changes import replay
-from longtail.index import Filter, IndexSpec, Searcher
-from longtail.index.building.tuning import tune_index
-from longtail.index.search.eligible import Eligible
+from longtail.index import Filter
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
 from longtail.serving.core.ranking import Batch, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
 from tests.bundles import label_features, make_bundle
-from tests.serving.plane import rows_in_use
+from tests.serving.plane import ExactSearcher, rows_in_use
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 L = 60
 
 
-class Exact:
-    """Scores every label but those it does without."""
-
-    def __init__(self, bundle: Bundle, hidden: np.ndarray | None = None) -> None:
-        self.labels = bundle.manifest.labels
-        self.hidden = np.empty(0, np.int64) if hidden is None else hidden
-        self.bundle = bundle
-
-    def without(self, rows: np.ndarray) -> Exact:
-        assert rows.dtype == np.int64
-        return Exact(self.bundle, np.union1d(self.hidden, rows))
-
-    def restrict(self, eligible: Eligible) -> Exact:
-        return self.without(np.setdiff1d(np.arange(self.labels), eligible.rows))
-
-    def search(self, queries: np.ndarray, k: int, filters: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        scores = queries @ self.bundle.rows().T
-        for query, filter_ in enumerate(filters or [None] * len(queries)):
-            if filter_ is not None:
-                filter_.check(self.labels, query)
-                scores[query, ~filter_.mask(self.bundle.labels.buckets)] = -np.inf
-        scores[:, self.hidden] = -np.inf
-        rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        scores = np.take_along_axis(scores, rows, 1)
-        return scores, np.where(np.isneginf(scores), -1, rows)
-
-
-def rows_of(bundle: Bundle) -> dict[str, int]:
-    return {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}
-
-
-def overlay_of(bundle: Bundle, *records: LabelRecord, most: int = 1000) -> Overlay:
-    return Overlay.as_built(bundle, Exact(bundle), rows_of(bundle), max_new_labels=most).with_changes(records)
+def make_overlay(bundle: Bundle, *records: LabelRecord, most: int = 1000) -> Overlay:
+    return Overlay.as_built(bundle, ExactSearcher(bundle), bundle.labels.rows_by_id, max_new_labels=most).with_changes(
+        records
+    )
 
 
 def upsert(id_: str, at: datetime = AT, display: dict[str, Any] | None = None, **features: Any) -> Upsert:
@@ -97,7 +66,8 @@ def by_formula(
         for table in onnx.load_from_string(bundle.label_tower).graph.initializer
     }
     labels, T = bundle.labels, bundle.manifest.temperature
-    rows, scored = rows_of(bundle), {}
+    rows = {id_: row for row, id_ in enumerate(labels.ids.to_pylist())}
+    scored = {}
     for id_ in rows.keys() | changes.upserts.keys():
         row = rows.get(id_)
         if id_ in changes.hidden:
@@ -141,7 +111,7 @@ def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) ->
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
     records = some_records(rng, 60)
-    overlay = overlay_of(bundle, *records[:50]).with_changes(records[50:])
+    overlay = make_overlay(bundle, *records[:50]).with_changes(records[50:])
     assert 10 < overlay.rows.count < len(overlay.rows)
     assert len(overlay.hidden) > 3
     ids = bundle.labels.ids.to_pylist() + overlay.added.ids.tolist()
@@ -175,13 +145,13 @@ def test_answers_equal_the_formula_under_any_filter(variant: dict[str, bool]) ->
 
 def test_an_empty_overlay_uses_the_index_directly() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle)
+    overlay = make_overlay(bundle)
     base = overlay.searcher
-    assert isinstance(base, Exact)
+    assert isinstance(base, ExactSearcher)
     assert overlay.with_changes([]) is overlay
     hidden = overlay.with_changes([hide("item-3"), hide("nobody")])
-    assert isinstance(hidden.searcher, Exact)
-    assert hidden.searcher.hidden.tolist() == hidden.hidden.tolist() == [3]
+    assert isinstance(hidden.searcher, ExactSearcher)
+    assert hidden.searcher.hidden_R.tolist() == hidden.hidden.tolist() == [3]
     assert hidden.with_changes([restore("item-3")]).searcher is base
     added = hidden.with_changes([upsert("new", year=1)])
     assert isinstance(added.searcher, OverlaySearcher)
@@ -200,7 +170,7 @@ def test_only_new_labels_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
         return embed(tower, inputs)
 
     monkeypatch.setattr(Tower, "embed", counting)
-    overlay = overlay_of(bundle, *[upsert(f"new-{at}", year=at) for at in range(5)])
+    overlay = make_overlay(bundle, *[upsert(f"new-{at}", year=at) for at in range(5)])
     more = overlay.with_changes([upsert("new-5", year=5), hide("new-0"), upsert("item-1", year=1)])
     assert embedded == [[0] * 5, [0, 2]]
     assert [*rows_in_use(more)] == ["new-1", "new-2", "new-3", "new-4", "new-5", "item-1"]
@@ -229,7 +199,7 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
             overlay.find_served_rows(np.arange(L)).tolist(),
         )
 
-    overlays = [overlay_of(bundle)]
+    overlays = [make_overlay(bundle)]
     before = [describe_overlay(overlays[0])]
     for _ in range(40):
         overlays.append(overlays[rng.integers(len(overlays))].with_changes(some_records(rng, 4)))
@@ -240,20 +210,20 @@ def test_later_changes_do_not_alter_an_overlay(seed: int, monkeypatch: pytest.Mo
 
 
 def test_a_label_that_changes_all_the_time_takes_few_rows() -> None:
-    overlay = overlay_of(make_bundle(labels=L, label_tower=True), upsert("new", year=0), upsert("other", year=0))
+    overlay = make_overlay(make_bundle(labels=L, label_tower=True), upsert("new", year=0), upsert("other", year=0))
     for year in range(600):
         overlay = overlay.with_changes([upsert("new", year=year)])
         assert overlay.rows.count == 2
         assert len(overlay.rows) <= 2 + 257
     np.testing.assert_array_equal(
         overlay.rows.augmented_ME[overlay.rows.find_row("new")],
-        overlay_of(make_bundle(labels=L, label_tower=True), upsert("new", year=599)).rows.augmented_ME[0],
+        make_overlay(make_bundle(labels=L, label_tower=True), upsert("new", year=599)).rows.augmented_ME[0],
     )
 
 
 def test_ids_keep_every_byte() -> None:
     ids = ["a\0", "a", "ä", " "]
-    overlay = overlay_of(make_bundle(labels=L, label_tower=True), *[upsert(id_, year=1) for id_ in ids])
+    overlay = make_overlay(make_bundle(labels=L, label_tower=True), *[upsert(id_, year=1) for id_ in ids])
     assert [*rows_in_use(overlay)] == ids
 
 
@@ -262,11 +232,11 @@ def test_incremental_changes_equal_one_build(seed: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
     records = some_records(rng, 80)
-    stepwise = overlay_of(bundle)
+    stepwise = make_overlay(bundle)
     for start in range(0, 80, 4):
         stepwise = stepwise.with_changes(records[start : start + 4])
-    at_once = overlay_of(bundle, *records)
-    compacted = overlay_of(bundle, *replay(records).records())
+    at_once = make_overlay(bundle, *records)
+    compacted = make_overlay(bundle, *replay(records).records())
     for overlay in (at_once, compacted):
         assert overlay.changes == stepwise.changes
         expected, in_use = rows_in_use(overlay), rows_in_use(stepwise)
@@ -293,7 +263,7 @@ def test_incremental_changes_equal_one_build(seed: int) -> None:
 def test_catalogue_labels_keep_their_figures_and_columns() -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     labels = bundle.labels
-    overlay = overlay_of(
+    overlay = make_overlay(
         bundle,
         upsert("item-7", **label_features(7)),
         upsert("new", year=0),
@@ -335,7 +305,7 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
     record: Upsert, field: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle)
+    overlay = make_overlay(bundle)
     with pytest.raises(InvalidRequestError) as caught:
         overlay.check([upsert("y", year=1), record])
     assert caught.value.field == field
@@ -350,11 +320,11 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
 
 def test_new_labels_beyond_the_limit_are_refused() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle, upsert("a"), upsert("item-1"), most=3)
+    overlay = make_overlay(bundle, upsert("a"), upsert("item-1"), most=3)
     overlay.check([upsert("a", year=1), upsert("item-1"), upsert("b")])
     with pytest.raises(InvalidRequestError, match="at most 1 more labels, as 2 of 3 are added already"):
         overlay.check([upsert("b"), upsert("c")])
-    full = overlay_of(bundle, *[upsert(f"new-{at}") for at in range(5)], most=3)
+    full = make_overlay(bundle, *[upsert(f"new-{at}") for at in range(5)], most=3)
     assert len(full.added) == 5, "what was acknowledged is served, whatever the setting says now"
     with pytest.raises(InvalidRequestError, match=r"at most 0 more labels, as 5 of 3 are added already, received 1"):
         full.check([upsert("b")])
@@ -365,7 +335,7 @@ def test_new_labels_beyond_the_limit_are_refused() -> None:
     ("variant", "word"), [({"proposal": True, "label_tower": True}, "a tree"), ({}, "label_tower")]
 )
 def test_releases_that_cannot_embed_labels_can_still_hide_them(variant: dict[str, bool], word: str) -> None:
-    overlay = overlay_of(make_bundle(labels=L, **variant))
+    overlay = make_overlay(make_bundle(labels=L, **variant))
     with pytest.raises(NoLabelTowerError, match=f"found one with.* {word}.*hiding works"):
         overlay.check([upsert("new")])
     overlay.check([])
@@ -377,7 +347,7 @@ def test_changes_in_a_newer_release_are_not_applied_again() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     created = bundle.manifest.created_at
     before, after = created - timedelta(seconds=1), created + timedelta(seconds=1)
-    overlay = overlay_of(
+    overlay = make_overlay(
         bundle,
         upsert("item-1", at=before, year=1),
         upsert("item-2", at=created, year=1),
@@ -402,7 +372,7 @@ def test_columns_of_other_types_are_json() -> None:
         }
     )
     manifest = bundle.manifest.model_copy(update={"display": display.column_names})
-    overlay = overlay_of(replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display)))
+    overlay = make_overlay(replace(bundle, manifest=manifest, labels=replace(bundle.labels, display=display)))
     arguments = {"day": "2021-02-03", "tags": ["c"], "kind": "song", "stars": 5}
     overlay.check([upsert("x", display=arguments), upsert("item-3", display={"stars": None})])
     changed = overlay.with_changes([upsert("x", display=arguments), upsert("item-3", display={"stars": None})])
@@ -428,7 +398,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
         monkeypatch.setattr("longtail.serving.core.tree_ranking._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
     bundle = make_bundle(labels=L, proposal=True)
     assert bundle.proposal is not None
-    overlay = overlay_of(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])
+    overlay = make_overlay(bundle, *[hide(f"item-{row}") for row in range(0, L, 3)])
 
     def ranker(searcher: LabelSearcher, hidden: np.ndarray) -> TreeRanker:
         return TreeRanker(searcher, bundle, bundle.proposal, hidden)
@@ -448,29 +418,12 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
         hidden_too.append(replace(request, exclude=exclude))
     queries = bundle.calibration_queries[:30]
     actual = ranker(overlay.searcher, overlay.hidden).rank(Batch(queries, inputs, dials, priors, filters, L))
-    expected = ranker(Exact(bundle), np.empty(0, np.int64)).rank(Batch(queries, inputs, dials, priors, hidden_too, L))
+    expected = ranker(ExactSearcher(bundle), np.empty(0, np.int64)).rank(
+        Batch(queries, inputs, dials, priors, hidden_too, L)
+    )
     np.testing.assert_array_equal(actual[1], expected[1])
     np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
     assert (actual[1].max(axis=1) > 0).any()
-
-
-def test_an_overlay_over_a_real_index() -> None:
-    bundle = make_bundle(labels=400, label_tower=True)
-    built = tune_index(bundle, IndexSpec("flat"), lambda _: None)
-    searcher = Searcher(bundle, built.index, built.chosen.params)
-    rows = rows_of(bundle)
-    records = some_records(np.random.default_rng(4), 80)
-    overlay = Overlay.as_built(bundle, searcher, rows, max_new_labels=1000).with_changes(records)
-    exact = Overlay.as_built(bundle, Exact(bundle), rows, max_new_labels=1000).with_changes(records)
-    rng = np.random.default_rng(5)
-    filters = [some_filter(rng, overlay.labels) for _ in range(50)]
-    dials = rng.choice([0.0, 0.5, 1.0], 50).astype(np.float32)
-    queries = bundle.augmentation.queries(bundle.calibration_queries, dials)
-    for k in (5, overlay.labels):
-        actual, expected = overlay.searcher.search(queries, k, filters), exact.searcher.search(queries, k, filters)
-        np.testing.assert_array_equal(actual[1] >= 0, expected[1] >= 0)
-        np.testing.assert_allclose(actual[0], expected[0], atol=1e-4)
-    assert not set(actual[1].ravel()) & set(overlay.masked.tolist())
 
 
 def with_years() -> Bundle:
@@ -484,7 +437,7 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
     new = upsert("new", display={"title": "New", "year": 1999}, **label_features(3)).model_copy(
         update={"priors": {"margin": 2.0}}
     )
-    overlay = overlay_of(bundle, new, Patch(id="new", at=AT, display={"year": 2026}))
+    overlay = make_overlay(bundle, new, Patch(id="new", at=AT, display={"year": 2026}))
     later = AT + timedelta(seconds=1)
 
     again = overlay.complete(upsert("new", later, **label_features(4)))
@@ -504,5 +457,5 @@ def test_features_sent_again_keep_the_columns_and_priors_that_changes_have_set()
 def test_unknown_columns_of_a_patch_are_dropped() -> None:
     bundle = with_years()
     old = upsert("new", display={"title": "New", "year": "soon", "colour": "red"}, **label_features(3))
-    overlay = replace(overlay_of(bundle), changes=replay([old]))
+    overlay = replace(make_overlay(bundle), changes=replay([old]))
     assert overlay.complete(upsert("new", **label_features(4))).display == {"title": "New"}

@@ -19,8 +19,7 @@ from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, Unkn
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT, hide, restore, upsert
-from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.plane import make_retriever, results_of
 
 LATER = AT + timedelta(days=1)
 
@@ -29,13 +28,8 @@ def patch(id_: str, **display: Any) -> Patch:
     return Patch(id=id_, at=LATER, display=display)
 
 
-def after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
-    bundle = bundle or make_bundle(labels=60)
-    built = retriever_of(bundle, ExactSearcher(bundle))
-    return Retriever(
-        name="r", created_at=built.created_at, bundle=bundle, searcher=ExactSearcher(bundle), encoder=built.encoder,
-        max_new_labels=100,
-    ).with_changes(records)  # fmt: skip
+def serve_after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
+    return make_retriever(bundle or make_bundle(labels=60), "exact", *records)
 
 
 def answered(retriever: Retriever, **request: Any) -> dict[str, dict[str, Any]]:
@@ -45,7 +39,7 @@ def answered(retriever: Retriever, **request: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_a_patched_label_shows_its_columns_and_scores_as_before() -> None:
-    before, now = answered(after()), answered(after(patch("item-7", title="Sold out")))
+    before, now = answered(serve_after()), answered(serve_after(patch("item-7", title="Sold out")))
     assert now["item-7"]["display"] == before["item-7"]["display"] | {"title": "Sold out"}
     assert now["item-7"]["score"] == pytest.approx(before["item-7"]["score"], abs=1e-5)
     assert now.keys() == before.keys()
@@ -53,30 +47,32 @@ def test_a_patched_label_shows_its_columns_and_scores_as_before() -> None:
 
 
 def test_filters_go_by_the_columns_of_now() -> None:
-    changed = after(patch("item-7", title="Sold out"), patch("item-9", title="Sold out"), patch("item-9", title="Here"))
+    changed = serve_after(
+        patch("item-7", title="Sold out"), patch("item-9", title="Sold out"), patch("item-9", title="Here")
+    )
     assert set(answered(changed, filter={"title": "Sold out"})) == {"item-7"}
     assert set(answered(changed, filter={"title": {"in": ["Title 7", "Title 9", "Here"]}})) == {"item-9"}
 
 
 def test_restored_labels_keep_their_patches() -> None:
     once = [patch("item-7", title="Sold out"), hide("item-7")]
-    assert "item-7" not in answered(after(*once))
-    assert answered(after(*once, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
+    assert "item-7" not in answered(serve_after(*once))
+    assert answered(serve_after(*once, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
     late = [*once, patch("item-7", title="Meanwhile")]  # by another replica, which had not heard of it
-    assert "item-7" not in answered(after(*late))
-    assert answered(after(*late, restore("item-7")))["item-7"]["display"]["title"] == "Meanwhile"
+    assert "item-7" not in answered(serve_after(*late))
+    assert answered(serve_after(*late, restore("item-7")))["item-7"]["display"]["title"] == "Meanwhile"
     deleted = [upsert("new", genres=["g1"], year=1.0), patch("new", title="Newer"), hide("new"), restore("new")]
     bundle = make_bundle(labels=60, label_tower=True)
-    assert "new" not in answered(after(*deleted, bundle=bundle))
+    assert "new" not in answered(serve_after(*deleted, bundle=bundle))
     again = upsert("new", genres=["g1"], display={"title": "Again"})
-    assert answered(after(*deleted, again, bundle=bundle))["new"]["display"]["title"] == "Again"
+    assert answered(serve_after(*deleted, again, bundle=bundle))["new"]["display"]["title"] == "Again"
 
 
 def test_an_embedded_label_keeps_its_embedding() -> None:
     bundle, anew = make_bundle(labels=60, label_tower=True), upsert("item-7", genres=["g1"], year=1.0)
     new = upsert("new", genres=["g2"], display={"title": "New"})
-    before = answered(after(anew, new, bundle=bundle))
-    now = answered(after(anew, new, patch("item-7", title="A"), patch("new", title="B"), bundle=bundle))
+    before = answered(serve_after(anew, new, bundle=bundle))
+    now = answered(serve_after(anew, new, patch("item-7", title="A"), patch("new", title="B"), bundle=bundle))
     assert {id_: label["score"] for id_, label in now.items()} == pytest.approx(
         {id_: label["score"] for id_, label in before.items()}, abs=1e-5
     )
@@ -120,21 +116,21 @@ def test_a_patch_is_dated_by_itself() -> None:
     bundle = make_bundle(labels=60, label_tower=True)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"created_at": AT + timedelta(hours=12)}))
     old = [Patch(id="item-7", at=AT, display={"title": "Before"}), upsert("item-9", genres=["g1"], year=1.0)]
-    built = answered(after(bundle=bundle))
-    now = answered(after(*old, patch("item-9", title="After"), bundle=bundle))
+    built = answered(serve_after(bundle=bundle))
+    now = answered(serve_after(*old, patch("item-9", title="After"), bundle=bundle))
     assert now["item-7"] == built["item-7"]
     assert now["item-9"]["score"] == pytest.approx(built["item-9"]["score"], abs=1e-5)
     assert now["item-9"]["display"]["title"] == "After"
 
 
 def test_patches_need_no_tower_even_with_added_labels() -> None:
-    both = after(upsert("new", genres=["g1"]), patch("item-3", title="Here"))
+    both = serve_after(upsert("new", genres=["g1"]), patch("item-3", title="Here"))
     assert answered(both)["item-3"]["display"]["title"] == "Here"
     assert both.overlay.skipped.keys() == {"new"}
 
 
 def test_columns_of_another_release_are_ignored() -> None:
-    both = after(patch("item-3", title="Here", price=9), patch("item-5", price=9), patch("of another", price=9))
+    both = serve_after(patch("item-3", title="Here", price=9), patch("item-5", price=9), patch("of another", price=9))
     assert answered(both)["item-3"]["display"]["title"] == "Here"
     assert not both.overlay.skipped
 
@@ -144,14 +140,14 @@ def test_impossible_patches_are_refused() -> None:
         return create_patches([LabelPatchById(**label) for label in labels], retriever)
 
     title = {"display": {"title": "A"}}
-    hidden = after(hide("item-3"))
+    hidden = serve_after(hide("item-3"))
     for id_ in ("no such", "item-3"):
         with pytest.raises(UnknownLabelError, match=r"the id of a label of this release|not hidden, received"):
             records({"id": "item-5", **title}, {"id": id_, **title}, retriever=hidden)
     with pytest.raises(InvalidRequestError, match="colour"):
         records({"id": "item-5", "display": {"colour": "red"}}, retriever=hidden)
     with pytest.raises(NoLabelTowerError, match=r"has no leaf for them: train again"):
-        records({"id": "item-5", **title}, retriever=after(bundle=make_bundle(labels=90, proposal=True)))
+        records({"id": "item-5", **title}, retriever=serve_after(bundle=make_bundle(labels=90, proposal=True)))
     assert records({"id": "item-5", **title}, retriever=hidden)[0].display == {"title": "A"}
 
 
@@ -164,7 +160,7 @@ def test_a_newer_table_undoes_older_patches_and_names_them() -> None:
         Patch(id="item-1", at=AT, display={"title": "before"}),
         Patch(id="item-2", at=AT + timedelta(hours=9), display={"title": "after"}),
     ]
-    before, newer = (after(*records, bundle=built(hours)).overlay for hours in (-5, 5))
+    before, newer = (serve_after(*records, bundle=built(hours)).overlay for hours in (-5, 5))
     assert (newer.undone_patches(before), before.undone_patches(before), before.undone_patches(newer)) == (
         ["item-1"], [], [],
     )  # fmt: skip
@@ -172,4 +168,4 @@ def test_a_newer_table_undoes_older_patches_and_names_them() -> None:
 
 def test_a_hidden_label_is_not_called_unknown() -> None:
     with pytest.raises(UnknownLabelError, match="is hidden; POST /v1/labels/restore brings it back"):
-        after(hide("item-2")).label("item-2")
+        serve_after(hide("item-2")).label("item-2")

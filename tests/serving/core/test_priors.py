@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle, Prior, Priors, Tower, Upsert
-from longtail.index import IndexSpec, Searcher
-from longtail.index.building.tuning import tune_index
 from longtail.serving import Retriever, create_app
-from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
@@ -26,10 +23,10 @@ from tests.serving.http.test_feedback import recorded_events
 from tests.serving.plane import (
     ExactSearcher,
     PlaneEncoder,
+    make_retriever,
     plane_bundle,
     plane_retriever,
     plane_settings,
-    results_of,
     rows_in_use,
 )
 
@@ -131,52 +128,6 @@ def with_priors(bundle: Bundle) -> Bundle:
     return replace(bundle, priors=Priors((RECENT, MARGIN), values))
 
 
-def retriever_of(bundle: Bundle) -> Retriever:
-    built = tune_index(bundle, IndexSpec("flat"), lambda _: None)
-    manifest = bundle.manifest
-    return Retriever(
-        name="r",
-        created_at=AT,
-        bundle=bundle,
-        searcher=Searcher(bundle, built.index, built.chosen.params),
-        encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
-        max_new_labels=100,
-    )
-
-
-@pytest.mark.parametrize("proposal", [False, True])
-def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
-    bundle = with_priors(make_bundle(labels=300, bias=True, popularity=not proposal, proposal=proposal))
-    assert bundle.priors is not None
-    retriever = retriever_of(bundle)
-    labels, manifest, rng = bundle.labels, bundle.manifest, np.random.default_rng(6)
-    queries = [
-        RetrieveQuery(
-            features={"user_id": f"u{rng.integers(20)}", "history": [f"item-{rng.integers(300)}"]},
-            bias_removal=float(rng.choice([0.0, 0.5, 1.0])),
-            popularity=float(rng.uniform(-1, 2)),
-            priors={"recent": float(rng.uniform(-1, 2)), "margin": float(rng.uniform(0, 1))},
-        )
-        for _ in range(20)
-    ]
-    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
-    inputs = encoder.read([query.features for query in queries])
-    f = encoder.embed(inputs).astype(float) @ bundle.embeddings.T / manifest.temperature + labels.bias
-    log_nu = np.tile(labels.log_pn, (20, 1))
-    if bundle.proposal is not None:
-        log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))
-    for i, result in enumerate(results_of(retriever.retrieve(queries))):
-        query = queries[i]
-        assert query.bias_removal is not None
-        assert query.popularity is not None
-        expected = f[i] + query.bias_removal * log_nu[i] + query.popularity * labels.log_pi
-        expected += bundle.priors.values_LP @ np.array([query.priors["recent"], query.priors["margin"]])
-        best = np.argsort(-expected)[:10]
-        assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in best]
-        answered_scores = [label["score"] for label in result["labels"]]
-        np.testing.assert_allclose(answered_scores, expected[best], rtol=1e-4, atol=1e-4)
-
-
 def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     bundle = with_priors(make_bundle(labels=60, bias=True, popularity=True, label_tower=True))
     assert bundle.priors is not None
@@ -189,7 +140,7 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
     query_options = {"recent": 0.75, "margin": 1.0}
     query = {"features": {"user_id": "u3"}, "k": 62, "bias_removal": 0.5, "popularity": 0.25, "priors": query_options}
     numbers = {"fresh": (0.3, 0.0), "other": (-3.0, 0.0), "item-7": (float(priors_P[0]), -1.5)}
-    app = create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))
+    app = create_app(plane_settings(tmp_path), retriever=make_retriever(bundle, "flat"))
     with client_of(app) as client:
 
         def scores() -> dict[str, float]:
@@ -233,7 +184,7 @@ def test_an_upsert_sets_priors_and_scores_equal_numpy(tmp_path: Path) -> None:
 def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: str, message: str) -> None:
     bundle = with_priors(make_bundle(labels=60, label_tower=True))
     good = {"id": "good", "features": label_features(1), "priors": {"recent": -1e30}}
-    with client_of(create_app(plane_settings(tmp_path), retriever=retriever_of(bundle))) as client:
+    with client_of(create_app(plane_settings(tmp_path), retriever=make_retriever(bundle, "flat"))) as client:
         body = {"labels": [good, {"id": "bad", "features": label_features(1), **label}]}
         answer = client.post("/v1/labels", json=body)
         assert answer.status_code == 422
@@ -247,10 +198,10 @@ def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> 
     arguments = {"recent": 0.3, "of the release before": 7.0}
     upsert = Upsert(id="fresh", at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), priors=arguments)
     bundle = make_bundle(labels=60, label_tower=True)
-    without = retriever_of(bundle).with_changes([upsert])
+    without = make_retriever(bundle, "flat").with_changes([upsert])
     assert without.overlay.added.priors.shape == (1, 0)
     assert rows_in_use(without.overlay) == {"fresh": 60}
-    stored = retriever_of(with_priors(bundle)).with_changes([upsert])
+    stored = make_retriever(with_priors(bundle), "flat").with_changes([upsert])
     assert stored.overlay.added.priors is not None
     assert stored.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
     assert stored.overlay.skipped == {}

@@ -16,7 +16,7 @@ from longtail.serving.errors import QueueFullError, TimedOutError
 LIMIT = Cost(100, 1_000, 10_000)
 
 
-class Gate:
+class NumberGate:
     """Doubles numbers, batch by batch, while it is open; 13 fails, and a batch with −1 breaks."""
 
     def __init__(self) -> None:
@@ -35,19 +35,19 @@ class Gate:
 
 
 @pytest.fixture
-def gate() -> Gate:
-    return Gate()
+def gate() -> NumberGate:
+    return NumberGate()
 
 
 class NumberQueue(SearchQueue[int, int]):
     """A queue whose batches all pass a gate."""
 
-    def __init__(self, gate: Gate, **options: Any) -> None:
+    def __init__(self, gate: NumberGate, **options: Any) -> None:
         super().__init__(**options)
         self.run = gate.run
 
 
-def make_queue(gate: Gate, **changes: Any) -> NumberQueue:
+def make_queue(gate: NumberGate, **changes: Any) -> NumberQueue:
     options = {"threads": 1, "window": 0.0, "max_batch": 8, "limit": LIMIT, "timeout": 5.0} | changes
     return NumberQueue(gate, **options)
 
@@ -71,7 +71,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def busy(queue: NumberQueue, gate: Gate) -> asyncio.Task[int]:
+async def busy(queue: NumberQueue, gate: NumberGate) -> asyncio.Task[int]:
     """Start a batch that ends when the gate is opened."""
     gate.open.clear()
     task = ask(queue, 0)
@@ -83,7 +83,7 @@ async def waiting(queue: NumberQueue, queries: int) -> None:
     await until(lambda: queue._waiting.queries == queries)
 
 
-def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
+def test_closing_answers_what_waits_and_ends_the_threads(gate: NumberGate) -> None:
     before = threading.active_count()
 
     async def work() -> None:
@@ -98,7 +98,7 @@ def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
     assert threading.active_count() <= before + 1
 
 
-def test_an_idle_queue_does_not_wait_for_its_window(gate: Gate) -> None:
+def test_an_idle_queue_does_not_wait_for_its_window(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, threads=2, window=60.0)
         assert [await ask(queue, 1), await ask(queue, 2)] == [2, 4]
@@ -107,7 +107,7 @@ def test_an_idle_queue_does_not_wait_for_its_window(gate: Gate) -> None:
     assert gate.batches == [[1], [2]]
 
 
-def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
+def test_what_arrives_during_a_search_shares_the_next(gate: NumberGate) -> None:
     depths: list[int] = []
 
     async def work() -> None:
@@ -124,7 +124,7 @@ def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
 
 @pytest.mark.parametrize(("window", "max_batch"), [(0.5, 8), (60.0, 3)])
 def test_a_second_thread_gathers_until_the_window_ends_or_its_batch_is_full(
-    gate: Gate, window: float, max_batch: int
+    gate: NumberGate, window: float, max_batch: int
 ) -> None:
     async def work() -> None:
         queue = make_queue(gate, threads=2, window=window, max_batch=max_batch)
@@ -141,7 +141,7 @@ def test_a_second_thread_gathers_until_the_window_ends_or_its_batch_is_full(
     assert gate.batches == [[0], [1, 2, 3]]
 
 
-def test_a_batch_has_one_key_and_takes_clients_in_turns(gate: Gate) -> None:
+def test_a_batch_has_one_key_and_takes_clients_in_turns(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=4)
         tasks = [await busy(queue, gate)]
@@ -157,7 +157,7 @@ def test_a_batch_has_one_key_and_takes_clients_in_turns(gate: Gate) -> None:
     assert gate.batches == [[0], [1, 7, 2, 8], [5], [6], [3, 4]]
 
 
-def test_turns_are_by_cost(gate: Gate) -> None:
+def test_turns_are_by_cost(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=1, limit=Cost(100, 10_000_000, 10_000))
         tasks = [await busy(queue, gate)]
@@ -173,7 +173,7 @@ def test_turns_are_by_cost(gate: Gate) -> None:
     assert [number for (number,) in gate.batches[1:]] == [11, 11, 1, 2, 3, 4, 5, 6, 12, 12, 7, 8]
 
 
-def test_a_returning_client_resumes_after_its_earlier_work(gate: Gate) -> None:
+def test_a_returning_client_resumes_after_its_earlier_work(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=1, limit=Cost(100, 10_000_000, 10_000))
         tasks = [await busy(queue, gate), ask(queue, 11, labels=700, client="explains")]
@@ -187,7 +187,7 @@ def test_a_returning_client_resumes_after_its_earlier_work(gate: Gate) -> None:
 
     def slowly(works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
         time.sleep(0.05)
-        return Gate.run(gate, works, waited)
+        return NumberGate.run(gate, works, waited)
 
     gate.run = slowly  # type: ignore[method-assign]
     run(work)
@@ -196,7 +196,7 @@ def test_a_returning_client_resumes_after_its_earlier_work(gate: Gate) -> None:
     assert 5 <= order.index(12) - order.index(11) <= 6  # 900 labels are four and a half queries of 200
 
 
-def test_labels_bound_a_batch_too(gate: Gate) -> None:
+def test_labels_bound_a_batch_too(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=8)
         tasks = [await busy(queue, gate), *(ask(queue, number, labels=200) for number in (1, 2, 3))]
@@ -208,7 +208,7 @@ def test_labels_bound_a_batch_too(gate: Gate) -> None:
     assert gate.batches == [[0], [1, 2], [3]]
 
 
-def test_a_piece_of_many_labels_shares_no_batch(gate: Gate) -> None:
+def test_a_piece_of_many_labels_shares_no_batch(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=64, limit=Cost(100, 10_000_000, 10_000))
         tasks = [await busy(queue, gate)]
@@ -221,7 +221,7 @@ def test_a_piece_of_many_labels_shares_no_batch(gate: Gate) -> None:
     assert gate.batches == [[0], [1], [2], [3, 4], [5], [6]]
 
 
-def test_what_goes_on_leaves_three_turns_of_four_to_what_begins(gate: Gate) -> None:
+def test_what_goes_on_leaves_three_turns_of_four_to_what_begins(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=1)
         tasks: list[Awaitable[Any]] = [await busy(queue, gate)]
@@ -239,7 +239,7 @@ def test_what_goes_on_leaves_three_turns_of_four_to_what_begins(gate: Gate) -> N
     assert order == [1, 2, 3, -2, 4, 5, 6, -3, -4]
 
 
-def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None:
+def test_others_are_answered_between_the_pieces_of_a_request(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=2)
         tasks = [await busy(queue, gate)]
@@ -257,9 +257,9 @@ def test_others_are_answered_between_the_pieces_of_a_request(gate: Gate) -> None
 
 
 @pytest.mark.parametrize("failing", [True, False])
-def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(gate: Gate, failing: bool) -> None:
+def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(gate: NumberGate, failing: bool) -> None:
     def closing_after_13(works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
-        results = Gate.run(gate, works, waited)
+        results = NumberGate.run(gate, works, waited)
         if 13 in works:
             gate.open.clear()
         return results
@@ -293,7 +293,7 @@ def test_the_other_pieces_of_a_request_that_fails_or_is_cancelled_are_dropped(ga
     [({"queries": 60}, "100 queries"), ({"labels": 600}, "1000 labels"), ({"bytes": 6_000}, "10000 b")],
 )
 def test_a_client_may_have_as_much_waiting_as_is_free_and_another_finds_room(
-    gate: Gate, cost: dict[str, Any], named: str
+    gate: NumberGate, cost: dict[str, Any], named: str
 ) -> None:
     half = {name: value // 2 for name, value in cost.items()}
 
@@ -315,7 +315,7 @@ def test_a_client_may_have_as_much_waiting_as_is_free_and_another_finds_room(
     run(work)
 
 
-def test_a_failed_work_does_not_fail_its_batch(gate: Gate) -> None:
+def test_a_failed_work_does_not_fail_its_batch(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate)
         tasks = [await busy(queue, gate), *(ask(queue, number) for number in (12, 13, 14)), ask(queue, -1, "b")]
@@ -328,7 +328,7 @@ def test_a_failed_work_does_not_fail_its_batch(gate: Gate) -> None:
     run(work)
 
 
-def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
+def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, timeout=0.1)
         done = await asyncio.gather(await busy(queue, gate), ask(queue, 1), return_exceptions=True)
@@ -341,7 +341,7 @@ def test_the_timeout_ends_for_what_waits_and_for_what_runs(gate: Gate) -> None:
     assert gate.batches == [[0], [2]]
 
 
-def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: Gate) -> None:
+def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: NumberGate) -> None:
     async def work() -> None:
         queue = make_queue(gate, max_batch=2)
         tasks = [await busy(queue, gate), *(ask(queue, number) for number in (1, 2, 3, 4))]

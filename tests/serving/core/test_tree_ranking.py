@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ import pytest
 from longtail.bundle import BUCKET_NAMES, Bundle, Proposal, Tower
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.building.tuning import tune_index
-from longtail.serving import Retriever
 from longtail.serving.core.queries import RetrieveQuery, SimilarQuery
-from longtail.serving.core.ranking import Batch, LabelSearcher
+from longtail.serving.core.ranking import Batch
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import log_p_n, make_bundle
-from tests.serving.plane import ExactSearcher, results_of
+from tests.serving.plane import ExactSearcher, make_retriever, results_of
 
 LABELS = 90
 FEATURES: list[dict[str, Any]] = [
@@ -47,14 +45,6 @@ class Blind:
 
     def search(self, queries_BE: np.ndarray, k: int, filters: object = None) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002
         return np.full((len(queries_BE), k), -np.inf, np.float32), np.full((len(queries_BE), k), -1)
-
-
-def retriever_of(bundle: Bundle, searcher: LabelSearcher) -> Retriever:
-    manifest = bundle.manifest
-    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
-    return Retriever(
-        name="tree", created_at=datetime(2026, 1, 2, tzinfo=UTC), bundle=bundle, searcher=searcher, encoder=encoder
-    )
 
 
 def log_pi(bundle: Bundle) -> np.ndarray:
@@ -107,7 +97,7 @@ def check(result: dict[str, Any], scores_L: np.ndarray, eligible_L: np.ndarray, 
 @pytest.mark.parametrize("cosine", [True, False])
 def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias: bool, sources: str) -> None:
     bundle = make_bundle(labels=LABELS, cosine=cosine, bias=bias, proposal=True)
-    retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
+    retriever = make_retriever(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
     query = [
         (features, selection, bias_removal, popularity, k)
         for features in FEATURES
@@ -131,7 +121,7 @@ def test_every_dial_and_filter_of_a_small_catalogue_is_exact(cosine: bool, bias:
 
 def test_below_zero_is_refused_and_says_why() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     for dials in ({"bias_removal": -0.01}, {"bias_removal": -1.0, "popularity": 1.0}):
         with pytest.raises(
             InvalidRequestError, match=r"expected 0.0 <= bias_removal <= 2.0, received -.*all but rules"
@@ -148,12 +138,12 @@ def test_below_zero_is_refused_and_says_why() -> None:
 def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     with_tree, without = (
-        retriever_of(bundle, Blind(bundle)),
-        retriever_of(replace(bundle, proposal=None), Blind(bundle)),
+        make_retriever(bundle, Blind(bundle)),
+        make_retriever(replace(bundle, proposal=None), Blind(bundle)),
     )
     zero, first = (RetrieveQuery(features=FEATURES[0], k=5, bias_removal=value) for value in (0.0, 1.0))
     assert [len(result["labels"]) for result in results_of(with_tree.retrieve([zero, first, zero]))] == [0, 5, 0]
-    exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
+    exact, alone = (make_retriever(model) for model in (bundle, replace(bundle, proposal=None)))
     assert results_of(exact.retrieve([zero])) == results_of(alone.retrieve([zero]))
     mixed = results_of(exact.retrieve([first, zero]))
     assert mixed[1] == results_of(alone.retrieve([zero]))[0]
@@ -163,7 +153,7 @@ def test_at_zero_the_index_answers_alone_in_mixed_batches() -> None:
 
 def test_similar_labels_keep_the_label_frequencies() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
-    exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
+    exact, alone = (make_retriever(model) for model in (bundle, replace(bundle, proposal=None)))
     request = SimilarQuery(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
     assert results_of(exact.similar([request])) == results_of(alone.similar([request]))
 
@@ -171,7 +161,7 @@ def test_similar_labels_keep_the_label_frequencies() -> None:
 @pytest.mark.parametrize("labels", [1, 2, 3])
 def test_the_smallest_catalogues(labels: int) -> None:
     bundle = make_bundle(labels=labels, proposal=True)
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    retriever = make_retriever(bundle)
     (result,) = results_of(retriever.retrieve([RetrieveQuery(features=FEATURES[0], k=labels, bias_removal=1.0)]))
     check(result, sum(parts(bundle, FEATURES[0])), np.ones(labels, bool), labels)
 

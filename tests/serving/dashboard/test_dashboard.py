@@ -19,8 +19,9 @@ import pytest
 from longtail.serving.dashboard import csp, page
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReleaseAnswer
+from tests.clock import Clock
 from tests.serving.dashboard.browser import render
-from tests.serving.monitoring.shop import Clock, answered, chosen, count_batch, count_request, open_monitoring
+from tests.serving.monitoring.shop import NOON, answered, chosen, count_batch, count_request, open_monitoring
 
 PAGE = page().decode()
 (STYLE,) = re.findall(r"<style>(.*?)</style>", PAGE, flags=re.DOTALL)
@@ -76,7 +77,7 @@ RETRIEVED = {
 @pytest.fixture
 def report(tmp_path: Path) -> dict[str, Any]:
     """What GET /v1/monitoring says of a shop whose tail gets twice what was promised."""
-    clock = Clock()
+    clock = Clock(NOON)
     monitoring = open_monitoring(tmp_path, clock)
     count_batch(monitoring, answered([[0, 4, 8, 9]] * 400, score=0.5))
     count_request(monitoring, 200, 0.004)

@@ -15,7 +15,7 @@ from longtail.serving import create_app
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.labels import LabelPage, LabelsAnswer
 from longtail.state import LabelStore
-from tests.serving.client import client_of
+from tests.serving.client import check_error, client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
 LABELS = ["4", "a", "b", "c/é"]
@@ -35,12 +35,6 @@ def listed(client: httpx.Client, **parameters: Any) -> list[tuple[str, str]]:
 
 def change(client: httpx.Client, what: str, ids: list[Any]) -> httpx.Response:
     return client.post(f"/v1/labels/{what}", json={"ids": ids})
-
-
-def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
-    error = response.json()["error"]
-    assert (response.status_code, error["type"], error.get("field")) == (status, kind, field), response.text
-    return str(error["message"])
 
 
 def test_pages_follow_one_another(app: Starlette, client: httpx.Client) -> None:
@@ -124,7 +118,7 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
 def test_all_change_or_none(client: httpx.Client, what: str, body: Any, status: int, field: str, message: str) -> None:
     change(client, "delete", ["b"])
     kind = "unknown_label" if status == 404 else "invalid_request"
-    assert refused(client.post(f"/v1/labels/{what}", json=body), status, kind, field) == message
+    assert check_error(client.post(f"/v1/labels/{what}", json=body), status, kind, field) == message
     assert listed(client, state="hidden") == [("b", "hidden")]
 
 

@@ -15,22 +15,10 @@ from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.queue import Cost
 from longtail.serving.errors import QueueFullError
 from tests.serving.client import client_of
+from tests.serving.http.test_experiments import two_arms
 from tests.serving.plane import plane_retriever, plane_settings
 
 QUERY = {"features": {"user": "east"}}
-
-
-def experiment(tail_share: float, tail_option: str) -> str:
-    """experiments.toml of two arms, `control` and `tail`, which has an option."""
-    return f"""
-[experiments.week]
-unit = "user"
-[experiments.week.arms.control]
-share = {1 - tail_share}
-[experiments.week.arms.tail]
-share = {tail_share}
-{tail_option}
-"""
 
 
 def events_of(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -65,7 +53,7 @@ def test_queries_that_their_arm_cannot_answer_count_once_and_not_for_the_arm(
 ) -> None:
     app = create_app(plane_settings(tmp_path, max_queries=256), retriever=plane_retriever())
     with client_of(app) as client:
-        (tmp_path / "experiments.toml").write_text(experiment(1.0, "explore = {tail = 1}"))
+        (tmp_path / "experiments.toml").write_text(two_arms("explore = {tail = 1}"))
         app.state.follower.experiments.check()
         lines = events_of(app, monkeypatch)
         # Such as a filter by a column that the arm's own release lacks: `assign` does not foresee it.
@@ -91,7 +79,7 @@ def test_explanations_of_two_arms_are_computed_once(
     with client_of(app) as client:
         service.serve(plane_retriever("plane-2", ""))
         service.serve(plane_retriever("plane-1", ""))
-        (tmp_path / "experiments.toml").write_text(experiment(0.5, 'release = "plane-2"'))
+        (tmp_path / "experiments.toml").write_text(two_arms('release = "plane-2"', 0.5))
         app.state.follower.experiments.check()
         body = {"queries": [{"features": {"user": user}, "explain": user == "a"} for user in "abcde"]}
         for _ in range(20):

@@ -21,7 +21,7 @@ EAST, NORTH = {"features": {"user": "east"}}, {"features": {"user": "north"}}
 Say = Callable[..., None]
 
 
-def two(settings: str = "bias_removal = 0.25", control: float = 0.0, options: str = "") -> str:
+def two_arms(settings: str = "bias_removal = 0.25", control: float = 0.0, options: str = "") -> str:
     return f"""
 [experiments.tail_week]
 unit = "user"
@@ -39,7 +39,7 @@ def say(app: Starlette, tmp_path: Path) -> Say:
     """Write experiments.toml and have it read."""
 
     def write_experiments(content: str | None = None, **options: Any) -> None:
-        (tmp_path / "experiments.toml").write_text(two(**options) if content is None else content)
+        (tmp_path / "experiments.toml").write_text(two_arms(**options) if content is None else content)
         app.state.follower.experiments.check()
 
     return write_experiments
@@ -172,7 +172,7 @@ def test_an_arm_may_name_a_release(tmp_path: Path, caplog: Any) -> None:
     follower, service = app.state.follower.experiments, app.state.service
     with client_of(app) as client:
         service.stage(plane_retriever("plane-2", prefix="other-"))
-        (tmp_path / "experiments.toml").write_text(two(settings='release = "plane-2"', control=0.5))
+        (tmp_path / "experiments.toml").write_text(two_arms(settings='release = "plane-2"', control=0.5))
         follower.check()
         answers = {unit: ask(client, EAST, unit=unit) for unit in map(str, range(12))}
         assert {(single["results"][0]["arm"], single["release"]) for single in answers.values()} == {

@@ -22,9 +22,9 @@ from longtail.serving.events.reader import open_events
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
 from longtail.serving.monitoring.workers import Workers
 from longtail.state import answer_keys
-from tests.serving.client import client_of
-from tests.serving.http.test_routes import EAST, refused, retrieve, series
-from tests.serving.monitoring.shop import Clock
+from tests.clock import Clock
+from tests.serving.client import check_error, client_of, read_series
+from tests.serving.http.test_routes import EAST, retrieve
 from tests.serving.plane import plane_retriever, plane_settings
 
 # At λ = 0, EAST is answered a, c/é, b: head, tail, torso.
@@ -91,7 +91,7 @@ def test_an_event_describes_its_answer(
     assert {of: (item["positives"], item["hits"]) for of, item in recall.items() if item["positives"]} == {
         "tail": (3, 2), "all": (3, 2)
     }  # fmt: skip
-    assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
+    assert read_series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
 
 
 def test_returns_are_recorded_but_are_no_choices(
@@ -125,7 +125,7 @@ def test_a_choice_names_the_key_that_sent_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weight", [-1, 1.1e6, 1e308])
 def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path: Path, weight: float) -> None:
     event = {"features": {"user": "east"}, "labels": ["a"], "weight": weight}
-    refused(say(client, event, status=422), 422, "invalid_request", "events.0.weight")
+    check_error(say(client, event, status=422), 422, "invalid_request", "events.0.weight")
     say(client, {**event, "weight": 1e6})
     assert [row["weight"] for row in recorded_events(tmp_path, "organic")] == [1e6]
 
@@ -133,7 +133,7 @@ def test_no_event_weighs_more_than_training_takes(client: httpx.Client, tmp_path
 def test_a_label_without_an_id_is_refused(client: httpx.Client, tmp_path: Path) -> None:
     event = {"features": {"user": "east"}, "labels": ["a", ""]}
     problem = say(client, event, status=422)
-    refused(problem, 422, "invalid_request", "events.0.labels.1")
+    check_error(problem, 422, "invalid_request", "events.0.labels.1")
     assert "an id (a string that is not empty, or a whole number)" in problem.text
     say(client, {"answer_id": ids_of(client)[0], "labels": [""]}, status=422)
     say(client, {**event, "labels": ["a"], "exclude": [""]})
@@ -156,7 +156,7 @@ def test_every_result_has_an_answer_id_on_request(client: httpx.Client) -> None:
     ids = {*ids_of(client, EAST, EAST), *ids_of(client), *(result["answer_id"] for result in similar)}
     assert len(ids) == 5
     say(client, {"answer_id": similar[0]["answer_id"], "labels": [similar[0]["labels"][1]["id"]]})
-    assert series(client)['longtail_hits_total{bucket="torso",source="feedback"}'] == 1
+    assert read_series(client)['longtail_hits_total{bucket="torso",source="feedback"}'] == 1
     for options in ({"answer_ids": False}, {"preview": True}):
         results = retrieve(client, **options).json()["results"]
         results += client.post("/v1/similar", json={"id": "a", **options}).json()["results"]
@@ -183,9 +183,9 @@ def test_an_id_that_is_refused_says_why(
         monkeypatch.setattr(ForwardClock, "__call__", lambda _: time() + 48 * 3600 + 1)
         good = ids_of(client)[0]
     events = [{"answer_id": good, "labels": ["a"]}, {"answer_id": bad, "labels": ["a"]}]
-    message = refused(say(client, *events, status=422), 422, "invalid_request", "events.1.answer_id")
+    message = check_error(say(client, *events, status=422), 422, "invalid_request", "events.1.answer_id")
     assert message == f"expected the answer_id of a result of this service, {says}"
-    counted = series(client)
+    counted = read_series(client)
     assert counted.pop(f'longtail_answer_ids_refused_total{{reason="{reason}"}}') == 1
     assert not [name for name, value in counted.items() if "answer_ids_refused" in name and value]
     assert (recorded_events(tmp_path), counted['longtail_feedback_events_total{source="feedback"}']) == ([], 0)
@@ -195,7 +195,7 @@ def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path:
     other = create_app(plane_settings(tmp_path, state=tmp_path / "other"), retriever=plane_retriever())
     with client_of(other) as its:
         problem = say(its, {"answer_id": ids_of(client)[0], "labels": ["a"]}, status=422)
-    assert "another service gave" in refused(problem, 422, "invalid_request", "events.0.answer_id")
+    assert "another service gave" in check_error(problem, 422, "invalid_request", "events.0.answer_id")
 
 
 def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client
     single, other = sorted(recorded_events(tmp_path, "organic"), key=lambda event: -event["positions"][0])
     assert (single["positions"], single["buckets"], single["bias_removal"]) == ([2, None], [1, -1], 0)
     assert (other["positions"], other["answer"], other["features"]) == ([1, None], None, '{"user":"east"}')
-    assert series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
+    assert read_series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
 
 
 def test_features_are_recorded_only_if_allowed(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_events_that_no_disk_takes_are_refused_and_not_counted(
     event = {"answer_id": ids_of(client)[0], "labels": ["a"]}
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "write", full)
-        message = refused(say(client, event, status=503), 503, "storage", None)
+        message = check_error(say(client, event, status=503), 503, "storage", None)
     assert message == "the events could not be written to the disk; send them again later"
     assert read_recall(client)["all"]["positives"] == 0
     trouble = {"signal": "records", "severity": "act"}

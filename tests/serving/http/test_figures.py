@@ -12,21 +12,21 @@ from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.core.follower import ReleaseFollower
-from tests.serving.client import client_of
-from tests.serving.http.test_routes import Loads, ids, refused, retrieve, series
-from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.client import check_error, client_of, read_series
+from tests.serving.http.test_routes import ids, retrieve
+from tests.serving.plane import PlaneLoader, plane_retriever, plane_settings
 from tests.serving.process import until
 
 
 def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Client) -> None:
-    before = series(client)
+    before = read_series(client)
     first = retrieve(client, preview=True)
     assert ids(first) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
     assert client.post("/v1/similar", json={"id": "a", "exclude": ["z"], "preview": True}).status_code == 200
-    refused(retrieve(client, preview=True, release="no such"), 404, "unknown_release", "release")
+    check_error(retrieve(client, preview=True, release="no such"), 404, "unknown_release", "release")
     # Nobody saw the answer, so there is nothing to say of it.
     assert "answer_id" not in first.json()["results"][0]
-    monitored, after = app.state.service.monitoring.report(), series(client)
+    monitored, after = app.state.service.monitoring.report(), read_series(client)
     assert after.pop('longtail_previews_total{status="2xx"}') == 3
     assert after.pop('longtail_previews_total{status="4xx"}') == 1
     for name, value in before.items():
@@ -39,11 +39,11 @@ def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Cl
         assert window["recall"]["feedback"]["all"]["positives"] == 0
     assert monitored["series"]["at"] == []
     retrieve(client, preview=False)
-    assert series(client)["longtail_queries_total"] == 1
+    assert read_series(client)["longtail_queries_total"] == 1
 
 
 def test_the_verdict_names_failures(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
-    follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
+    follower = ReleaseFollower(tmp_path, app.state.service, load=PlaneLoader("broken"))
 
     def broken() -> list[str]:
         verdict = client.get("/v1/monitoring").json()["verdict"]
@@ -55,7 +55,7 @@ def test_the_verdict_names_failures(tmp_path: Path, app: Starlette, client: http
     (tmp_path / "CURRENT").write_text('{"current": "broken"}')
     follower.check()
     assert broken() == ["refused_release"]
-    assert series(client)['longtail_verdict{signal="refused_release"}'] == 2
+    assert read_series(client)['longtail_verdict{signal="refused_release"}'] == 2
     app.state.service.set_unreadable(True)
     verdict = client.get("/v1/monitoring").json()["verdict"]
     assert (broken(), verdict["severity"]) == (["label_log", "refused_release"], "act")
@@ -74,7 +74,7 @@ def test_an_unreadable_label_log_is_reported_until_readable(
     stored = service.settings.state_directory / "labels.sqlite"
     written = stored.with_name("written")
     (tmp_path / "CURRENT").write_text('{"current": "plane-1"}')
-    follower = ReleaseFollower(tmp_path, service, load=Loads())
+    follower = ReleaseFollower(tmp_path, service, load=PlaneLoader("broken"))
     follower.start()
 
     def signals() -> set[str]:
@@ -108,7 +108,7 @@ def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
     groups = {"user": ["east", "west"], "seen": [], "age": ["7"]}
     app = create_app(plane_settings(tmp_path, groups=groups), retriever=plane_retriever())
     with client_of(app) as client:
-        before = {name: value for name, value in series(client).items() if name.startswith("longtail_group_")}
+        before = {name: value for name, value in read_series(client).items() if name.startswith("longtail_group_")}
         assert len(before) == (4 + 2 + 3) * (1 + 4)
         assert not any(before.values())
         query = [
@@ -120,7 +120,7 @@ def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
         assert client.post("/v1/retrieve", json={"queries": query}).status_code == 200
         assert client.post("/v1/retrieve", json={"queries": query[:1], "preview": True}).status_code == 200
         assert client.post("/v1/similar", json={"id": "a"}).status_code == 200
-        after = series(client)
+        after = read_series(client)
 
     def queries(group: str) -> dict[str, float]:
         series_name = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')

@@ -20,14 +20,14 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.queries import RetrieveQuery
-from tests.serving.client import address_of, client_of
+from tests.serving.client import address_of, client_of, read_series
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
 
 QUERY = {"features": {"user": "east"}, "k": 1}
 
 
-class Gate:
+class GatedService:
     """A service whose searches wait until it is opened."""
 
     def __init__(self, root: Path, **settings: object) -> None:
@@ -54,14 +54,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def figures(client: httpx.Client) -> dict[str, float]:
-    lines = client.get("/metrics").text.splitlines()
-    named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
-    return {name: float(value) for name, value in named}
-
-
 def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    gate = Gate(tmp_path, queue_limit=10)
+    gate = GatedService(tmp_path, queue_limit=10)
     with client_of(gate.app) as client:
 
         def ask(queries: int, path: str = "retrieve") -> httpx.Response:
@@ -75,7 +69,7 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
         third = threads.submit(ask, 2)
         gate.until_waiting(5)
         full = [ask(1), client.post("/v1/similar", json={"id": "a"}), client.post("/v1/embed", json={"labels": ["a"]})]
-        assert figures(client)["longtail_queue_depth"] <= 5
+        assert read_series(client)["longtail_queue_depth"] <= 5
         for refused in (too_large, *full):
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"]["type"] == "queue_full"
@@ -84,7 +78,7 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
         gate.open.set()
         assert [len(item.result().json()["results"]) for item in (first, second, third)] == [1, 3, 2]
         assert ask(5).status_code == 200
-        after = figures(client)
+        after = read_series(client)
         assert after["longtail_shed_total"] == 4
         assert after['longtail_requests_total{route="/v1/retrieve",status="4xx"}'] == 2
         assert after["longtail_queries_total"] == 11
@@ -93,21 +87,21 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
 
 
 def test_who_waits_too_long_gets_503_and_the_service_goes_on(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
-    gate = Gate(tmp_path, request_seconds=0.3)
+    gate = GatedService(tmp_path, request_seconds=0.3)
     with client_of(gate.app) as client:
         waiting = [threads.submit(client.post, "/v1/retrieve", json={"queries": [QUERY]}) for _ in range(3)]
         for response in (item.result() for item in waiting):
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
             assert response.json()["error"]["type"] == "timeout"
-        assert figures(client)["longtail_timeouts_total"] == 3
+        assert read_series(client)["longtail_timeouts_total"] == 3
         assert client.get("/v1/monitoring").json()["windows"]["5m"]["requests"]["errors"] == 3
         gate.open.set()
         assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
-        assert figures(client)["longtail_queue_depth"] == 0
+        assert read_series(client)["longtail_queue_depth"] == 0
 
 
 def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -> None:
-    gate = Gate(tmp_path)
+    gate = GatedService(tmp_path)
     body = json.dumps({"queries": [QUERY] * 2}).encode()
     query = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     query += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)

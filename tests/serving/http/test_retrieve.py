@@ -85,18 +85,6 @@ def test_display_selects_columns(client: httpx.Client) -> None:
     assert similar["results"][0]["labels"][0]["display"] == {"title": "Gamma"}
 
 
-def test_queries_in_a_batch_keep_their_k_and_dial(client: httpx.Client) -> None:
-    single, four, two = retrieve(
-        client,
-        {"features": {"user": "east"}, "k": 1, "bias_removal": 0},
-        {"features": {"user": "north"}, "k": 4, "bias_removal": 2},
-        {"features": {"user": "north"}, "k": 2, "bias_removal": -1},
-    )
-    assert ids(single) == ["a"]
-    assert ids(four) == ["b", "a", "c/é", "4"]
-    assert ids(two) == ["c/é", "b"]
-
-
 @pytest.mark.parametrize("features", [{}, {"user": None}, {"user": "never seen"}])
 def test_a_missing_or_unknown_id_is_out_of_vocabulary(client: httpx.Client, features: dict) -> None:
     (result,) = retrieve(client, {"features": features, "k": 2, "bias_removal": 1})

@@ -12,17 +12,16 @@ import httpx2 as httpx
 import pytest
 from starlette.applications import Starlette
 
-from longtail.index import Releases
-from longtail.serving import Retriever, create_app
+from longtail.serving import create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.events.folder import Segment
 from longtail.serving.http.schemas.labels import LabelsAnswer
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
 from longtail.serving.monitoring import AnswerBaseline, Promises
-from tests.serving.client import client_of
+from tests.serving.client import check_error, client_of, read_series
 from tests.serving.monitoring.shop import BASELINE
-from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.plane import PlaneLoader, plane_retriever, plane_settings
 
 EAST = {"features": {"user": "east"}, "k": 3, "bias_removal": 0}
 
@@ -35,19 +34,6 @@ def ids(response: httpx.Response) -> list[str]:
     assert response.status_code == 200, response.text
     (result,) = response.json()["results"]
     return [label["id"] for label in result["labels"]]
-
-
-def series(client: httpx.Client) -> dict[str, float]:
-    """/metrics of what the model does, by name and labels."""
-    lines = client.get("/metrics").text.splitlines()
-    named = (line.rsplit(" ", 1) for line in lines if line.startswith("longtail_"))
-    return {name: float(value) for name, value in named}
-
-
-def refused(response: httpx.Response, status: int, kind: str, field: str | None) -> str:
-    error = response.json()["error"]
-    assert (response.status_code, error["type"], error.get("field")) == (status, kind, field), response.text
-    return str(error["message"])
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2])
@@ -65,7 +51,7 @@ def test_previous_releases_can_be_pinned(tmp_path: Path, keep: int) -> None:
                 assert (ids(pinned)[0], ids(similar)) == (f"{number}/a", [f"{number}/c/é"])
             else:
                 for response in (pinned, similar):
-                    message = refused(response, 404, "unknown_release", "release")
+                    message = check_error(response, 404, "unknown_release", "release")
                     assert message.endswith(f'received "r{number}"')
 
 
@@ -77,17 +63,8 @@ def test_a_pinned_release_has_the_label_changes_too(app: Starlette, client: http
     assert ids(retrieve(client)) == ["c/é", "b", "4"]
 
 
-class Loads:
-    """Loads the plane under any name but `broken`."""
-
-    def __call__(self, _: Releases, name: str) -> Retriever:
-        if name == "broken":
-            raise ValueError("expected sha256 aa in /secret/place, found bb")
-        return plane_retriever(name)
-
-
 def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
-    app.state.follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
+    app.state.follower = ReleaseFollower(tmp_path, app.state.service, load=PlaneLoader("broken"))
 
     def reload() -> httpx.Response:
         return client.post("/v1/release/reload")
@@ -99,13 +76,13 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
         assert (answer.status_code, answer.json()["release"], answer.json()["changed"]) == (200, current, changed)
     for current, actual in (("broken", "broken"), ("../..", "none"), ("broken", "broken")):
         (tmp_path / "CURRENT").write_text(f'{{"current": "{current}"}}')
-        message = refused(reload(), 409, "release_refused", None)
+        message = check_error(reload(), 409, "release_refused", None)
         assert message == (
             f"expected CURRENT to name a release that can be served, found {actual}; the log says why not; "
             "plane-3 stays in service"
         )
         assert retrieve(client).json()["release"] == "plane-3"
-    assert series(client)["longtail_release_load_failures_total"] == 3
+    assert read_series(client)["longtail_release_load_failures_total"] == 3
     (tmp_path / "CURRENT").write_text('{"current": "plane-3"}')
     assert reload().json()["changed"] is False
 
@@ -177,8 +154,10 @@ FEEDBACK = {
 def test_feedback_that_is_refused_is_recorded_nowhere(client: httpx.Client, case: str) -> None:
     body, field, message = FEEDBACK[case]
     response = client.post("/v1/feedback", json=body if "events" in body or not body else {"events": [body]})
-    assert message in refused(response, 422, "invalid_request", field)
-    recorded = {name: value for name, value in series(client).items() if name.startswith("longtail_feedback_events")}
+    assert message in check_error(response, 422, "invalid_request", field)
+    recorded = {
+        name: value for name, value in read_series(client).items() if name.startswith("longtail_feedback_events")
+    }
     assert set(recorded.values()) == {0}
 
 
@@ -186,7 +165,7 @@ def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
     long, short = ({"events": [ORGANIC | {"features": {"user": "x" * size}}]} for size in (90, 89))
     app = create_app(plane_settings(tmp_path, max_features_bytes=100), retriever=plane_retriever())
     with client_of(app) as client:
-        assert refused(client.post("/v1/feedback", json=long), 422, "invalid_request", "events.0.features") == (
+        assert check_error(client.post("/v1/feedback", json=long), 422, "invalid_request", "events.0.features") == (
             "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_RECORD_FEATURES), received "
             "101"
         )
@@ -207,13 +186,13 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
             bodies = ({"queries": [{**EAST, "k": k} for k in ks]} for ks in (most, beyond))
             accepted, turned_away = (client.post(path, json=body) for body in bodies)
             assert accepted.status_code == 200
-            assert refused(turned_away, 422, "invalid_request", field) == message
+            assert check_error(turned_away, 422, "invalid_request", field) == message
         for diversity in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": 0.5, "pool": 5}):
             of_pool = {"queries": [{**EAST, "k": 4}, {**EAST, "k": 4, **diversity}]}
             counted = message.replace("k summed", "k, of max_per and mmr their pool, summed")
-            assert refused(client.post("/v1/retrieve", json=of_pool), 422, "invalid_request", "queries") == counted
+            assert check_error(client.post("/v1/retrieve", json=of_pool), 422, "invalid_request", "queries") == counted
         assert client.post("/v1/similar", json={"ids": ["a", "b"], "k": 4}).status_code == 200
-        assert refused(
+        assert check_error(
             client.post("/v1/similar", json={"ids": ["a", "b", "4"], "k": 3}), 422, "invalid_request", "k"
         ) == (message)
     # A query alone may ask for max_k, whatever the budget.
@@ -243,8 +222,8 @@ def test_labels_are_hidden_and_come_back(client: httpx.Client) -> None:
         assert (hidden.status_code, hidden.json()["accepted"], hidden.json()["release"]) == (200, 1, "plane-1")
         assert ids(retrieve(client)) == ["a", "b", "4"]
     assert ids(retrieve(client, queries=[{**EAST, "allow": ["c/é"]}])) == []
-    refused(client.get("/v1/labels/c%2F%C3%A9"), 404, "unknown_label", None)
-    refused(client.post("/v1/similar", json={"id": "c/é"}), 404, "unknown_label", "id")
+    check_error(client.get("/v1/labels/c%2F%C3%A9"), 404, "unknown_label", None)
+    check_error(client.post("/v1/similar", json={"id": "c/é"}), 404, "unknown_label", "id")
     back = client.post("/v1/labels/restore", json={"ids": ["a", "c/é"]})
     LabelsAnswer.model_validate_json(back.content, strict=True)
     assert back.json()["accepted"] == 2
@@ -257,7 +236,7 @@ def test_unknown_labels_cannot_be_hidden(client: httpx.Client, id_: str) -> None
     assert response.status_code == 404
     assert response.json()["error"]["type"] in ("unknown_label", "unknown_route")
     assert len(response.text) < 800
-    assert series(client)["longtail_labels_hidden"] == 0
+    assert read_series(client)["longtail_labels_hidden"] == 0
 
 
 @pytest.mark.parametrize(
@@ -278,6 +257,6 @@ def test_labels_that_cannot_be_added(
     client: httpx.Client, labels: list[object], status: int, kind: str, field: str
 ) -> None:
     client.delete("/v1/labels/a")
-    message = refused(client.post("/v1/labels", json={"labels": labels}), status, kind, field)
+    message = check_error(client.post("/v1/labels", json={"labels": labels}), status, kind, field)
     assert message.startswith("expected ")
-    assert (series(client)["longtail_labels_hidden"], ids(retrieve(client))[0]) == (1, "c/é")
+    assert (read_series(client)["longtail_labels_hidden"], ids(retrieve(client))[0]) == (1, "c/é")

@@ -29,7 +29,7 @@ RANDOM_SHAPES = 60
 
 
 @dataclass
-class Clock:
+class WorkTimer:
     """The longest piece of work since it was set back, in CPU seconds of its thread."""
 
     longest: float = 0.0
@@ -43,43 +43,43 @@ class Clock:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Clock]]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, WorkTimer]]:
     """A client of a service whose event loop and searches are timed, piece by piece."""
-    root, clock = tmp_path_factory.mktemp("turns"), Clock()
+    root, timer = tmp_path_factory.mktemp("turns"), WorkTimer()
     app = create_app(Settings(releases=shop_releases(root, LABELS), state=root / "state"))
     run_handle, thresholds = asyncio.events.Handle._run, gc.get_threshold()
     queue = app.state.service.searches.queue
     submit = queue.submit
 
     async def submit_timed(key: Any, run: Any, *work: Any, **begun: Any) -> Any:
-        return await submit(key, lambda works, waited: clock.time(run, works, waited), *work, **begun)
+        return await submit(key, lambda works, waited: timer.time(run, works, waited), *work, **begun)
 
     with pytest.MonkeyPatch.context() as patch:
         gc.set_threshold(20_000)  # as the server does
-        patch.setattr(asyncio.events.Handle, "_run", lambda handle: clock.time(run_handle, handle))
+        patch.setattr(asyncio.events.Handle, "_run", lambda handle: timer.time(run_handle, handle))
         patch.setattr(queue, "submit", submit_timed)
         with client_of(app) as client:
             until(lambda: client.get("/readyz").status_code == 200, seconds=90)
-            yield client, clock
+            yield client, timer
     gc.set_threshold(*thresholds)
 
 
-def longest(watched: tuple[httpx.Client, Clock], shape: Shape, statuses: Sequence[int]) -> float:
+def longest(watched: tuple[httpx.Client, WorkTimer], shape: Shape, statuses: Sequence[int]) -> float:
     """CPU seconds of the longest piece of work for a request; the least of three times."""
-    client, clock = watched
+    client, timer = watched
     seconds = []
     for _ in range(3):
-        clock.longest = 0.0
+        timer.longest = 0.0
         answer = client.request(
             shape.method, shape.path, content=shape.body, headers={"Content-Type": "application/json"}
         )
         assert answer.status_code in statuses, answer.text[:500]
-        seconds.append(clock.longest)
+        seconds.append(timer.longest)
     return min(seconds)
 
 
 @pytest.mark.nightly
-def test_no_shape_at_its_limit_takes_long_at_once(watched: tuple[httpx.Client, Clock]) -> None:
+def test_no_shape_at_its_limit_takes_long_at_once(watched: tuple[httpx.Client, WorkTimer]) -> None:
     results = watched[0].post("/v1/retrieve", json={"queries": [{"features": {}}] * 256}).json()["results"]
     shapes = worst_shapes(LABELS, [result["answer_id"] for result in results])
     # 503: what grows in vain may take all the time that a request has, in small pieces.
@@ -88,7 +88,7 @@ def test_no_shape_at_its_limit_takes_long_at_once(watched: tuple[httpx.Client, C
 
 
 @pytest.mark.nightly
-def test_no_random_shape_takes_long_at_once(watched: tuple[httpx.Client, Clock]) -> None:
+def test_no_random_shape_takes_long_at_once(watched: tuple[httpx.Client, WorkTimer]) -> None:
     seconds = {}
     for seed in range(RANDOM_SHAPES):
         shape = random_shape(random.Random(seed), LABELS)

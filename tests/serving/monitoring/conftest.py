@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from longtail.serving.monitoring import Monitoring
+from tests.clock import Clock
 from tests.serving.monitoring import shop
 
 
 @pytest.fixture
-def clock() -> shop.Clock:
-    return shop.Clock()
+def clock() -> Clock:
+    return Clock(shop.NOON)
 
 
 @pytest.fixture
-def open_monitoring(tmp_path: Path, clock: shop.Clock) -> Iterator[Callable[..., Monitoring]]:
+def open_monitoring(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Monitoring]]:
     """Opens monitoring on one state directory; what is still open at the end is closed."""
     with ExitStack() as stack:
 

@@ -1,9 +1,8 @@
-"""A catalogue of twelve labels, batches answered from it, and a clock that is set by hand."""
+"""A catalogue of twelve labels, and batches answered from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from longtail.serving.monitoring import (
 )
 from longtail.serving.monitoring.records import AnsweredSearch, IdKind, Restriction, Source
 from longtail.serving.monitoring.workers import Workers, WorkerSlot
+from tests.clock import Clock
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
@@ -37,19 +37,6 @@ BASELINE = AnswerBaseline(
     by_k=np.arange(5)[:, None] * np.array([0.5, 0.25, 0.25, 0.0, *[0.1] * 10]),
 )
 NOON = 1_700_006_400.0 - 1_700_006_400.0 % 86_400 + 12 * 3600
-
-
-@dataclass
-class Clock:
-    """Stands still unless it is moved."""
-
-    now: float = NOON
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def answered(

@@ -10,7 +10,8 @@ import pytest
 
 from longtail import serving
 from longtail.serving.monitoring import Monitoring
-from tests.serving.monitoring.shop import Clock, answered, chosen, count_batch, count_request, scrape
+from tests.clock import Clock
+from tests.serving.monitoring.shop import answered, chosen, count_batch, count_request, scrape
 
 
 def busy(monitoring: Monitoring) -> None:

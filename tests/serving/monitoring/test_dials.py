@@ -23,7 +23,8 @@ from longtail.serving.core.queries import RetrieveQuery
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from tests.bundles import make_bundle
-from tests.serving.monitoring.shop import Clock, count_batch
+from tests.clock import Clock
+from tests.serving.monitoring.shop import NOON, count_batch
 
 DIM, QUERIES, K = 16, 2000, 10
 SEEDS = [pytest.param(seed, marks=pytest.mark.nightly if seed else ()) for seed in range(20)]
@@ -72,7 +73,7 @@ def loaded(bundle: Bundle, folder: Path) -> Retriever:
 
 
 def verdict_of(retriever: Retriever, queries: Sequence[RetrieveQuery], state: Path) -> dict[str, Any]:
-    clock = Clock()
+    clock = Clock(NOON)
     monitoring = Monitoring(state, clock=clock)
     monitoring.begin_release(
         retriever.name, retriever.buckets_L, retriever.promises, OfflineFigures.from_manifest(retriever.manifest)

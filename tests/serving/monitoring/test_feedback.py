@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 
 from longtail.serving.monitoring import Monitoring
 from longtail.serving.monitoring.records import Source
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen, count_batch
+from tests.clock import Clock
+from tests.serving.monitoring.shop import BUCKETS, answered, chosen, count_batch
 
 
 def recall(monitoring: Monitoring, clock: Clock, source: Source = "feedback") -> dict[str, tuple[int, int]]:
@@ -57,14 +57,6 @@ def test_other_loaded_releases_count_answers_and_choices(monitoring: Monitoring,
     monitoring.begin_release("staged", BUCKETS, None)
     assert recall(monitoring, clock)["all"] == (2, 1)
     assert monitoring.report()["windows"]["5m"]["queries"] == 1
-
-
-def test_choices_of_all_workers_add_up(open_monitoring: Callable[..., Monitoring], clock: Clock) -> None:
-    first, second = (open_monitoring(worker=worker) for worker in range(2))
-    first.count_choice(chosen([0, 8], [0]))
-    second.count_choice(chosen([0], [0]))
-    for monitoring in (first, second):
-        assert recall(monitoring, clock)["all"] == (3, 2)
 
 
 def test_planted_recall_is_recovered(monitoring: Monitoring) -> None:

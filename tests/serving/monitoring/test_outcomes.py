@@ -11,7 +11,8 @@ import pytest
 from longtail.serving.monitoring import ArmAnswer, Monitoring
 from longtail.serving.monitoring.outcomes import UNKNOWN_ROUTE
 from longtail.serving.monitoring.records import AnsweredSearch, IdCounts
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered, chosen, scrape
+from tests.clock import Clock
+from tests.serving.monitoring.shop import BUCKETS, answered, chosen, scrape
 
 
 def requests(monitoring: Monitoring, clock: Clock) -> dict[str, float]:

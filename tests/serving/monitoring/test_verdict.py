@@ -13,7 +13,8 @@ import pytest
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
 from longtail.serving.monitoring import AnsweredBatch, IdCounts, Monitoring, Promises, measure_baseline, verdict
-from tests.serving.monitoring.shop import BASELINE, BUCKETS, Clock, answered, chosen, count_batch
+from tests.clock import Clock
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, answered, chosen, count_batch
 
 PROMISED = {"head": 0.93, "torso": 0.065, "tail": 0.005, "new": 0.0}
 NO_IDS = {kind: {"senders": 0, "ids": 0, "unknown": 0, "share": None} for kind in ("query", "history", "feedback")}

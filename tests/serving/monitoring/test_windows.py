@@ -14,7 +14,8 @@ import pytest
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring import Monitoring, Promises, counters, measure_baseline
 from longtail.serving.monitoring.counters import Counters, sum_by_minute, sum_counts
-from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered, count_batch, count_request
+from tests.clock import Clock
+from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, answered, count_batch, count_request
 
 Opening = Callable[..., Monitoring]
 
