@@ -85,7 +85,7 @@ class TowerError(BundleError):
 
 
 class ObjectStoreError(OSError):
-    """An object store does not answer, refuses a request, or returns other bytes than were written."""
+    """An object store fails, refuses a request, or returns other bytes than were written."""
 
 
 class FixedLabelsError(BundleError):

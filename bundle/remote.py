@@ -1,4 +1,4 @@
-"""Upload folders such as bundles to an object store, completely or not at all, and download verified copies.
+"""Upload folders to an object store, completely or not at all, and download verified copies.
 
 `upload.json` is written first and reserves the folder; the manifest is written last: a folder without it does not
 count.
@@ -27,7 +27,7 @@ CACHE = "LONGTAIL_CACHE"
 
 
 def copies_path(url: str, root: Path | None = None) -> Path:
-    """Get the directory for copies of a URL, below a root, LONGTAIL_CACHE, or the user's cache."""
+    """Get the directory for copies of a URL: below a root, LONGTAIL_CACHE, or the user's cache."""
     if root is None:
         home = os.environ.get("XDG_CACHE_HOME")
         root = Path(os.environ.get(CACHE) or (Path(home) if home else Path.home() / ".cache") / "longtail")

@@ -47,7 +47,7 @@ def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def working_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty hidden sibling of `target`, removed at the end, or after a crash by the next call."""
+    """Yield an empty hidden sibling of `target`; after a crash, the next call removes it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
     # The process id in the name tells `remove_stale` whether the writer still runs.
@@ -78,7 +78,7 @@ def refuse_existing(target: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replace a small file in one step, so that readers see either the old or the new content."""
+    """Replace a small file in one step: readers see either the old or the new content."""
     handle, working = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Run the query or label tower of a bundle by ONNX Runtime, which is imported on first use.
+"""Run the query or label tower of a bundle by ONNX Runtime, imported on first use.
 
 Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 """
@@ -21,7 +21,7 @@ from longtail.bundle.vocabulary import Vocabulary
 
 
 class OnnxTower(NamedTuple):
-    """An ONNX model with its features, their ids, and the name of the label's own id feature.
+    """An ONNX model, its features, their ids, and the name of the label's own id feature.
 
     `onnx` is None for features of labels that no model embeds.
     """

@@ -1,4 +1,4 @@
-"""Convert numbers, vectors and dates of requests to tower inputs, and create errors about feature values.
+"""Convert numbers, vectors and dates of requests to tower inputs; create errors about feature values.
 
 Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
 """

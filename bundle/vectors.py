@@ -244,7 +244,7 @@ def _weight_of_last_pairs(
     settings: CooccurrenceSettings,
     score_labels: Callable[[int], Float32],
 ) -> float:
-    """Choose ω by recall@20 of the last pairs of calibration queries, which W does not know; the least of equals.
+    """Choose ω by recall@20 of calibration queries' last pairs, which W does not know; the least of equals.
 
     Args:
         numbers_C: query of the log, int64 [C]; −1 for a query without pairs.
@@ -344,7 +344,7 @@ def _draw_queries(vectors_LD: Float32, counts_L: Int64) -> Float32:
 
 
 def _far_centre(vectors_LD: Float32) -> Float32 | None:
-    """Return the labels' mean, float32 [D], if it is so far from 0 that float32 loses distances; None otherwise."""
+    """Return the labels' mean, float32 [D], if float32 would lose distances without centring; None otherwise."""
     centre_D = vectors_LD.mean(axis=0, dtype=np.float64).astype(np.float32)
     spread = np.mean(np.square(vectors_LD - centre_D), dtype=np.float64)
     return centre_D if np.mean(np.square(centre_D), dtype=np.float64) > _FAR * spread else None

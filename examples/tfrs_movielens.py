@@ -106,7 +106,7 @@ def main(folder: Path, out: Path) -> MovielensModel:
 def top_100_accuracy(
     model: MovielensModel, bundle: Bundle, ratings: dict[str, tf.Tensor], bias_removal: float
 ) -> float:
-    """Compute the share of ratings with the movie among the 100 best, by the rows and queries of an index."""
+    """Compute the share of ratings whose movie an index has in its 100 best."""
     row_of = {title: row for row, title in enumerate(bundle.labels.ids.to_pylist())}
     movies = np.array([row_of[title.decode()] for title in ratings["movie_title"].numpy()])
     queries = bundle.augmentation.queries(model.user_model(ratings["user_id"]).numpy(), bias_removal)

@@ -531,7 +531,7 @@ def _summary(index: ReleaseManifest) -> list[str]:
 
 
 def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
-    """Describe recall along λ and μ, and the lowest recall at other weights of the priors."""
+    """Describe recall along λ and μ, and the lowest at other weights of priors."""
     default = recall[0].priors
     words = [
         f"{point.bias_removal:g}{f' (μ {point.popularity:g})' if point.popularity else ''}: {point.recall:.3f}"

@@ -32,7 +32,7 @@ class EngineUnavailableError(LongtailIndexError):
 
 
 class QueryError(LongtailIndexError, ValueError):
-    """A search with a wrong shape, a k below 1, a row or bucket that does not exist, or NaN."""
+    """A search with a wrong shape, k < 1, NaN, or an absent row or bucket."""
 
 
 class ReleaseNameError(LongtailIndexError):
@@ -40,7 +40,7 @@ class ReleaseNameError(LongtailIndexError):
 
 
 class ReleaseNotFoundError(LongtailIndexError):
-    """A release that does not exist, or a directory or URL where no release is (or was) published."""
+    """A release does not exist, or no release is (or was) published."""
 
     @classmethod
     def for_name(cls, name: str, names: Sequence[str], releases: str) -> ReleaseNotFoundError:
@@ -50,7 +50,7 @@ class ReleaseNotFoundError(LongtailIndexError):
 
 
 class ReleaseCorruptError(LongtailIndexError):
-    """A file of the release is missing, unreadable, or differs from the one that was written."""
+    """A file of the release is missing, unreadable, or not the one written."""
 
 
 class ReleaseVersionError(LongtailIndexError):
@@ -78,12 +78,12 @@ class VectorsError(LongtailIndexError):
 
 
 class QueriesError(LongtailIndexError):
-    """A table of known queries, or a bundle, of which no index of queries can be made."""
+    """A table of known queries, or a bundle, cannot have an index of queries."""
 
 
 class PriorsError(LongtailIndexError):
-    """A wrong table of priors, wrong limits, or a release whose priors the table cannot refresh."""
+    """A table of priors or its limits are wrong, or cannot refresh this release."""
 
 
 class NothingNewError(PriorsError):
-    """A log has no pair that a release does not know yet, such as that of a quiet night."""
+    """A log has only pairs that the release knows already."""

@@ -50,7 +50,7 @@ class SearchParams(Record):
 
 
 class RecallAt(Record):
-    """Share of the exact top k that the index returns, at one λ, μ and weights of the priors."""
+    """Share of the exact top k that the index returns, at one dial point."""
 
     bias_removal: float
     popularity: float = 0.0
@@ -66,7 +66,7 @@ class RecallAt(Record):
 
 
 class SearchParamsAt(RecallAt):
-    """Least sufficient search parameters at one λ, μ and weights of the priors for k results, and their recall."""
+    """Least sufficient search parameters for k results at one dial point, and their recall."""
 
     k: int = Field(ge=1)
     params: SearchParams

@@ -1,4 +1,4 @@
-"""Measure recall of an index against exact search on held-out queries, at all relevant λ, μ and weights of priors.
+"""Measure an index's recall against exact search on held-out queries, along the dials.
 
 Legend: `C` calibration queries, `Q` = C × dial points, `K` results, `E` coordinates of an augmented row.
 """
@@ -143,7 +143,7 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
 
 
 def usual_dial_points(bundle: Bundle) -> list[DialPoint]:
-    """List pairs of λ and μ at the priors' default weights, then the corners of a table's weights."""
+    """List pairs of λ and μ at default weights, then corners of a table's weights."""
     priors, defaults = bundle.priors, tuple(bundle.priors.defaults.tolist())
     table = range(len(priors.from_table))
     corners = {_replace_weights(defaults, table, ends) for ends in _corners(priors.from_table)}

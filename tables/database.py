@@ -492,7 +492,7 @@ def _content(file: DataFile) -> IO[bytes]:
 
 
 def _json_lines(database: Database, file: DataFile) -> tuple[str, list[tuple[str, str]]]:
-    """Return the SQL source of a file of JSON objects, and its columns with their types.
+    """Return the SQL source of a JSON file, and its columns with their types.
 
     Strings stay text, even if they look like dates. Mixed numbers and strings become text, and so do numbers with more
     digits than a DOUBLE.

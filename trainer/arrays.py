@@ -1,4 +1,4 @@
-"""Transfer of variables to and from array files, in blocks of rows, because backends copy whole variables.
+"""Move variables to and from array files in blocks, because backends copy whole variables.
 
 Legend: `N` rows of a block.
 """

@@ -227,7 +227,7 @@ def _log_pairs(pairs: Pairs) -> LogPairs:
 
 
 def measure_term_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]:
-    """Measure recall of unseen validation pairs in k places by c alone, and by popularity alone; ties are misses.
+    """Measure recall@k of unseen validation pairs by c alone, and by popularity alone; ties are misses.
 
     c is `mixed`, or `walk` without an order in time, with β = .4, over the last 10 entries with γ = .8.
     """

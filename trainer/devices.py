@@ -119,7 +119,7 @@ def wait_for_all(step: str) -> None:
 
 
 def stack_processes(values: Array) -> Array:
-    """Stack the arrays of all processes, of one shape and dtype, [processes, …], to the last bit."""
+    """Stack equally shaped arrays of all processes, [processes, …], to the last bit."""
     from jax.experimental import multihost_utils
 
     gathered: Array = np.ascontiguousarray(multihost_utils.process_allgather(np.frombuffer(values.tobytes(), np.uint8)))
@@ -139,7 +139,7 @@ def check_same_inputs(facts: Mapping[str, str]) -> None:
 
 @contextmanager
 def first_before_others(step: str) -> Iterator[None]:
-    """Run the block in the first process, then in the others, which find the files that it has written."""
+    """Run the block in the first process, then in the others, which read its files."""
     if WORLD.process:
         wait_for_all(step)
     yield

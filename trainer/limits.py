@@ -42,7 +42,7 @@ def check_display(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse data with too few pairs for a step, or with too few labels for the recipe's numbers."""
+    """Refuse data with too few pairs for a step, or too few labels."""
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits, labels = dataset.training_queries() if sampled else len(dataset.train), len(dataset.label_ids)
     if visits < 2 * parts:
@@ -74,7 +74,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than labels to draw, and mining of more negatives than a row has."""
+    """Refuse more negatives than labels to draw or than a row has to mine."""
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     drawn, others = sampler.argument("negatives") or 0, labels - bool(sampler.argument("exclude_positive"))
     if drawn > others and sampler.name != "cross_batch":
@@ -105,7 +105,7 @@ def warn_of_future(dataset: Dataset) -> str | None:
 
 
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a family, a metric or a target prior that cannot choose λ on these data."""
+    """Refuse a family, metric or target prior that cannot choose λ on these data."""
     evaluation, family, prior = recipe.evaluation, recipe.loss.family.name, recipe.evaluation.target_prior
     bucket = evaluation.metric.partition("/")[2]
     if len(dataset.valid) and bucket:
@@ -182,7 +182,7 @@ CHECKS = (check_display, check_sizes, check_choice, check_held_out, check_column
 
 
 def compute_log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
-    """Return log π of the visits of training, weighted by pairs or by number, float64 [L], nats."""
+    """Return log π of training's visits, by pairs' weights or number, float64 [L], nats."""
     sampled = recipe.data.reduction == "sample"
     counts_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
     return log_frequencies(counts_L, smoothing=recipe.loss.smoothing)

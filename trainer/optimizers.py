@@ -85,7 +85,7 @@ class LazyAdam:
 
 
 class LazySGD:
-    """Apply gradient descent, with a velocity per row that changes only when the row is touched.
+    """Apply gradient descent, with row velocities that change only in touched rows.
 
     `v ← momentum·v − η·g;  row ← row + v`, as `keras.optimizers.SGD` for rows of the batch. Dense momentum would also
     move a row by its velocity in steps that do not touch the row. In both cases a gradient finally moves its row by

@@ -74,7 +74,7 @@ def _check_weight(objective: Objective) -> None:
 
 
 def _check_family(objective: Objective) -> None:
-    """Refuse a custom family without a loss per row, or whose loss a masked negative changes."""
+    """Refuse a custom family without row losses, or whose loss masked negatives change."""
     key, loss = f"loss.family {objective.family!r}", LOSSES[objective.family].loss
     positive_B, log_weight_BM = (
         np.array([0.5, -0.2], np.float32),

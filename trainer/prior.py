@@ -302,7 +302,7 @@ def _mean(values_n: Float64, weights_n: Float64) -> float:
 
 
 def _measure_by_time(fitted: Forecast, log: WeighedPairs, seconds: float) -> list[NatsAt]:
-    """Measure decayed counts and the calendar in the last period, by weekday and six hours, UTC."""
+    """Measure decayed counts and the calendar in the last period, by weekday and six hours (UTC)."""
     start = float(log.times_N[-1]) - seconds
     (origin,) = _origins(fitted, log, [start])
     forecast, later = origin.forecast.kinds()["decayed"], log.select_between(start, np.inf)
@@ -337,7 +337,7 @@ def _choose_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tupl
 
 
 def _best_vote_nats(empty: Forecast, log: WeighedPairs, origin_times: list[float]) -> float:
-    """Compute the mean log-probability of a vote at some origins, by the best half-life and smoothing."""
+    """Compute a vote's mean log-probability at origins, by the best half-life and smoothing."""
     grid = [*product(range(len(empty.settings.half_lives)), _SMOOTHINGS)]
     nats_OG = [
         [origin.vote_nats(origin.forecast.compute_log_base(*pair)) for pair in grid]

@@ -182,7 +182,7 @@ def _figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dic
 
 
 def report_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
-    """Report λ or μ at an end of its grid, and an unmeasured grid of μ."""
+    """Report λ or μ at its grid's end, and an unmeasured grid of μ."""
     config, noise = trained.recipe.evaluation, trained.noise()
     chosen, popularity = dial.default[:2]
     limits = {dial.bias_removal.minimum, dial.bias_removal.maximum}

@@ -10,6 +10,6 @@ _Result = TypeVar("_Result")
 
 
 def map_in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Call a function with every item in threads, and return the results in the order of the items."""
+    """Call a function with every item in threads; return results in the items' order."""
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         return list(pool.map(function, items))

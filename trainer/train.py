@@ -63,7 +63,7 @@ class Run:
 def prepare_run(
     recipe: Recipe, dataset: Dataset, *, epochs: float, work: Path, warm_start: WarmStart | None = None
 ) -> Run:
-    """Check and encode the data, build the model, and load the newest checkpoint in `work`, if any."""
+    """Check and encode the data, build the model, and load `work`'s newest checkpoint."""
     if recipe.training.devices == "all" or keras.distribution.distribution() is not None:
         use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)

@@ -98,7 +98,7 @@ class WarmStart:
         return cls(sha256, weights, ids, temperature, None if newest is None else float(newest))
 
     def warn_of_learnt(self, dataset: Dataset, reporter: Reporter) -> None:
-        """Report the number of held-out pairs that the bundle was trained on, judged by their times."""
+        """Report how many held-out pairs the bundle was trained on, judged by time."""
         for name, held_out in (("valid", dataset.valid), ("test", dataset.test)):
             if self.newest is None or held_out.times is None:
                 continue

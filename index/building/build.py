@@ -120,7 +120,7 @@ def build_from_vectors(
 
 
 def bundle_path(bundle: Bundle | str | Path) -> tuple[Path, RegisteredVersion | None]:
-    """Get the directory of a bundle, or of a copy, and its registered version, if it has one.
+    """Get the directory of a bundle or its copy, and its registered version, if any.
 
     Raises LongtailIndexError for a bundle without a path.
     """

@@ -1,4 +1,4 @@
-"""Measure the shares of head, torso and tail in exact answers along λ, and the range of λ that changes them.
+"""Measure shares of head, torso and tail in exact answers along λ, and the effective range of λ.
 
 Legend: `L` labels, `C` example queries.
 """
@@ -26,7 +26,7 @@ _NARROW = 0.5
 
 
 class AnswerShares(NamedTuple):
-    """Shares of the answers by bucket at one λ, float64 [4], and the share of labels that are in an answer."""
+    """Shares of answers by bucket at one λ, float64 [4], and the share of labels answered."""
 
     bias_removal: float
     shares: Float64
@@ -63,7 +63,7 @@ class DialExposure:
         return self._measured[bias_removal]
 
     def useful_range(self) -> tuple[float, float] | None:
-        """Find the λ between which the head goes from a 20th to 19 of 20 answered labels; None if there are none."""
+        """Find the λ between which the head's share goes from 5 to 95 %; None if there are none."""
         noise = float(np.std(self._log_noise_L))
         step = float(np.std(self._taste_CL[0])) / noise if noise else 0.0
         if not 0 < step < np.inf:

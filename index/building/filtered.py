@@ -1,4 +1,4 @@
-"""Measure recall under filters on typical selections of labels, and find the settings that the filters need.
+"""Measure recall under filters on typical selections, and find the settings that filters need.
 
 At every selectivity, from a half to a thousandth of the labels, three selections are measured: random labels, like a
 column unrelated to taste; the labels nearest to one query, like a category that one query matches and the others are

@@ -1,4 +1,4 @@
-"""Merge labels that were added or hidden while serving into a bundle, so that the next build indexes them.
+"""Merge labels added or hidden while serving into a bundle, for the next build.
 
 Added labels become ordinary rows at the end: count 0, bucket new, bias 0, log ν and log π of the rarest label. A label
 of the bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers
@@ -162,7 +162,7 @@ def _labels(labels: Labels, added: AddedLabels, rows_n: Int64, buckets: Buckets)
 
 
 def _renumber_seen(seen_N2: Int32, removed: Int64) -> Int32:
-    """Take removed labels out of what calibration queries have seen, and number the others as the new rows."""
+    """Remove labels from what calibration queries have seen, and renumber the others."""
     queries_N, rows_N = seen_N2[~np.isin(seen_N2[:, 1], removed)].T
     return np.stack([queries_N, rows_N - np.sort(removed).searchsorted(rows_N)], 1).astype(np.int32)
 

@@ -87,7 +87,7 @@ def read_pairs(
 
 
 def weighed(rows: pa.Table, columns: LogColumns, progress: Callable[[str], None]) -> pa.Table:
-    """Add the columns `of_type` and `weight` to pairs of `read_pairs`, and drop pairs of weight 0.
+    """Add columns `of_type` and `weight` to pairs of `read_pairs`; drop pairs of weight 0.
 
     Pairs of negative types stay, with weight 0.
     """

@@ -199,7 +199,7 @@ class PriorTable:
 
 @dataclass(frozen=True)
 class PriorSpec:
-    """Priors from a table, from buckets and display columns of labels, and from the answers of a service.
+    """Priors from a table, from buckets and display columns, and from a service's answers.
 
     Args:
         table: a `PriorTable` or its path; None: no table.

@@ -1,4 +1,4 @@
-"""Index known queries, so that a search finds the queries that are likeliest to choose a label.
+"""Index known queries, so that a search finds the likeliest queries to choose a label.
 
 Training by a softmax compares scores of one query: adding any c(x) to all scores of a query x changes no loss, so
 scores of two queries do not compare. p(y|x) = exp(s(x, y)) / Z(x), Z(x) = Σ_y' exp(s(x, y')), has no c(x). If each of k
@@ -147,7 +147,7 @@ def _columns(bundle: Bundle, id_column: str) -> Columns:
 def query_bundle(
     bundle: Bundle, ids: pa.Array, vectors_QD: Float32, n_Q: Int64, display: pa.Table, progress: Callable[[str], None]
 ) -> Bundle:
-    """Create the bundle of an index of queries, whose rows are queries and whose queries are labels.
+    """Create the bundle of an index of queries: rows are queries, and queries are labels.
 
     Its log ν is log n, up to a constant, with half a choice added to each n.
 
@@ -179,7 +179,7 @@ def query_bundle(
 def log_normalisers(
     bundle: Bundle, vectors_QD: Float32, lambdas_G: list[float], most_scores: int = _MOST_SCORES
 ) -> tuple[Float32, float]:
-    """Compute log Z of queries, float32 [Q, G], and the standard error of sampled sums, in nats; 0 if exact.
+    """Compute log Z of queries, float32 [Q, G], and its standard error if sampled, nats; 0 if exact.
 
     Beyond `most_scores` the sum is over labels drawn by ½ π + ½ uniform, each divided by its expected number of draws.
     """

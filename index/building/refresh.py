@@ -226,7 +226,7 @@ def _with_forecast(
 
 
 def _check_moves(bundle: Bundle, before_L: Float64) -> None:
-    """Raise PriorsError if a label's share of choices has grown past what a person should look at.
+    """Raise PriorsError if a label's share of choices has grown suspiciously.
 
     Args:
         before_L: log π* of the labels before the refresh, float64 [L].
@@ -245,7 +245,7 @@ def _check_moves(bundle: Bundle, before_L: Float64) -> None:
 
 
 def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: float, *, whole_log: bool) -> Bundle:
-    """Add later pairs to co-occurrence and to the last labels of queries, or make both again from all pairs."""
+    """Add later pairs to co-occurrence and queries' last labels, or compute both from all pairs."""
     settings, remembered = term.settings, bundle.remembered
     since = -np.inf if whole_log or settings.until is None else settings.until
     sorted_pairs, ids_Q, earlier = pairs.by_query(since, until)

@@ -1,4 +1,4 @@
-"""Train and fill a FAISS index over all labels, id i = row i, and order labels by their highest score.
+"""Train and fill a FAISS index, id i = row i; order labels by highest score.
 
 Legend: `L` labels, `C` inverted lists, `E` coordinates of an augmented row.
 """
@@ -117,7 +117,7 @@ def cluster(rows_RE: Float32, lists: int, device: Device) -> Float32:
 def train_index(
     factory: str, width: int, rows_LE: Float32, device: Device, *, centroids_CE: Float32 | None = None
 ) -> Any:
-    """Train and fill a FAISS index, id i = row i of `rows_LE`, metric inner product; returns it on the CPU.
+    """Train and fill an inner-product FAISS index, id i = row i of `rows_LE`; returns it on the CPU.
 
     A row goes to the list of the nearest centroid by distance: by inner product, as FAISS assigns rows, lists of long
     centroids would draw rows of every kind.
@@ -156,7 +156,7 @@ def train_index(
 
 
 def _quantizer(lists: int, width: int, device: Device) -> Any:
-    """Create an empty index of centroids that finds the nearest by distance, on the GPU if the build runs there."""
+    """Create an empty index of centroids by distance, on the GPU if the build runs there."""
     quantizer = faiss.index_factory(width, choose_quantizer(lists, width, device), faiss.METRIC_L2)
     if isinstance(quantizer, faiss.IndexRefine):
         quantizer.k_factor = _COMPARED_EXACTLY

@@ -81,7 +81,7 @@ class TunedIndex:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A kind of index at its first parameters with enough recall, or at those with the most."""
+    """A kind of index at its first parameters with enough recall, else with most recall."""
 
     index: FaissIndex
     chosen: Trial
@@ -165,7 +165,7 @@ def _try_params(
 
 
 def list_search_params(index: FaissIndex) -> Iterator[SearchParams]:
-    """Yield the parameters to try on an index, roughly cheapest first, up to visiting every list."""
+    """Yield parameters to try on an index, roughly cheapest first, up to every list."""
     if not index.has_lists:
         yield SearchParams()
         return

@@ -82,7 +82,7 @@ class ReleaseWriter:
         return self._write(bundle, tuned, queries, queries_like)
 
     def link(self, before: Release, bundle: Bundle) -> ReleaseManifest:
-        """Write a release of a bundle with the rows of an earlier release, whose index is linked."""
+        """Write a release of a bundle with an earlier release's rows, and link its index."""
         self.progress(f"write {self.name} to {self.releases}")
         with atomic_directory(self.releases.root / self.name) as working:
             _link_bundle(bundle, working / BUNDLE)

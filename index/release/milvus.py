@@ -58,7 +58,7 @@ class MilvusCollections:
         check_floor(lowest, release.spec, calibration, 1, "Use --spec milvus_flat")
 
     def drop_unheld(self, collections: dict[str, str]) -> None:
-        """Drop the collections of deleted releases, by name of the release, that no other release holds.
+        """Drop the collections of deleted releases, by release, that no other release holds.
 
         Collections that interrupted builds left more than a day ago are dropped too.
         """

@@ -1,4 +1,4 @@
-"""Record which release serves, which served before, and which gets shadow traffic, in one small file `CURRENT`.
+"""Record in the file `CURRENT` which releases serve, served before, and get shadow traffic.
 
 The file is replaced in one step, so neither a reader nor a crash ever sees a part of a change. In a directory, writers
 take turns through a lock that the system releases when a process dies. At an object store, a writer replaces exactly

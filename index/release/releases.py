@@ -1,4 +1,4 @@
-"""Manage releases and the pointer to the serving one, in a directory or at an object store (pointers.py).
+"""Manage releases and the pointer to the serving one, in a directory or object store.
 
 At an object store, `URL/NAME/` has the files that a directory of releases has in `NAME/`, and `upload.json`, which is
 written first and reserves the name. `release.json` is written last: a folder without it is not a release.
@@ -65,7 +65,7 @@ _IN_USE_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class PublishReport:
-    """Hold the figures of a release for people, and a sentence for each requirement that is not met."""
+    """Hold a release's figures for people, and a sentence for each unmet requirement."""
 
     lines: list[str]
     unmet: list[str]
@@ -127,7 +127,7 @@ class Releases(ABC):
 
     @abstractmethod
     def local_copy(self, file: str) -> Path:
-        """Get the path of a small file of the releases, such as experiments.toml, or of a fresh copy."""
+        """Get the path of a small file of the releases, or of a fresh copy."""
 
     @abstractmethod
     def complete(self, name: str) -> None:
@@ -170,7 +170,7 @@ class Releases(ABC):
         return self._open(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
 
     def verify(self, name: str) -> Release:
-        """Open a release, check every byte and the bundle's invariants, and let FAISS parse the whole index."""
+        """Open a release; check every byte, the bundle's invariants, and that FAISS parses the index."""
         return self._open(name, partial(open_release, mapped=False, milvus=self.milvus))
 
     def _open(self, name: str, open_: Callable[[Path], Release]) -> Release:
@@ -191,7 +191,7 @@ class Releases(ABC):
         return QualityPromise.of_releases(self.local_copy(PROMISE_FILE))
 
     def stage(self, name: str) -> None:
-        """Verify a release and have services send it a share of live queries as shadow traffic."""
+        """Verify a release, and have services send it shadow traffic."""
         check_name(name)
         with self.change_pointers() as (pointers, write):
             if name == pointers.current:
@@ -378,7 +378,7 @@ class Releases(ABC):
             return 0.0, name
 
     def _existing_history(self, pointers: Pointers) -> list[str]:
-        """Get the names published before the current one, oldest first, up to the last one that still exists."""
+        """Get the names published before the current one that still exist, oldest first."""
         history, names = list(pointers.history[:-1]), set(self.names())
         while history and history[-1] not in names:
             history.pop()
@@ -587,7 +587,7 @@ class RemoteReleases(Releases):
             raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune is deleting")
 
     def local_copy(self, file: str) -> Path:
-        """Copy a small file of the releases, such as promise.toml, to `root`, and get its path."""
+        """Copy a small file of the releases to `root`, and get its path."""
         self.write_copy(file, self.store.read(file))
         return self.root / file
 

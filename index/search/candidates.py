@@ -48,7 +48,7 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
 
 
 def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
-    """Find the k best columns of every row, as scores float32 [B, k], descending, and columns int64 [B, k].
+    """Find the k best columns of every row: scores float32 [B, k], descending; columns int64 [B, k].
 
     Equal scores are in the order of their columns. −inf and −1 fill the places of missing results.
     """
@@ -71,7 +71,7 @@ def best_columns(scores_BL: Float32, k: int) -> tuple[Float32, Int64]:
 
 
 def has_blank(rows_BK: Int64, column: int = -1) -> bool:
-    """Return whether a query has no result in a column of an answer, int64 [B, K] with B >= 1."""
+    """Return whether a query lacks a result in an answer, int64 [B, K], B >= 1."""
     # Reading a number takes a tenth of the time of a reduction.
     return bool((rows_BK[0, column] if len(rows_BK) == 1 else rows_BK[:, column].min()) < 0)
 

@@ -1,4 +1,4 @@
-"""Choose the search parameters of each query by its λ, μ, weights of priors, and k.
+"""Choose the search parameters of each query by its dials and k.
 
 The number of lists that hold the best labels depends on how much of the score the added coordinates decide. So a build
 measures the least sufficient parameters at several dial points. A query takes the maximum over the corners of the

@@ -1,4 +1,4 @@
-"""Hold the labels that a search may return as a bitmap over catalogue rows, which are FAISS's ids.
+"""Hold the labels that a search may return: a bitmap over rows, FAISS's ids.
 
 Legend: `L` labels, `R` label rows, `C` inverted lists.
 """
@@ -20,7 +20,7 @@ _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 
 
 def _bytes_and_bits(rows_R: Int64) -> tuple[Int64, Bits]:
-    """Get the bytes of a bitmap that hold some rows, ascending and at least one, and the rows' bits there."""
+    """Get the bytes of a bitmap that hold rows (ascending, not none), and the rows' bits."""
     bytes_R = rows_R >> 3
     # An assignment by positions writes a byte once, so the bits of rows that share a byte are joined.
     starts = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
@@ -67,7 +67,7 @@ class Eligible:
         return self if visible.is_complete else Eligible(self._bits & visible._bits, self.labels)
 
     def succeeding(self, earlier: Eligible | None) -> Eligible:
-        """Return this set, knowing what was computed for an earlier version of it, which is returned if equal."""
+        """Return this set with what an earlier version computed; the earlier one if equal."""
         if earlier is None:
             return self
         if np.array_equal(self._bits, earlier._bits):

@@ -97,7 +97,7 @@ class FaissIndex:
 
     @cached_property
     def columns(self) -> Float32:
-        """Get the rows of a flat index as columns, float32 [E, L], which a product reads twice as fast."""
+        """Get a flat index's rows as columns, float32 [E, L]: products read them twice as fast."""
         stored_LE = faiss.rev_swig_ptr(self.index.get_xb(), self.labels * self.index.d).reshape(self.labels, -1)
         return np.ascontiguousarray(stored_LE.T)
 
@@ -274,7 +274,7 @@ class FaissIndex:
 
 
 def scale_nprobe(params: SearchParams, k: int, share: float) -> int:
-    """Compute the number of lists to visit for k results where a share of labels is eligible."""
+    """Compute the lists to visit for k results if a share of labels is eligible."""
     depth = k / (MEASURED_DEPTH * share)
     return params.nprobe if depth <= 1 else math.ceil(params.nprobe * depth**_PROBES_PER_DEPTH)
 

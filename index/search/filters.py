@@ -148,6 +148,6 @@ NO_FILTER = Filter()
 
 
 def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
-    """Get the distinct rows of int64 [R], ascending, that are not in `excluded`, int64 of any length."""
+    """Get the distinct rows of int64 [R], ascending, that `excluded` (int64) lacks."""
     rows_R = distinct(rows_R).astype(np.int64, copy=False)
     return rows_R[~is_in(rows_R, np.sort(excluded))] if rows_R.size and excluded.size else rows_R

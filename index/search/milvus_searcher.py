@@ -1,4 +1,4 @@
-"""Answer queries from a collection of a Milvus server, which filters by the scalar fields of the labels.
+"""Answer queries from a Milvus collection, which filters by the labels' scalar fields.
 
 Filters become Milvus's boolean expressions over scalar fields. A display column takes two fields, its values and
 whether a label has one, because no field may be null up to Milvus 2.4. Values are compared as `serving` compares them:
@@ -409,7 +409,7 @@ class MilvusSearcher(Searcher):
     def _search_server(
         self, queries_bE: Float32, k: int, eligible: Eligible, expression: str, dropped_R: Int64
     ) -> Hits:
-        """Find the best k of the rows that an expression admits, without the rows to drop."""
+        """Find the best k rows that an expression admits, without the rows to drop."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
         share = eligible.share if self.collection.record.lists else 1.0

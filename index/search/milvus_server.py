@@ -1,4 +1,4 @@
-"""Call a Milvus server or cluster with a deadline, retries and a circuit breaker, and translate its errors.
+"""Call a Milvus server with a deadline, retries and a circuit breaker; translate its errors.
 
 `LONGTAIL_MILVUS` names the server, or the proxy of a cluster. Only calls common to versions 2.3 to 2.6 are used.
 """
@@ -44,7 +44,7 @@ class Circuit:
         self._open_seconds = _FIRST_SECONDS
 
     def admit(self, seconds: float) -> tuple[float, float]:
-        """Begin a request of at most `seconds`, if the circuit is closed or a trial is due.
+        """Begin a request of `seconds` at most, if the circuit allows one.
 
         Returns the seconds to wait before the next trial, 0 if the request may be sent, and the time when the request
         began, for `failed`.

@@ -362,7 +362,7 @@ class Searcher:
 
 
 def group_queries(filters: Sequence[Filter | None]) -> list[tuple[list[int], list[Filter]]]:
-    """Group queries that can share one search, as FAISS takes one selector for a whole batch.
+    """Group queries that can share a search: FAISS takes one selector for a batch.
 
     They have the same buckets and mask, and about the same number of excluded labels.
     """
@@ -379,7 +379,7 @@ def group_queries(filters: Sequence[Filter | None]) -> list[tuple[list[int], lis
 
 
 def exclude_rows(eligible: Eligible, filters_b: Sequence[Filter]) -> tuple[Eligible, list[Int64]]:
-    """Remove one query's long list of labels, or get each query's short list, to be dropped after the search."""
+    """Exclude one query's long list, or get short lists to drop after the search."""
     excluded_R = filters_b[0].excluded
     if len(excluded_R) > _EXCLUDE_BY_OVERFETCH_UP_TO:
         return eligible.without(excluded_R), []

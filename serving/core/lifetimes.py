@@ -55,7 +55,7 @@ class Lifetimes:
         self._last: Span | None = None
 
     def find_span(self, at: float) -> Span:
-        """Find the labels available at a time, and the span in which they stay the same."""
+        """Find the labels available at a time, and how long they stay so."""
         last, limits, second = self._last, np.iinfo(np.int64), math.floor(at)  # a float would convert all N
         if last is not None and last.begin <= at < last.end:
             return last

@@ -127,7 +127,7 @@ class Engine(Protocol):
 
 
 class Ranker:
-    """Scores `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` and finds the best labels [METHODS §6, §11].
+    """Rank by `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` [METHODS §6, §11].
 
     One inner product per label includes all terms but ω·c, where ν, π and the priors are the same for every query. ω·c
     is added exactly: as c >= 0, a label of the k best is among the k best without ω·c, or has c > 0. Both are

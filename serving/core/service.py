@@ -115,7 +115,7 @@ class Service:
         )
 
     def retriever(self, name: str | None = None, *, at: float | None = None) -> Retriever:
-        """Get a loaded release with the labels available at a time, by default the current release now.
+        """Get a loaded release, by default the current one, with the labels available at a time.
 
         A request calls this once, so that a swap or a label's end in between does not mix two states.
 

@@ -36,7 +36,7 @@ _LARGEST_LOG_P = 1e30
 
 
 class TreeRanker(Ranker):
-    """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b + Σ w·r, λ >= 0; thread-safe.
+    """Rank by `s = f + λ·log p_n(y|x) + μ·log π`, λ >= 0, f = u·v/T + b + Σ w·r; thread-safe.
 
     Every query has 2,000 + 20k candidates: one half are the best labels by f + μ·log π, the other half the best by p_n.
     Recall@20 at λ = ½ against exact scores of the whole catalogue, on the 20,000 synthetic labels of

@@ -1,4 +1,4 @@
-"""Compute exact binomial intervals [Clopper & Pearson 1934] without SciPy, which costs a worker 18 MB of memory."""
+"""Compute exact binomial intervals [Clopper & Pearson 1934] without SciPy's 18 MB a worker."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
 
 
 def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
-    """Return distinct ids padded to a fixed length with `limit`, an id past every table's end; positions, [N]."""
+    """Return distinct ids padded with `limit`, an id past every table's end; positions, [N]."""
     distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
     return distinct, positions.reshape(ids_N.shape)
 
@@ -139,7 +139,7 @@ def sum_of_blocks(
 def run_blocks(
     loss: BlockLoss, blocks: int, shared: Tensors, rows: Tensors, fixed: Any, fixed_shared: Any, real_B: jax.Array
 ) -> Any:
-    """Compute (sum, gradients by `shared`) and (gradients by `rows`, state), one block of rows after another.
+    """Compute (sum, gradients by `shared`), (gradients by `rows`, state), block by block of rows.
 
     `real_B` is False for rows that only fill up a block.
     """
@@ -165,7 +165,7 @@ def run_blocks(
 
 
 def pad_rows(column: jax.Array, multiple: int, filler: Any = 0) -> jax.Array:
-    """Lengthen the first axis to a multiple of a number with `filler`, or with its last entry if None."""
+    """Pad the first axis to a multiple with `filler`, or its last entry if None."""
     missing = -len(column) % multiple
     if not missing:
         return column
@@ -228,7 +228,7 @@ def compile_step(
 def compile_tower(
     tower: keras.Model, *, out_shardings: Any = None, put: Callable[..., Any] = dict
 ) -> Callable[[Mapping[str, Any]], jax.Array]:
-    """Compile a tower's outputs outside of training, in the precision that it computes in when it is first called."""
+    """Compile a tower's outputs outside of training, in its precision at the first call."""
     variables = tower.variables
 
     def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:

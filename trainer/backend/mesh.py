@@ -1,4 +1,4 @@
-"""The backend on several devices of JAX, which form a mesh of one axis over all processes.
+"""The backend on several JAX devices: a mesh of one axis over all processes.
 
 `devices.py` selects it. Variables of `rows_variable` are split over the devices in equal parts of their rows; every
 other variable is whole on each device, and inputs of steps and towers are split by their first axis. In a step each
@@ -207,7 +207,7 @@ def bag_sums(rows_UD: jax.Array, positions_BP: jax.Array, weights_BP: jax.Array,
 def sums(
     table: keras.Variable, parts: Sequence[tuple[Any, jax.Array]], gradients: Sequence[jax.Array]
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Return the distinct ids of all parts of a batch by owner, [U], their rows, and the sums of their gradients.
+    """Return a batch's distinct ids by owner, [U], their rows, and sums of their gradients.
 
     `gradients` and the sums are float32 [U, D].
     """
@@ -273,7 +273,7 @@ class _Rounds:
 
 
 def _exchange(sent: jax.Array) -> jax.Array:
-    """Send each device its row of an array's first axis, and receive one row from each device."""
+    """Send each device its row of the first axis; receive one from each."""
     received: jax.Array = jax.lax.all_to_all(sent, AXIS, 0, 0)
     return received
 

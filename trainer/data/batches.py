@@ -79,7 +79,7 @@ class QueryInputs:
         return inputs
 
     def unpacked(self) -> QueryInputs:
-        """Return a copy of these features that packs no sequences, for batches that are cut into parts."""
+        """Return a copy that packs no sequences, for batches that are cut into parts."""
         inputs = copy(self)
         inputs.packs = False
         return inputs

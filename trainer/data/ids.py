@@ -139,7 +139,7 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
 
 
 def describe_example(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
-    """Describe an id without a row, and an id of the table that looks alike, or any if `nothing` matches."""
+    """Describe an id without a row, and a similar id, or any if `nothing` matches."""
     pair = lookalikes(ids, pc.unique(listed))
     if pair is None and not (nothing and len(listed)):
         return ""

@@ -82,7 +82,7 @@ class Past:
         return seen_n2[seen_n2[:, 1] >= 0]
 
     def entries(self, rows_B: Rows) -> tuple[Int64, Int64]:
-        """Get the row in the block, and the row in `pairs`, of every history pair, int64 [n] each."""
+        """Get each history pair's row in the block and in `pairs`, int64 [n] both."""
         starts_B, ends_B = self.slices(rows_B)
         lengths_B = ends_B - starts_B
         row_n = np.repeat(np.arange(len(rows_B)), lengths_B)

@@ -50,7 +50,7 @@ class HistoryEntries:
         self._labels, self._counted = pairs.labels[counted], np.append(0, np.cumsum(counted))
 
     def last(self, rows_B: Rows, most: int) -> tuple[Int32, Int64]:
-        """Return the last entries, oldest first, int32 [n], and the rows' begins, int64 [B + 1]."""
+        """Return last entries, oldest first, int32 [n], and rows' begins, int64 [B + 1]."""
         starts_B, ends_B = (self._counted[ends_B] for ends_B in self._past.slices(rows_B))
         starts_B = np.maximum(starts_B, ends_B - most)
         begins = np.append(0, np.cumsum(ends_B - starts_B))
@@ -206,7 +206,7 @@ class TowerLists:
     def _candidates_with(
         self, block: slice, term: HistoryTerm, tops: Mapping[Setting, Int32], largest: float
     ) -> tuple[ScoredLabels, Float32]:
-        """Find all labels that can be listed with ω up to `largest`, and c, float32 [n].
+        """Find all labels that ω up to `largest` can list, and c, float32 [n].
 
         Every label scores at least its score without the term, so the last score of the towers' list is a lower bound.
         """

@@ -1,4 +1,4 @@
-"""Choose the points of a curve over the dials λ, μ, ω and β, and the default of the service [METHODS §6, §9, §11, §12].
+"""Choose a curve's dial points (λ, μ, ω, β) and the service's default [METHODS §6, §9, §11, §12].
 
 The score is `f + λ·log ν + μ·log π + ω·c + β_bucket`. A curve has lines through the served setting: over λ, but at
 μ = 0; over μ, if log ν differs from log π; over ω, with a term of co-occurrence.
@@ -196,7 +196,7 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 def best_dial(
     measure: Measure, config: EvaluationConfig, noise: Noise, *, seasonal: bool = False
 ) -> tuple[Setting, list[CurvePoint]]:
-    """Choose the λ with the best metric at μ = 0, then the best μ at that λ; also return both measured lines.
+    """Choose the best λ by the metric at μ = 0, then the best μ; also return both measured lines.
 
     If π is ahead, μ is chosen first, at λ = 0, then λ at that μ. With a floor, only points that reach the floor count;
     if no point does, only the points nearest to it.

@@ -46,7 +46,7 @@ class Positives:
         cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int,
         weights: Float32 | None = None,
     ) -> Positives:  # fmt: skip
-        """Build from pairs, query and label rows both int [n], with weight 1 each or `weights`, [n]."""
+        """Build from pairs: query and label rows, int [n], of weight 1 or `weights`, [n]."""
         of_pairs = query_rows.astype(np.int64) * labels + label_rows
         keys = distinct(of_pairs)
         total = np.bincount(np.searchsorted(keys, of_pairs), weights, minlength=len(keys))
@@ -301,7 +301,7 @@ def compute_ratios(
 
 
 def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> Float64:
-    """Compute 1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
+    """Compute 1/p_y = 1 + C(N_y + b)^−a, C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
 
     Args:
         queries: number N of training queries; below e, where C would be negative, C is 0.

@@ -122,7 +122,7 @@ def onnx_models(
 
 
 def dump_towers(recipe: Recipe) -> dict[str, Any]:
-    """Dump the sections of a recipe that define its towers, as a recipe for a child process."""
+    """Dump a recipe's sections that define its towers, for a child process."""
     # Sampler `full` is allowed with all towers; the default, `in_batch`, is not allowed with sequences.
     return recipe.model_dump(mode="json", by_alias=True, include=_OF_TOWERS) | {
         "loss": {"sampler": "full", "weight": "unit"}

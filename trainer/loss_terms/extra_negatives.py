@@ -84,7 +84,7 @@ class Impressions(ColumnNegatives):
 
 
 class Retrieved(ColumnNegatives):
-    """Use labels that the model ranks high for a query at the beginning of an epoch [METHODS §3.1].
+    """Use labels that rank high for a query when an epoch begins [METHODS §3.1].
 
     Lists come from an exact search of the whole catalogue, with every query as it is after all its training pairs. They
     exclude the query's training positives, and labels that are never negatives.

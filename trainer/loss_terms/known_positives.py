@@ -61,7 +61,7 @@ class KnownPositives(LossTerm):
         return dict(zip(("_known", "_known_rows"), self.list_positives(self.owners[rows_B]), strict=True))
 
     def list_positives(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
-        """Return the known positives of a batch's queries, and the row of each, int32 [K] both.
+        """Return the known positives of a batch's queries, and their rows, int32 [K].
 
         Repeats of the last one round K up to a power of two: a compiled step is compiled again for every new shape.
         """
@@ -117,7 +117,7 @@ def mask_known_positives(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *,
 
 
 def _known_per_row(candidates_BM: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int) -> Tensor:
-    """Mask candidates per row, bool [B, M], by a binary search in every row's part of `known_K`."""
+    """Mask candidates per row, bool [B, M], by binary search in `known_K`'s rows."""
     rows_B = ops.arange(batch, dtype="int32")
     starts_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="left"), "int32")
     ends_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="right"), "int32")

@@ -31,7 +31,7 @@ class NeighbourLoss:
     def __call__(
         self, anchors_BD: Tensor, neighbours_BD: Tensor, ids_B: Tensor, near_BK: Tensor, weight_B: Tensor
     ) -> Tensor:
-        """Compute the term that is added to the mean loss of a batch, float32 scalar, nats.
+        """Compute the term to add to a batch's mean loss, float32 scalar, nats.
 
         Args:
             anchors_BD: embeddings, of any norm, float32.
@@ -110,7 +110,7 @@ class Neighbours(LossTerm):
 
 
 def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
-    """Find the nearest rows by cosine for each row of a sparse matrix of ones, int32 [R, K].
+    """Find each row's nearest rows by cosine, int32 [R, K], in a sparse 0/1 matrix.
 
     Rows with cosine 0 are no neighbours, and −1 follows the last neighbour. The ones are at `rows_N, columns_N`, and
     repeats count once. The cost is Σ n² products over columns of n entries each.

@@ -22,7 +22,7 @@ from longtail.trainer.model.towers import map_by_objective
 
 
 class PooledPositives(LossTerm):
-    """Pool the positives of rows with the same request into one term, per part of a batch."""
+    """Pool the positives of one request's rows into one term, per batch part."""
 
     joins_rows = True
 
@@ -45,7 +45,7 @@ class PooledPositives(LossTerm):
 
 
 class NegativesPerQuery(LossTerm):
-    """Count a query's negatives once for all its n training pairs, 1/n per pair [METHODS §2.7]."""
+    """Count a query's negatives once for its n training pairs, 1/n each [METHODS §2.7]."""
 
     def __init__(self, train: Pairs) -> None:
         self._weight_N = train.weight_of_owner()

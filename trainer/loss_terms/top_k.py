@@ -74,7 +74,7 @@ class TopK:
     def row_state(
         self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, multiplicity_BM: Tensor, *, m: int
     ) -> tuple[QueryStates, Tensor]:
-        """Return β in this step and the states after the step, float32 [B, S], both without gradient.
+        """Return β and the states after this step, float32 [B, S], both without gradient.
 
         A draw of a label with probability q represents 1/(m·q) labels. The draws above β therefore give an unbiased
         count of the labels above β [Horvitz and Thompson 1952]. β rises if this count exceeds K − ½ and falls if it is
@@ -133,7 +133,7 @@ def _mean_and_spread(scores_BM: Tensor, multiplicity_BM: Tensor) -> tuple[Tensor
 
 
 class WeighByTopK(LossTerm):
-    """Weigh positives by the K-th highest scores of their queries, and keep β of every query."""
+    """Weigh positives by their queries' K-th highest scores, and remember β by query."""
 
     reads_multiplicity = True
 
@@ -170,7 +170,7 @@ class WeighByTopK(LossTerm):
         return {"_request": self._request_keys[rows_B].astype(np.int32)}
 
     def row_tensors(self, step: StepInputs) -> Tensors:
-        """Return the states of the rows' queries, and the group and fixed noise of every positive."""
+        """Return the states of rows' queries, and every positive's group and fixed noise."""
         return {
             "top_k": backend.gather(self._states_AS, step.batch["_request"]),
             "top_k group": backend.gather(self._group_L, step.positive_B),
@@ -178,14 +178,14 @@ class WeighByTopK(LossTerm):
         }
 
     def candidate_tensors(self, candidates: Tensor) -> Tensors:
-        """Return the groups of the candidates, and the part of their noise that does not come from q."""
+        """Return the candidates' groups, and the part of their noise that q lacks."""
         return {
             "top_k groups": backend.gather(self._group_L, candidates),
             "top_k noises": backend.gather(self._fixed_noise_L, candidates),
         }
 
     def row_state(self, logits: SampledLogits, *, draws: int) -> Tensors:
-        """Compute β as a logit of every positive, and the states of queries after this step."""
+        """Compute β as a logit of every positive, and the queries' new states."""
         rows = logits.rows
         queries = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
         noise_B = rows["top_k noise"] + self._times_log_q * logits.log_q_positive_B

@@ -39,7 +39,7 @@ class BatchLoss:
     repels: float = 1.0
 
     def __call__(self, embedded: Embedded, batch: BatchCandidates) -> tuple[Tensor, Tensors]:
-        """Compute the mean weighted loss, float32 scalar, nats, and the terms' tensors of the rows, by name."""
+        """Compute the mean weighted loss, float32 scalar, nats, and the terms' row tensors by name."""
         shared, by_row = self._split(embedded, batch)
         if any(term.joins_rows for term in self.objective.terms):
             losses_B, state = self._row_losses(shared | by_row, batch)

@@ -148,7 +148,7 @@ _LOG_OF: dict[str, Phi] = {
 
 
 def pool_positives(positive_B: Tensor, groups_B: Tensor) -> Tensor:
-    """Compute the log of the mean of exp(f_y) over the rows of each row's group, float32 [B].
+    """Compute the log of the mean exp(f_y) in each row's group, float32 [B].
 
     Args:
         positive_B: logits of the positives, float32.
@@ -314,7 +314,7 @@ def nce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor) -> Tenso
 
 
 def augment_and_reduce(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Tensor, log_eta_B: Tensor) -> Tensor:
-    """Compute the Augment & Reduce bound of the softmax, with one η per pair (Ruiz et al. 2018).
+    """Compute Augment & Reduce's bound of the softmax, one η per pair (Ruiz et al. 2018).
 
     `log η + (1 + Σ w exp(f_y' − f_y))/η − 1 ≥ log[1 + Σ w exp(f_y' − f_y)]`. The bound is linear in the sum, so an
     importance-weighted sample of negatives estimates it without bias. η is a variational parameter of every training

@@ -32,7 +32,7 @@ def mask_hits(
 
 
 def multiplicity(log_q: Tensor, excluded_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
-    """Compute the number of labels that every draw represents, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
+    """Compute how many labels each draw represents, 1/(m·q), float32 [B, M] [Horvitz & Thompson 1952].
 
     Args:
         log_q: log-probabilities of the drawn labels, float32 [M] or [B, M].

@@ -73,7 +73,7 @@ def compute_q_exponent(objective: Objective) -> float:
 
 
 def compute_slope(objective: Objective, *, power_of_scores: float = 0.0) -> float:
-    """Return the slope of scores in log p(y|x), the λ at which `f + λ·log ν` is λ·log p(y|x).
+    """Return the slope of scores in log p(y|x), where `f + λ·log ν` = λ·log p(y|x).
 
     It is 1 for most families, ½ for `exponential`, and 0 for a family without a link, which ranks by p/ν at λ = 0 and
     by p at no λ.

@@ -1,4 +1,4 @@
-"""The interface of an optional part of a loss, and the order in which training calls its hooks.
+"""The interface of an optional part of a loss, and the order of its hooks.
 
     epoch      begin_epoch
     batch      columns            on the host, one step ahead
@@ -85,7 +85,7 @@ class LossTerm:
         raise TypeError(f"{type(self).__name__} sets `adds_negatives`: expected a method `extra_negatives`, found none")
 
     def exclude_mask(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """Mask labels [M] or [B, M] that must not be negatives of a row, bool [B, M]; None if all may be."""
+        """Mask labels, [M] or [B, M], that are no negatives of a row, bool [B, M]; None if all may be."""
         return None
 
     def row_tensors(self, step: StepInputs) -> Tensors:  # noqa: ARG002

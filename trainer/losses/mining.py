@@ -86,7 +86,7 @@ class Mining:
     def __call__(
         self, negative_BM: Tensor, log_weight_BM: Tensor, ranks_BN: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the kept logits, highest first, and their log-weights plus log ϑ, float32 [B, K] both.
+        """Return mined logits, highest first, and log-weights plus log ϑ, float32 [B, K] both.
 
         Example:
             >>> import numpy as np

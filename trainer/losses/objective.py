@@ -48,7 +48,7 @@ class Objective:
         return self._loss(logits, self._weighted(logits))
 
     def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute losses and new log η, both float32 [B], of a family with η per pair.
+        """Compute losses and new log η, float32 [B], of families with η per pair.
 
         Args:
             log_eta_B: log η of the rows, float32.

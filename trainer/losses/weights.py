@@ -221,7 +221,7 @@ def adaptive(
 
 
 def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:
-    """Compute the weight of a pair's loss by label, `π_y^−reweight` scaled to mean 1 over pairs, float32 [L].
+    """Compute the weight of pairs by label: `π_y^−reweight`, mean 1 over pairs, float32 [L].
 
     Re-weighting by frequency raises the weight of rare labels [R21 §2.1]; exponent 1 gives every label the same total
     weight. It scales a whole row, positive and negatives, while a weight of `WEIGHTS` scales only the negatives.

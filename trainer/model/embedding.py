@@ -1,4 +1,4 @@
-"""Embedding tables whose training cost depends on the rows a batch touches, not on the size of the table.
+"""Embedding tables whose training cost depends on a batch's rows, not the table's size.
 
 `keras.layers.Embedding` reads the whole table before it gathers, and Keras optimizers update every row. Here a step
 gathers each table's distinct rows once, differentiates with respect to these rows only (`read_distinct`,
@@ -84,7 +84,7 @@ def read_distinct(
 
 @contextmanager
 def compact_rows(tables: Sequence[EmbeddingTable], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
-    """Make tables look up rows [U, D] inside the block, where ids are positions of `read_distinct`."""
+    """Make tables look up rows [U, D] inside the block by positions of `read_distinct`."""
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
             table.compact, table.shared = compact_UD, shared

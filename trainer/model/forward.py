@@ -135,7 +135,7 @@ class Forward:
         return masks
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
-        """Embed a batch, and its neighbours, float32 [B, D] by side, from table rows, float32 [U, D]."""
+        """Embed a batch and its neighbours from table rows [U, D], float32 [B, D] by side."""
         towers = self._model.towers
         with ExitStack() as stack:
             stack.enter_context(compact_rows([*self._model.tables.values()], rows))
@@ -175,7 +175,7 @@ class Forward:
 
 
 def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
-    """Mask rows of label embeddings that are labels, not padding (row 0) nor past the end; bool [R]."""
+    """Mask label rows: neither padding (row 0) nor past the end; bool [R]."""
     return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
 
 

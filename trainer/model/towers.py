@@ -98,7 +98,7 @@ class ObjectiveMaps(keras.layers.Layer):
 
 @contextmanager
 def map_by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
-    """Make a query tower map each row by its own objective, int32 [B], inside the block."""
+    """Make a query tower map rows by their objectives, int32 [B], inside the block."""
     maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
     if maps and objectives_B is None:
         raise ValueError("a step with objectives: expected _objective in its batch, received none")

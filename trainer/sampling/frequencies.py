@@ -21,7 +21,7 @@ from longtail.trainer.sampling.base import DrawContext, Sampler
 
 
 class Frequencies:
-    """Look up log π of labels, and log q of their draws, as counted in the data."""
+    """Look up labels' log π and their draws' log q, as the data count."""
 
     def __init__(self, log_pi_L: Float64, sampler: Sampler) -> None:
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")

@@ -40,7 +40,7 @@ def model(
     features: Annotated[int, Field(ge=2, multiple_of=2)] | None = None,
     bandwidth: Annotated[float, Field(gt=0)] | None = None,
 ) -> Sampler:
-    """Draw negatives by the model's own scores, q ∝ exp(f) [R21, Table 1], refreshed every epoch.
+    """Draw negatives by the model's scores, q ∝ exp(f), refreshed every epoch [R21, Table 1].
 
     Each row draws down a binary tree of similar labels. The mass Σ exp(f) of a subtree is approximated by its size
     times exp of its mean f, which costs O(D log L) per draw (the idea of Blanc and Rendle 2018, with means instead of

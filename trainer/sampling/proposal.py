@@ -1,4 +1,4 @@
-"""The tree p_n(y|x) of sampler `adversarial`, fitted to the training pairs once per run [BM20 §3; METHODS §5].
+"""The tree p_n(y|x) of sampler `adversarial`, fitted once per run [BM20 §3; METHODS §5].
 
 Queries are projected to K coordinates (projection.py), and the tree is fitted to the coordinates (tree_fit.py).
 
@@ -34,7 +34,7 @@ class FittedTree(NamedTuple):
 
 
 def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTree:
-    """Read the tree of a run from the `.npz` file `path`, or fit it and write it there.
+    """Read a run's tree from the `.npz` file `path`, or fit and write it.
 
     A `.json` file of the same name holds the results of the cross-validation.
     """
@@ -99,7 +99,7 @@ def fit_proposal(
 
 
 def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
-    """Compute the mean log p_n(y|x) of pairs under trees fitted without their folds, nats [BM20 §3]."""
+    """Compute pairs' mean log p_n(y|x) under trees fitted without their folds, nats [BM20 §3]."""
     fold_N = np.random.default_rng(0).permutation(len(labels_N)) % FOLDS
     total = 0.0
     for fold in range(FOLDS):

@@ -184,7 +184,7 @@ class _Splits:
     sizes_J: Int64
 
     def right(self, theta_JE: Float64) -> Bools:
-        """Mask the half of every node's labels with the larger Δ_y = θ·Σ_{x∈D_y}(z, 1) [BM20 eq. 9], bool [S]."""
+        """Mask the half of nodes' labels with larger Δ_y = θ·Σ_{x∈D_y}(z, 1) [BM20 eq. 9], bool [S]."""
         node_S = np.repeat(np.arange(len(self.sizes_J)), self.sizes_J)
         gain_S = np.einsum("se,se->s", self.sums_SE, theta_JE[node_S])
         order_S = np.lexsort((-gain_S, node_S))
@@ -194,7 +194,7 @@ class _Splits:
         return right_S
 
     def first_guess(self) -> Float64:
-        """Start with b = 0 and w the leading eigenvector of the covariance of {Σ_{x∈D_y} z}_y.
+        """Start with b = 0 and w, the first eigenvector of the covariance of {Σ_{x∈D_y} z}_y.
 
         The largest entry of w is positive, so that the result does not depend on the eigensolver's signs.
         """
@@ -234,7 +234,7 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
 def _objective(
     theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: float
 ) -> tuple[Float64, Float64, Float64]:
-    """Compute every node's objective [J], its gradient [J, E] and its negative Hessian [J, E, E].
+    """Compute nodes' objectives [J], gradients [J, E] and negative Hessians [J, E, E].
 
     The objective is Σ log σ(ζ θ·(z, 1)) − penalty·‖θ‖².
     """

@@ -1,4 +1,4 @@
-"""Construction of binary trees of labels, and walks down these trees, all draws of all rows at once.
+"""Build binary trees of labels, and walk down them, all rows' draws at once.
 
 Nodes are numbered as in a heap: 1 is the root, n has the children 2n and 2n + 1. Leaves are numbered from 0, left to
 right. Legend: `B` batch, `M` draws per row, `K` numbers per row, `N` nodes, `F` numbers per leaf, `L` labels, `D` model
@@ -58,7 +58,7 @@ def subtree_sums(leaves: Float32) -> Float32:
 
 
 def assign_leaves(labels_LD: Float32) -> Int32:
-    """Assign labels to leaves by a balanced k-d tree, int32 [L], so that labels of a subtree are similar.
+    """Assign labels to leaves by a balanced k-d tree, int32 [L]: subtrees have similar labels.
 
     Every node's labels are cut in half along the principal component with their largest variance. Halves differ by at
     most one label, so only the right child of a leaf's parent can be padding. The cost is O(L·D·log L).

@@ -1,4 +1,4 @@
-"""Routes of feedback, and of the figures of every bucket as JSON, Prometheus series and a page."""
+"""Routes of feedback, and of each bucket's figures as JSON, series and a page."""
 
 from __future__ import annotations
 
