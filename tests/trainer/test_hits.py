@@ -139,7 +139,7 @@ def test_batches_hold_the_known_positives_of_their_queries() -> None:
 
 def softmax_optimum(p: np.ndarray, *, copies: int, keep: bool) -> np.ndarray:
     """softmax(f + log q) that minimises the sampled softmax with weight `unit` of a query with p(y|x): uniform
-    negatives, `each` of every label, so that the sample is its own expectation. By gradient descent."""
+    negatives, `copies` of every label, so that the sample is its own expectation. By gradient descent."""
     size = len(p)
     drawn = np.repeat(np.arange(size), copies)
     hits = np.zeros((size, len(drawn)), bool) if keep else np.arange(size)[:, None] == drawn
@@ -163,7 +163,7 @@ def test_unit_weights_under_softmax_converge_as_documented(keep: bool) -> None:
     """With c_y = m·q_y and s = softmax(f + log q): masked `s(1 − s + s/c) ∝ p`, which takes p = .5 for .73 where
     c = 10 (.96 where c = 1000); kept `s(1 + s/c) ∝ p`, .49, and .5 where it is 1000."""
     p = np.array([1 / 2, 1 / 6, 1 / 6, 1 / 6])
-    s = softmax_optimum(p, each=10, keep=keep)
+    s = softmax_optimum(p, copies=10, keep=keep)
 
     implied = s * (1 + s / 10) if keep else s * (1 - s + s / 10)
     np.testing.assert_allclose(implied / p / (implied / p).mean(), 1, atol=2e-3)
