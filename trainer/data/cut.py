@@ -10,7 +10,6 @@ import re
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from longtail.tables.database import Database
 from longtail.tables.values import double
@@ -168,30 +167,26 @@ def _last_of_each(database: Database, pairs: str, strategy: str, shares: list[fl
     return f"({from_end} <= {counts[0]})::INTEGER + ({from_end} <= {counts[0]} + {counts[1]})::INTEGER"
 
 
-def keep_smallest_label(
-    database: Database, pairs: str, label_ids: pa.Array, listed: pa.Array | None
-) -> tuple[str, pa.Array]:
+def keep_smallest_label(database: Database, pairs: str, labels: pa.Table) -> tuple[str, pa.Table]:
     """Keep the smallest label of every query in every file [BM20 A.2]; return the catalogue.
 
     Args:
-        label_ids: the catalogue, strings; if all ids are integers, they are ordered as numbers.
-        listed: ids that stay in the catalogue even if they are no query's smallest label.
+        labels: the catalogue: `id`, strings, which are ordered as numbers if all are integers, and `listed`. A label
+            with `listed` stays in the catalogue even if it is no query's smallest.
     """
-    ids = label_ids.to_pylist()
+    ids = labels["id"].to_pylist()
     numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
     order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
     rank_L = np.empty(len(ids), np.int64)
     rank_L[order] = np.arange(len(ids))
     ranks = database.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "rank": rank_L}))
-    smallest_pairs, stays = database.name("smallest"), np.zeros(len(ids), bool)
+    smallest_pairs, stays = database.name("smallest"), np.array(labels["listed"].is_valid())
     smallest = "row_number() OVER (PARTITION BY split, query ORDER BY rank, place) = 1"
     database.run(
         f"CREATE TABLE {smallest_pairs} AS SELECT * EXCLUDE (rank) FROM {pairs} JOIN {ranks} USING (label) "
         f"QUALIFY {smallest}"
     )
     stays[database.arrow(f"SELECT DISTINCT label FROM {smallest_pairs}")["label"].to_numpy()] = True
-    if listed is not None:
-        stays |= np.asarray(pc.is_in(label_ids, value_set=listed))
     rows = np.cumsum(stays, dtype=np.int32) - np.int32(1)
     row_map = database.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "row": rows}))
     final = database.name("smallest")
@@ -201,7 +196,7 @@ def keep_smallest_label(
     )
     for table in (pairs, smallest_pairs):
         database.drop(table)
-    return final, label_ids.filter(pa.array(stays))
+    return final, labels.filter(pa.array(stays))
 
 
 def without_repeats(database: Database, pairs: str) -> tuple[str, int]:

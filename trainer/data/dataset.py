@@ -36,7 +36,7 @@ from longtail.trainer.data.interactions import InteractionLog, check_log, read_l
 from longtail.trainer.data.pairs import Pairs, Requests, keep_latest, occurrences
 from longtail.trainer.data.past import Past
 from longtail.trainer.data.problems import RowReport, refuse_problems
-from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
+from longtail.trainer.data.tables import IdTable, check_distinct, one_chunk, read_feature_table
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
@@ -232,21 +232,26 @@ class _Loading:
         self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
         self.files: dict[str, list[DataFile]] = {}
         self.pairs = ""
+        self.texts: dict[str, IdTexts] = {}
 
     def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
         """Read the files and run all steps."""
         database, data, report = self.database, self.data, self.report
         log, tables = self._read()
-        rows = self._encode(log, tables)
-        query_ids, label_ids = rows["query"], rows["label"]
-        requests, contexts, attributes = self._requests(tables["query"], query_ids)
+        query_table, label_table = tables["query"], tables["label"]
+        ids = self._encode(log, tables)
+        queries, labels = ids["query"], ids["label"]
+        requests = contexts = None
+        attributes = None if query_table is None else query_table.take(one_chunk(queries["listed"]))
+        if self.context or data.valid_from:
+            requests, contexts, attributes = self._requests(query_table, attributes)
         if objectives is not None and "event" in self._columns():
             listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
             self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
         if data.reduction == "smallest":
-            listed_ids = None if tables["label"] is None else tables["label"].ids
-            self.pairs, label_ids = keep_smallest_label(database, self.pairs, label_ids, listed_ids)
-        impressions = self._impressions(label_ids)
+            self.pairs, labels = keep_smallest_label(database, self.pairs, labels)
+        label_ids = one_chunk(labels["id"])
+        impressions = self._impressions(label_ids) if "shown" in self._columns() else None
         if data.split:
             self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.sources}, seed=seed)
             report.remarks += remarks
@@ -255,15 +260,14 @@ class _Loading:
         if data.repeats == "drop":
             self.pairs, report.repeats = without_repeats(database, self.pairs)
         train, valid, test = map(self._split, _SPLITS)
-        label_table = tables["label"]
         return Dataset(
-            query_ids=query_ids,
+            query_ids=one_chunk(queries["id"]),
             label_ids=label_ids,
             train=train,
             valid=valid,
             test=test,
             query_table=attributes,
-            label_table=None if label_table is None else label_table.aligned(label_ids),
+            label_table=None if label_table is None else label_table.take(one_chunk(labels["listed"])),
             ordered=data.ordered,
             requests=requests,
             contexts=contexts,
@@ -297,45 +301,44 @@ class _Loading:
         report.remarks += filter(None, [self.database.empty_in_words()])
         return log, tables
 
-    def _encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
-        """Number ids by first occurrence, and check every row; return the ids."""
+    def _encode(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> dict[str, pa.Table]:
+        """Number ids by first occurrence, and check every row.
+
+        Returns:
+            `id` and `listed`, its row of the feature table or null, by side.
+        """
         database, data, report, errors = self.database, self.data, self.report, self.errors
-        listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
         if not log.table.rows:
             self._refuse(log, tables)
-        texts, of_side = {}, {"query": data.query_id, "label": data.label_id}
-        for side in of_side:
+        texts, id_columns = self.texts, {"query": data.query_id, "label": data.label_id}
+        for side, table in tables.items():
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
-            texts[side] = IdTexts.number(database, rows, listed.get(side))
-            if (table := tables[side]) is not None:
-                table = self._canonical(table, texts[side], listed[side])
+            texts[side] = IdTexts.number(database, rows, None if table is None else table.listed)
+            if table is not None and table.dates is None:
                 try:
-                    tables[side] = (
-                        table if table.since is not None else distinct_rows(table, of_side[side], data, report)
-                    )
+                    check_distinct(table, texts[side], id_columns[side], data, report)
                 except DataError as error:
                     errors.append(str(error))
         self.pairs = check_log(log, data, report, errors, texts["query"], texts["label"])
         database.run(f"DROP TABLE {log.table.name}")
         self._refuse(log, tables)
-        self._texts = texts["label"].table
         (remaining,) = database.row(f"SELECT count(*) FROM {self.pairs}")
         gaps = remaining < log.table.rows - report.early
         ids, cells, joins = {}, [], []
         for side, side_texts in texts.items():
-            rows, table = side_texts.ids, tables[side]
             if gaps:
                 rows = side_texts.without_gaps(self.pairs, side)
                 cells.append(f"{rows}.code AS {side}")
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
-            ids[side] = one_chunk(database.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
-            if table is not None:
-                every, without = database.row(
-                    f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
-                )
-                if without:
-                    example = describe_example(ids[side][:every], table.ids, nothing=without == every)
-                    report.unlisted["queries" if side == "query" else "labels"] = without, every, example
+                texts[side] = side_texts = replace(side_texts, ids=rows)
+            ids[side] = database.arrow(f"SELECT id, listed FROM {side_texts.ids} ORDER BY code")
+            (every,) = database.row(f"SELECT count(place) FROM {side_texts.ids}")
+            is_listed = ids[side]["listed"].is_valid()
+            unlisted = ids[side].filter(pc.invert(is_listed))["id"]
+            if len(unlisted) and tables[side] is not None:
+                listed_ids = ids[side].filter(is_listed)["id"]
+                example = describe_example(unlisted, listed_ids, nothing=len(unlisted) == every)
+                report.unlisted["queries" if side == "query" else "labels"] = len(unlisted), every, example
         split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
         replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
         self._replace(
@@ -343,24 +346,10 @@ class _Loading:
         )
         return ids
 
-    def _listed(self, table: IdTable) -> str:
-        """Create a DuckDB table of a feature table's ids and their places."""
-        arrow = self.database.register(pa.table({"text": table.ids, "place": np.arange(len(table.ids))}))
-        name = self.database.name("listed")
-        self.database.run(f"CREATE TABLE {name} AS SELECT text, place FROM {arrow}")
-        return name
-
-    def _canonical(self, table: IdTable, texts: IdTexts, listed: str) -> IdTable:
-        """Replace ids of a feature table by canonical ids: `39` for `39.0`."""
-        if not self.database.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
-            return table
-        ids = self.database.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
-        return replace(table, ids=one_chunk(ids["id"]))
-
     def _refuse(self, log: InteractionLog, tables: dict[str, IdTable | None]) -> None:
         """Raise DataError with all problems of the data, if any is fatal."""
         data, report, errors = self.data, self.report, self.errors
-        rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
+        rows = report.read + sum(table.table.num_rows for table in tables.values() if table is not None)
         splits: set[str] = set()
         if self.pairs:
             files = self.database.rows(f"SELECT DISTINCT file FROM {self.pairs}")
@@ -374,19 +363,16 @@ class _Loading:
         _check_display(data, tables["label"])
 
     def _requests(
-        self, table: IdTable | None, query_ids: pa.Array
-    ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
-        """Number the distinct requests; return requests, contexts, and attributes of queries."""
+        self, table: IdTable | None, attributes: pa.Table | None
+    ) -> tuple[Requests, pa.Table | None, pa.Table | None]:
+        """Number the distinct requests; return requests, contexts, and attributes of queries or of their versions."""
         database, contexts, keys = self.database, None, ["query"]
-        attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
         if self.context:
             contexts = self._contexts(self.context)
             keys.append("context")
-        if table is not None and table.since is not None:
-            attributes = self._versions(table, query_ids)
+        if table is not None and table.dates is not None:
+            attributes = self._versions(table, table.dates)
             keys.append("version")
-        if len(keys) == 1:
-            return None, None, attributes
         rank = f"(dense_rank() OVER (ORDER BY {', '.join(keys)}) - 1)::INTEGER AS request"
         requests = database.name("requests")
         database.run(
@@ -420,48 +406,48 @@ class _Loading:
         table = database.arrow(f"SELECT {every} FROM {contexts} ORDER BY context")
         return table.rename_columns([*names])
 
-    def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
+    def _versions(self, table: IdTable, dates: bool) -> pa.Table:
         """Find the version of the query of each pair; return versions by query and time, then an empty row."""
         database, data = self.database, self.data
         path, name = name_sources(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
-        if "time" in self._columns() and table.dates != self.report.dates:
+        if "time" in self._columns() and dates != self.report.dates:
             raise DataError(
                 f"{path}: column {name!r}: expected {kinds[self.report.dates]} as in column {data.timestamp!r} of the "
-                f"interactions, found {kinds[table.dates]}"
+                f"interactions, found {kinds[dates]}"
             )
-        queries = pc.index_in(table.ids, value_set=query_ids.cast(table.ids.type))
-        arrow = database.register(pa.table({"query": queries, "since": table.since, "place": np.arange(len(queries))}))
-        if not table.dates and self.report.unit is not None:
-            unit = Clock.units(database, "since", arrow, "true", self.read_at)[0] or self.report.unit
-            scale = double(UNITS[self.report.unit] / UNITS[unit])
-            arrow = f"(SELECT * REPLACE (since * {scale} AS since) FROM {arrow})"
+        texts, scale = self.texts["query"], 1.0
+        if not dates and self.report.unit is not None:
+            unit = Clock.units(database, "since", table.listed, "true", self.read_at)[0] or self.report.unit
+            scale = UNITS[self.report.unit] / UNITS[unit]
         versions = database.name("versions")
         database.run(
             f"CREATE TABLE {versions} AS SELECT *, "
-            f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version FROM {arrow}"
+            f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version "
+            f"FROM (SELECT id, ids.code AS query, since * {double(scale)} AS since, listed.place, row_number "
+            f"FROM {table.listed} AS listed JOIN {texts.table} USING (text) JOIN {texts.ids} AS ids USING (id))"
         )
-        twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {versions}"
-        if again := database.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
-            i = again[0][0]
-            file, row = table.locate(i)
+        again = database.rows(
+            f"SELECT id, row_number FROM {versions} "
+            "QUALIFY row_number() OVER (PARTITION BY query, since ORDER BY place) > 1 ORDER BY place LIMIT 1"
+        )
+        for id_, row_number in again:
+            file, row = table.source.locate(row_number)
             raise DataError(
                 f"{file}: column {name!r}: expected one row of a query at a time, "
-                f"found a second of {table.ids[i].as_py()!r} in row {row}"
+                f"found a second of {id_!r} in row {row}"
             )
         time = "pairs.time" if "time" in self._columns() else "0"
         self._replace(
-            f"SELECT pairs.*, coalesce(versions.version, {len(queries)})::INTEGER AS version "
+            f"SELECT pairs.*, coalesce(versions.version, {table.table.num_rows})::INTEGER AS version "
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
             f"ON pairs.query = versions.query AND {time} >= versions.since"
         )
         order = database.arrow(f"SELECT place FROM {versions} ORDER BY version")["place"].to_pylist()
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
-    def _impressions(self, label_ids: pa.Array) -> Bags | None:
+    def _impressions(self, label_ids: pa.Array) -> Bags:
         """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
-        if "shown" not in self._columns():
-            return None
         database, lists = self.database, self.database.name("shown")
         database.run(
             f"CREATE TABLE {lists} AS SELECT place, (row_number() OVER (ORDER BY place) - 1)::INTEGER AS row, shown "
@@ -477,8 +463,8 @@ class _Loading:
         )
         labels = database.register(pa.table({"id": label_ids, "label": np.arange(len(label_ids), dtype=np.int32)}))
         impressions = database.arrow(
-            f"SELECT row, label FROM ({entries}) JOIN {self._texts} USING (text) JOIN {labels} USING (id) "
-            "ORDER BY row, entry"
+            f"SELECT row, label FROM ({entries}) JOIN {self.texts['label'].table} USING (text) "
+            f"JOIN {labels} USING (id) ORDER BY row, entry"
         )
         (count,) = database.row(f"SELECT count(*) FROM {lists}")
         counts = np.bincount(impressions["row"].to_numpy(), minlength=count)

@@ -121,33 +121,23 @@ def find_placeholders(values: pa.Array) -> list[str]:
     return [text for text in values.to_pylist() if text is not None and text.strip().lower() in NO_IDS]
 
 
-def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
-    """Pair the first unlisted id with a listed id that looks alike: `007` and `7`, `39.0` and `39`.
-
-    Args:
-        ids, listed: distinct strings without nulls.
+def describe_example(unlisted: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
+    """Describe an id without a row, and a similar id, or any if `nothing` matches.
 
     Example:
-        >>> lookalikes(pa.array(["a", "39.0"]), pa.array(["a", "39"]))
-        ('39.0', '39')
+        >>> describe_example(pa.array(["b", "39.0"]), pa.array(["a", "39"]), nothing=False)
+        ", such as '39.0', where it has '39'"
     """
-    ids, listed = ids.cast(pa.large_string()), listed.cast(pa.large_string())
-    unlisted = ids.filter(pc.invert(pc.is_in(ids, value_set=listed)))
     rows = pc.index_in(_bare(unlisted), value_set=_bare(listed))
     i = pc.index(pc.is_valid(rows), True).as_py()
-    return None if i < 0 else (unlisted[i].as_py(), listed[rows[i].as_py()].as_py())
-
-
-def describe_example(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
-    """Describe an id without a row, and a similar id, or any if `nothing` matches."""
-    pair = lookalikes(ids, pc.unique(listed))
-    if pair is None and not (nothing and len(listed)):
+    if i < 0 and not (nothing and len(listed)):
         return ""
-    log_id, table_id = pair or (ids[0].as_py(), listed[0].as_py())
-    return f", such as {log_id!r}, where it has {table_id!r}"
+    log_id, table_id = (unlisted[i], listed[rows[i].as_py()]) if i >= 0 else (unlisted[0], listed[0])
+    return f", such as {log_id.as_py()!r}, where it has {table_id.as_py()!r}"
 
 
 def _bare(ids: pa.Array) -> pa.Array:
+    ids = ids.cast(pa.large_string())
     for pattern, instead in _REWRITES:
         ids = pc.replace_substring_regex(ids, pattern, instead)
     return ids

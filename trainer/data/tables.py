@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Bools
 from longtail.tables import find_files
 from longtail.tables.database import Database, OpenedFile
 from longtail.tables.table import Table, id_expression, read_table
@@ -17,7 +15,7 @@ from longtail.tables.times import find_times
 from longtail.tables.values import type_name
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Sources, name_sources
-from longtail.trainer.data.ids import check_texts
+from longtail.trainer.data.ids import IdTexts, check_texts
 from longtail.trainer.data.problems import Problem, RowCheck, RowReport, find_problems
 from longtail.trainer.errors import DataError
 
@@ -28,39 +26,24 @@ _ID, _SINCE, _DATES, _COLUMN = "id", "since", "dates", "column:"
 
 @dataclass(frozen=True)
 class IdTable:
-    """Hold a feature table.
+    """Hold the good rows of a feature table.
 
     Attributes:
-        ids: strings; with `data.valid_from`, an id occurs once per version.
-        row_numbers: the number of each row among the rows of all files, for messages.
+        listed: table in DuckDB of the rows: `text`, the id; `place`, the row; `row_number` among the rows of all files;
+            and with `data.valid_from`, `since`, the time from which the row holds. An id then has a row per version.
         source: the rows of all files.
-        since: the time from which each row holds, float64; None without `data.valid_from`.
-        dates: whether `since` are dates, in microseconds.
+        dates: whether `since` are dates, in microseconds; None without `data.valid_from`.
     """
 
-    ids: pa.Array
     table: pa.Table
-    row_numbers: pa.Array
+    listed: str
     source: Table
-    since: pa.Array | None = None
-    dates: bool = False
+    dates: bool | None = None
 
-    def filter(self, selected: Bools) -> IdTable:
-        """Return some of the rows."""
-        return self if selected.all() else replace(
-            self, **{name: value.filter(pa.array(selected)) for name in ("ids", "table", "since", "row_numbers")
-                     if (value := getattr(self, name)) is not None}
-        )  # fmt: skip
-
-    def locate(self, row: int) -> tuple[str, int]:
-        """Return the file of a row, and its number there."""
-        return self.source.locate(self.row_numbers[row].as_py())
-
-    def aligned(self, ids: pa.Array) -> pa.Table:
-        """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
-        rows = pc.index_in(ids, value_set=self.ids.cast(ids.type))
+    def take(self, rows: pa.Array) -> pa.Table:
+        """Return rows by their numbers, int64 [n]; null gives a row of nulls."""
         values = self.table.combine_chunks()
-        in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
+        in_order = len(rows) == len(values) and rows.equals(pa.array(np.arange(len(rows))))
         return values if in_order else values.take(rows)
 
 
@@ -120,20 +103,21 @@ def _good_rows(
     report.dropped += database.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]
     good = f"NOT ({bad})"
-    row_numbers = database.arrow(f"SELECT rowid FROM {table.name} WHERE {good} ORDER BY rowid")
-    rows = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], good)
-    read = IdTable(
-        one_chunk(rows[_ID]),
-        rows.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
-        row_numbers=row_numbers["rowid"].combine_chunks(),
-        source=table,
+    time = f", {table.column(_SINCE)} AS since" if valid_from else ""
+    listed = database.name("listed")
+    database.run(
+        f"CREATE TABLE {listed} AS SELECT {id_} AS text, row_number() OVER (ORDER BY rowid) - 1 AS place, "
+        f"rowid AS row_number{time} FROM {table.name} WHERE {good}"
     )
+    rows = table.arrow(names, good).rename_columns([name.removeprefix(_COLUMN) for name in names])
     if valid_from is None:
-        return read
-    kinds = pc.unique(rows[_DATES]).to_pylist()
+        return IdTable(rows, listed, table)
+    kinds = [
+        kind for (kind,) in database.rows(f"SELECT DISTINCT {table.column(_DATES)} FROM {table.name} WHERE {good}")
+    ]
     if len(kinds) > 1:
         raise DataError(f"{name}: column {valid_from!r}: expected numbers or dates in all files, found both")
-    return replace(read, since=rows[_SINCE].combine_chunks(), dates=kinds == [True])
+    return IdTable(rows, listed, table, dates=kinds == [True])
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -143,20 +127,22 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def distinct_rows(read: IdTable, id_column: str, data: DataConfig, report: RowReport) -> IdTable:
-    """Return the first row of every id; further rows of an id are bad."""
-    encoded = read.ids.dictionary_encode()
-    if len(encoded.dictionary) == len(encoded):
-        return read
-    first_N = np.zeros(len(encoded), bool)
-    first_N[np.unique(encoded.indices.to_numpy(), return_index=True)[1]] = True
-    again = np.flatnonzero(~first_N)
-    file, row = read.locate(int(again[0]))
-    content = f"{read.ids[int(again[0])].as_py()!r} a second time"
+def check_distinct(table: IdTable, texts: IdTexts, id_column: str, data: DataConfig, report: RowReport) -> None:
+    """Note every row of an id but the first, which are bad; raise DataError if no row may be bad."""
+    database = table.source.database
+    repeats = table.table.num_rows - database.row(f"SELECT count(listed) FROM {texts.ids}")[0]
+    if not repeats:
+        return
+    numbered = (
+        f"SELECT id, row_number, row_number() OVER (PARTITION BY id ORDER BY place) AS occurrence "
+        f"FROM {table.listed} JOIN {texts.table} USING (text)"
+    )
+    again = database.rows(f"SELECT id, row_number FROM ({numbered}) WHERE occurrence > 1 ORDER BY row_number LIMIT 5")
+    locations = [table.source.locate(row_number) for _, row_number in again]
+    (file, row), content = locations[0], f"{again[0][0]!r} a second time"
     if not data.max_bad_rows:
-        more = f", and {len(again) - 1:,} more such rows" if len(again) > 1 else ""
+        more = f", and {repeats - 1:,} more such rows" if repeats > 1 else ""
         raise DataError(f"{file}: column {id_column!r}: expected distinct ids, found {content} in row {row}{more}")
-    rows = [row for path, row in map(read.locate, again[:5].tolist()) if path == file]
-    report.note([Problem(file, id_column, "distinct ids", content, rows, len(again))])
-    report.dropped += len(again)
-    return read.filter(first_N)
+    rows = [row for path, row in locations if path == file]
+    report.note([Problem(file, id_column, "distinct ids", content, rows, repeats)])
+    report.dropped += repeats
