@@ -37,8 +37,8 @@ def hash_run(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) ->
     for name in ("devices", "processes"):
         del settings["training"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}
-    if recipe.own_rows:
-        settings["own_rows"] = recipe.own_rows
+    if own_rows := recipe.own_rows:
+        settings["own_rows"] = own_rows
     if warm_start is not None:
         settings["warm_start"] = warm_start
     content = json.dumps(settings, sort_keys=True) + dataset.fingerprint

@@ -20,7 +20,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.default_figures import measure_default
 from longtail.trainer.devices import WORLD, Cluster, check_same_inputs, join_processes, wait_for_all
 from longtail.trainer.export.trial import try_own_layers
-from longtail.trainer.limits import check_data
+from longtail.trainer.limits import check_data, check_sizes
 from longtail.trainer.progress import Reporter
 from longtail.trainer.results import Selection, finish, report_choice
 from longtail.trainer.temperature import choose_temperature
@@ -101,10 +101,11 @@ def fit(
         history = replace(trained.history, temperatures=temperatures)
         selection = Selection(dial, towers, history, figures, by_label)
         if recipe.training.refit and len(dataset.valid):
-            epochs = trained.history.best_epoch
+            epochs, all_pairs = trained.history.best_epoch, dataset.refit()
+            check_sizes(recipe, all_pairs)
             reporter.say(f"Refit on train + valid for {epochs:g} epochs, {dial.default}")
             trained = train(
-                recipe, dataset.refit(), epochs=epochs, work=work / "refit", logs=work / "logs" / "refit",
+                recipe, all_pairs, epochs=epochs, work=work / "refit", logs=work / "logs" / "refit",
                 reporter=reporter, warm_start=weights,
             )  # fmt: skip
             if term is not None:

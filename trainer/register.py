@@ -191,11 +191,6 @@ def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
     return packages_distributions()
 
 
-def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the origins of custom rows among (kind, name) pairs, by kind and name."""
-    return {f"{kind} {name}": describe_origin(kind, name) for kind, name in named if not is_ours(kind, name)}
-
-
 def list_modules(named: Iterable[tuple[str, str]]) -> list[str]:
     """List the modules that register the rows of these kinds and names, sorted."""
     return sorted({_get_function(_TABLES[kind][name]).__module__ for kind, name in named})

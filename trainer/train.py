@@ -26,7 +26,6 @@ from longtail.trainer.evaluation.dial import Setting, best_point, floors_of, mis
 from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_sizes
 from longtail.trainer.loss_terms import build_loss_terms
 from longtail.trainer.loss_terms.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
@@ -72,7 +71,6 @@ def prepare_run(
     visits = dataset.training_queries() if sampled else len(dataset.train)
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
-    check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
     steps_per_epoch = visits // batch_size
     identity = hash_run(recipe, dataset, None if warm_start is None else warm_start.sha256)

@@ -349,8 +349,12 @@ class Recipe(Section):
         """Return the origin of every custom row by kind and name (`weight damped`)."""
         loss = self.loss
         named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
-        metrics = [("metric", metric.name) for metric in self.evaluation.metrics]
-        return register.own_rows([*named, *self.own_layers, *metrics])
+        named += [*self.own_layers, *(("metric", metric.name) for metric in self.evaluation.metrics)]
+        return {
+            f"{kind} {name}": register.describe_origin(kind, name)
+            for kind, name in named
+            if not register.is_ours(kind, name)
+        }
 
     @property
     def own_layers(self) -> list[tuple[str, str]]:

@@ -64,6 +64,8 @@ class QueryInputs:
         self._ordered, self._events = ordered, events
         self._requests, self._query_id = requests, query_id
         self.packs = any(feature.encoder is not None for feature in features)
+        rates = {it.name: _UNKNOWN_RATE if it.unknown_rate is None else it.unknown_rate for it in features}
+        self._unknown = {it.name: (*it.unknown, rates[it.name]) for it in features if it.unknown and rates[it.name]}
         self._read(past)
 
     def _read(self, past: Past) -> None:
@@ -102,9 +104,8 @@ class QueryInputs:
         for feature in self._features:
             if feature.kind == "history":
                 inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
-            rate = _UNKNOWN_RATE if feature.unknown_rate is None else feature.unknown_rate
-            if feature.unknown is not None and rate:
-                name, value = feature.unknown
+            if feature.name in self._unknown:
+                name, value, rate = self._unknown[feature.name]
                 unknown = rng.random(inputs[name].shape) < rate
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
@@ -227,7 +228,7 @@ def take_rows(
             ids, weights = column.pad(starts_B, ends_B, feature.max_length)
             inputs[feature.name], inputs[f"{feature.name}__weight"] = ids, weights
         elif column is not None:
-            inputs |= column.inputs(feature.name, rows_B)
+            inputs |= {f"{feature.name}{suffix}": array[rows_B] for suffix, array in column.arrays.items()}
     return inputs
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import Feature, Inputs, Vocabulary
+from longtail.bundle import Feature, Vocabulary
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.dates import MISSING_DATE, date_rows, parse_seconds
 from longtail.bundle.ids import split_ids, to_ids
@@ -24,6 +24,7 @@ from longtail.bundle.validation import did_you_mean
 from longtail.bundle.values import bucket_rows, parse_number
 from longtail.bundle.vocabulary import hash_token, tokenize
 from longtail.trainer.config import FeatureConfig
+from longtail.trainer.config.rows import Sources, name_sources
 from longtail.trainer.errors import DataError
 
 _MICRO = 1_000_000
@@ -90,10 +91,6 @@ class EncodedColumn:
     description: dict[str, Any] = field(default_factory=dict)
     scale: tuple[float, float] | None = None
 
-    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's inputs for some rows."""
-        return {f"{name}{suffix}": array[rows_B] for suffix, array in self.arrays.items()}
-
 
 Encoded = EncodedColumn | Bags
 
@@ -105,7 +102,7 @@ class FeatureTable:
     Attributes:
         table: one row per id, in the order of `ids`, or one row per version or context; None without a file.
         id_name: name of the feature that is the id itself.
-        path: the file or files, for errors; None without a file.
+        files: the file or files, for errors; None without a file.
         training_rows: rows that training reads, int [n], repeated by their weight in frequencies and means.
         by_id: whether row r belongs to the r-th id, which is false for contexts and versions.
     """
@@ -113,7 +110,7 @@ class FeatureTable:
     ids: pa.Array
     table: pa.Table | None
     id_name: str
-    path: str | None
+    files: Sources | None
     training_rows: npt.NDArray[np.integer]
     by_id: bool = True
 
@@ -124,7 +121,7 @@ class FeatureTable:
         name = feature.source
         names = [] if self.table is None else self.table.column_names
         if self.table is None or name not in names:
-            path = self.path or "the recipe (no feature table)"
+            path = name_sources(self.files) if self.files else "the recipe (no feature table)"
             raise DataError(
                 f"{path}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(names) or 'none'}"
                 f"{did_you_mean(name, names)}"
@@ -135,7 +132,8 @@ class FeatureTable:
         """Return an error about one feature's column, or its value in one row."""
         if row is not None and self.by_id:
             content = f"{content} of {self.ids[row].as_py()!r}"
-        subject = f"{self.path or 'interactions'}: feature {feature.name!r} ({feature.kind})"
+        path = name_sources(self.files) if self.files else "interactions"
+        subject = f"{path}: feature {feature.name!r} ({feature.kind})"
         return DataError(f"{subject}: expected {expected}, found {content}")
 
 

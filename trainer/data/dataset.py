@@ -241,8 +241,9 @@ class _Loading:
         query_table, label_table = tables["query"], tables["label"]
         ids = self._encode(log, tables)
         queries, labels = ids["query"], ids["label"]
-        requests = contexts = None
-        attributes = None if query_table is None else query_table.take(one_chunk(queries["listed"]))
+        requests = contexts = attributes = None
+        if query_table is not None and query_table.dates is None:
+            attributes = query_table.take(one_chunk(queries["listed"]))
         if self.context or data.valid_from:
             requests, contexts, attributes = self._requests(query_table, attributes)
         if objectives is not None and "event" in self._columns():
@@ -312,7 +313,7 @@ class _Loading:
             self._refuse(log, tables)
         texts, id_columns = self.texts, {"query": data.query_id, "label": data.label_id}
         for side, table in tables.items():
-            rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
+            rows = f"SELECT {log.table.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
             texts[side] = IdTexts.number(database, rows, None if table is None else table.listed)
             if table is not None and table.dates is None:
                 try:

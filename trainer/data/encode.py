@@ -16,7 +16,6 @@ from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.config.rows import Sources, name_sources
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryInputs, take_rows
 from longtail.trainer.data.columns import Encoded, EncodedColumn, FeatureTable, encode_column, read_bags, read_strings
@@ -86,14 +85,14 @@ class Encoding:
         )
         contexts_N = None if requests is None or requests.contexts is None else requests.contexts[train.request_rows]
         query = FeatureTable(
-            dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
+            dataset.query_ids, dataset.query_table, data.query_id, data.queries,
             distinct(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
         )  # fmt: skip
         context = FeatureTable(
-            dataset.query_ids, dataset.contexts, "", _path(data.train),
+            dataset.query_ids, dataset.contexts, "", data.train,
             every_label[:0] if contexts_N is None else contexts_N, by_id=False,
         )  # fmt: skip
-        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
+        label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, data.labels, every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
         encoded_labels = {
             f.name: encode_column(f, label, vocabularies) for f in recipe.label.features if f.kind != "audience"
@@ -172,10 +171,6 @@ def _average_pairs(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Fl
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
-
-
-def _path(sources: Sources | None) -> str | None:
-    return None if sources is None else name_sources(sources)
 
 
 def _describe_feature(feature: FeatureConfig, column: Encoded | None) -> Feature:

@@ -73,14 +73,6 @@ class InteractionLog:
     clock: Clock | None = None
     alive: str = "true"
 
-    def has(self, name: str) -> bool:
-        """Return whether the log has a column."""
-        return name in self.table.kinds
-
-    def column(self, name: str) -> str:
-        """Return the SQL expression of a column."""
-        return self.table.column(name)
-
 
 def read_log(
     database: Database, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
@@ -194,7 +186,7 @@ def _columns(
 
 def _set_clock(log: InteractionLog, data: DataConfig, report: RowReport, now: datetime) -> None:
     """Convert times to one unit, and apply `data.since`."""
-    number, micros, file = (log.column(name) for name in ("number", "micros", "file"))
+    number, micros, file = (log.table.column(name) for name in ("number", "micros", "file"))
     times = read_file_times(log.database, log.table.name, file, number, micros, condition=log.alive, now=now)
     for file_number in times.without:
         opened = log.files[file_number].opened
@@ -241,33 +233,33 @@ def check_log(
         `shown` and contexts.
     """
     database, table = log.database, log.database.name("checked")
-    cells = {"place": "log.rowid", "file": log.column("file"), "query": "queries.code", "label": "labels.code"}
+    cells = {"place": "log.rowid", "file": log.table.column("file"), "query": "queries.code", "label": "labels.code"}
     if log.time is not None:
         cells["time"] = log.time
-    if log.has("weight"):
-        cells["given"] = log.column("weight")
-    if log.has("event"):
+    if "weight" in log.table.kinds:
+        cells["given"] = log.table.column("weight")
+    if "event" in log.table.kinds:
         types = f"[{', '.join(map(literal, _weights(data)))}]"
-        cells["event"] = f"list_position({types}, {log.column('event')})::INTEGER - 1"
-    if log.has("shown"):
-        cells["shown"] = log.column("shown")
+        cells["event"] = f"list_position({types}, {log.table.column('event')})::INTEGER - 1"
+    if "shown" in log.table.kinds:
+        cells["shown"] = log.table.column("shown")
     contexts = [name for name in log.table.kinds if name.startswith(CONTEXT)]
-    cells |= {f"context_{i}": log.column(name) for i, name in enumerate(contexts)}
+    cells |= {f"context_{i}": log.table.column(name) for i, name in enumerate(contexts)}
     weight = _weight(log, data)
     if weight is not None:
         cells["weight"] = weight
     database.run(
         f"CREATE TABLE {table} AS SELECT {', '.join(f'{cell} AS {name}' for name, cell in cells.items())} "
         f"FROM {log.table.name} AS log "
-        f"LEFT JOIN {queries.table} AS queries ON log.{log.column('query')} = queries.text "
-        f"LEFT JOIN {labels.table} AS labels ON log.{log.column('label')} = labels.text WHERE {log.alive}"
+        f"LEFT JOIN {queries.table} AS queries ON log.{log.table.column('query')} = queries.text "
+        f"LEFT JOIN {labels.table} AS labels ON log.{log.table.column('label')} = labels.text WHERE {log.alive}"
     )
     checks = [*queries.checks("query", data.query_id, data.placeholders),
               *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
               *_weight_checks(log, data)]  # fmt: skip
     bad = find_problems(database, table, checks, log.files.values(), report)
     unused = "false"
-    if log.has("event"):
+    if "event" in log.table.kinds:
         unweighted_types = [i for i, factor in enumerate(_weights(data).values()) if factor == 0]
         unused = f"coalesce(event IN ({_listed(unweighted_types) or 'NULL'}), false)"
     dropped, unweighted = database.row(
@@ -284,7 +276,7 @@ def check_log(
             "found only zeros"
             for (number,) in zeros
         )
-    if log.has("weight"):
+    if "weight" in log.table.kinds:
         database.run(f"ALTER TABLE {table} DROP given")
     return table
 
@@ -296,13 +288,13 @@ def _weights(data: DataConfig) -> dict[str, float]:
 def _weight(log: InteractionLog, data: DataConfig) -> str | None:
     """Return the SQL expression of a row's weight by column and event type; None if all rows weigh 1."""
     factors = []
-    if log.has("weight"):
-        column = log.column("weight")
+    if "weight" in log.table.kinds:
+        column = log.table.column("weight")
         # Larger weights become infinite here, and a check refuses them with their value in the file.
         factors.append(f"CASE WHEN {column} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {column} END")
     if weights := _weights(data):
         type_weights, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
-        factors.append(f"list_extract([{type_weights}], list_position([{types}], {log.column('event')}))")
+        factors.append(f"list_extract([{type_weights}], list_position([{types}], {log.table.column('event')}))")
     return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE" if factors else None
 
 
@@ -348,9 +340,9 @@ def _weight_checks(log: InteractionLog, data: DataConfig) -> Iterator[RowCheck]:
 
 def _unlisted(log: InteractionLog, weights: Iterable[str], file: int) -> str:
     """Describe a file's event types without a weight."""
-    event, listed = log.column("event"), ", ".join(map(literal, weights))
+    event, listed = log.table.column("event"), ", ".join(map(literal, weights))
     types = log.database.rows(
-        f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "
+        f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.table.column('file')} = {file} AND "
         f"({event} IS NULL OR {event} NOT IN ({listed})) GROUP BY 1 ORDER BY min(rowid)"
     )
     type_counts = [f"{name!r} ({count:,})" for name, count in types if name is not None]

@@ -42,7 +42,7 @@ _MAPPED = 1 << 16
 
 def read_dataset(recipe: Recipe) -> Dataset:
     """Return the data of a recipe, prepared if the recipe sets `data.prepared`."""
-    return _load(recipe) if recipe.data.prepared is None else prepare(recipe)[0]
+    return load_dataset(**_list_arguments(recipe)) if recipe.data.prepared is None else prepare(recipe)[0]
 
 
 def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
@@ -61,18 +61,15 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
         if not folder.exists():
             # Another job may have written the folder in the meantime.
             with suppress(BundleExistsError), atomic_directory(folder) as working:
-                _write(_load(recipe, working), working, files)
+                _write(load_dataset(**_list_arguments(recipe), folder=working), working, files)
             _remove_stale(root, current=folder)
         return _read(folder), folder
 
 
-def _load(recipe: Recipe, folder: Path | None = None) -> Dataset:
-    return load_dataset(recipe.weighted_data, **_load_arguments(recipe), folder=folder)
-
-
-def _load_arguments(recipe: Recipe) -> dict[str, Any]:
-    """Return the arguments of `load_dataset` apart from `data`."""
+def _list_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments of `load_dataset`."""
     return {
+        "data": recipe.weighted_data,
         "seed": recipe.seed,
         "columns": recipe.table_columns,
         "context": recipe.context_columns,
@@ -82,9 +79,8 @@ def _load_arguments(recipe: Recipe) -> dict[str, Any]:
 
 def data_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that determine the content of a data set."""
-    return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _load_arguments(
-        recipe
-    )
+    arguments = _list_arguments(recipe)
+    return arguments | {"data": arguments["data"].model_dump(mode="json", exclude={"prepared", "memory"})}
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:

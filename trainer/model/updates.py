@@ -85,7 +85,9 @@ class Updates:
         }
         self.l2 = {name: LazyL2(table, config.l2) for name, table in tables.items()} if config.l2 else {}
         self._dense = model.dense_variables
-        self.dense = dense_optimizer(config.dense, dense_rate, momentum=config.momentum)
+        if self._dense:
+            self.dense = dense_optimizer(config.dense, dense_rate, momentum=config.momentum)
+            self.dense.build(self._dense)
         self.averages: dict[str, LazyAverage] = {}
         self._dense_averages: list[DenseAverage] = []
         if decay := config.average:
@@ -93,8 +95,6 @@ class Updates:
             self._dense_averages = [
                 DenseAverage(variable, decay, name=f"dense_average_{i}") for i, variable in enumerate(self._dense)
             ]
-        if self._dense:
-            self.dense.build(self._dense)
         self.variables: list[keras.Variable] = [
             self.steps_done,
             *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
