@@ -95,7 +95,7 @@ class Trained:
         π_w are the shares of the training pairs as weighed in the loss; π* counts events by the weights of their types.
         """
         train, labels = self.dataset.train, len(self.dataset.label_ids)
-        offset_L = self.log_noise() - self.log_visits()
+        offset_L = self.log_noise - self.log_visits
         if train.weights is not None:
             weights_N = train.weights.astype(np.float64)
             # The mean weight of a label's pairs, smoothed like its frequency.
@@ -112,7 +112,7 @@ class Trained:
             served: labels with a future date get π* = 0, as in the bundle.
         """
         counts = self.dataset.label_counts()
-        log_pi, log_nu = self._log_pi, self.log_noise()
+        log_pi, log_nu = self._log_pi, self.log_noise
         if (forecast := self.forecast(self.dataset.train if known_pairs is None else known_pairs)) is not None:
             log_pi = forecast.log_popularity(include_future=not served)
         return LabelSide.of(
@@ -126,10 +126,12 @@ class Trained:
             log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
         )
 
+    @cached_property
     def log_visits(self) -> Float64:
         """Return log π of unweighted pairs, float64 [L], nats."""
         return compute_log_frequencies(self.recipe, self.dataset, weighted=False)
 
+    @cached_property
     def log_noise(self) -> Float64:
         """Return log ν of every label, float64 [L], nats [METHODS §9]; log π if a tree is the noise."""
         log_pi, sampler = self._log_pi, self.step.sampler
@@ -137,7 +139,7 @@ class Trained:
             return log_pi
         log_q = sampler.log_q_L
         if sampler.q_of_pi is not None:  # batches hold unweighted pairs; smoothing keeps ν finite
-            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(self.log_visits()))
+            log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(self.log_visits))
         loss, log_miss = self.recipe.loss, None
         if sampler.log_miss is not None:
             log_miss = keras.ops.convert_to_numpy(sampler.log_miss(keras.ops.convert_to_tensor(log_q)))
@@ -150,7 +152,7 @@ class Trained:
         if self.model.proposal is not None:
             named = name_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
             return Noise(named + loss.noise_suffix + shared, constant=False, separate_prior=True)
-        log_nu = self.log_noise()
+        log_nu = self.log_noise
         has_own_noise = ahead or not np.array_equal(log_nu, log_pi)
         constant = has_own_noise and bool(np.ptp(log_nu) == 0)
         named = name_noise(log_nu, log_pi, reweight=loss.reweight)
@@ -241,7 +243,7 @@ def create_hit_counter(trained: Trained) -> HitsByLabel:
         has_own_noise = trained.noise().separate_prior and not trained.noise().ahead
         theory["uniform"] = Setting(removed, -trained.slope) if has_own_noise else Setting(0.0)
     k = min(int(recipe.evaluation.k), len(label_ids))
-    return HitsByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
+    return HitsByLabel(k, label_ids, np.exp(trained.log_visits), len(label_ids), theory)
 
 
 class Chosen(NamedTuple):

@@ -44,7 +44,7 @@ def evaluated(
         sides = [ops.cast(side, dtype) for side in logits]
         if LOSSES[objective.family].stateful:
             state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
-            losses_B, _ = objective.with_eta(SampledLogits(*sides, hits, *logs), **state)
+            losses_B, _ = objective.compute_losses(SampledLogits(*sides, hits, *logs), **state)
         else:
             losses_B = objective(SampledLogits(*sides, hits, *logs))
         return ops.sum(losses_B), losses_B
@@ -107,7 +107,7 @@ def test_without_negatives_the_positive_s_loss_is_left(family: str, arguments: d
     everything = SampledLogits(ops.convert_to_tensor(POSITIVE), NEGATIVE + 70, np.ones((2, 4), bool), *LOG_PI, *LOG_Q)
     if LOSSES[family].stateful:
         log_eta_B = np.float32([0.0, 0.0])
-        losses_B = objective.with_eta(everything, log_eta_B=log_eta_B, rate=np.float32(0.5))[0]
+        losses_B = objective.compute_losses(everything, log_eta_B=log_eta_B, rate=np.float32(0.5))[0]
     else:
         losses_B = objective(everything)
 
@@ -211,7 +211,7 @@ def augmented(sample: toy.Sample, log_eta: float, *, rate: float) -> tuple[np.nd
     """Losses and new log η of a sample's rows."""
     rows = len(sample.drawn_BM)
     log_pi, log_q = np.zeros(L, np.float32), sample.log_q_L
-    outputs = Objective("augment_and_reduce", "importance").with_eta(
+    outputs = Objective("augment_and_reduce", "importance").compute_losses(
         SampledLogits(
             np.full(rows, LOGITS[Y], np.float32), LOGITS.astype(np.float32)[sample.drawn_BM], sample.drawn_BM == Y,
             log_pi[np.full(rows, Y)], log_pi[sample.drawn_BM], log_q[np.full(rows, Y)], log_q[sample.drawn_BM],

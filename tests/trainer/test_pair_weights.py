@@ -86,8 +86,8 @@ def test_in_batch_noise_is_of_the_pairs_that_batches_hold() -> None:
         return Trained(recipe, data, encoding, model, step, TrainingHistory())
 
     pairs_as_such = np.log(np.array([1.5, 1.5, 1.5, 0.5]) / 5)
-    np.testing.assert_allclose(trained(WEIGHTED).log_noise(), pairs_as_such, atol=1e-6)
+    np.testing.assert_allclose(trained(WEIGHTED).log_noise, pairs_as_such, atol=1e-6)
     assert trained(WEIGHTED).noise().separate_prior
     repeated = trained(TWICE)
     assert not repeated.noise().separate_prior
-    assert name_noise(repeated.log_noise(), repeated.log_noise()) == "π"
+    assert name_noise(repeated.log_noise, repeated.log_noise) == "π"

@@ -131,7 +131,7 @@ def test_losses_are_weighted_by_the_margin_over_beta(family: str) -> None:
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
             state = {"log_eta_B": ops.convert_to_tensor(np.float32([1.0, 2.0])), "rate": np.float32(0.5)}
-            return ops.convert_to_numpy(objective.with_eta(of, **state)[0]).astype(np.float64)
+            return ops.convert_to_numpy(objective.compute_losses(of, **state)[0]).astype(np.float64)
         return ops.convert_to_numpy(objective(of)).astype(np.float64)
 
     def by_hand(positive_B: np.ndarray) -> np.ndarray:

@@ -317,7 +317,7 @@ class Recipe(Section):
         """Return the share of a label feature's ids that become unknown in training."""
         if feature.unknown_rate is not None:
             return feature.unknown_rate
-        return OWN_ID_UNKNOWN_RATE if feature is self.own_id and self.describes_labels else 0.0
+        return OWN_ID_UNKNOWN_RATE if feature.name == self.data.label_id and self.describes_labels else 0.0
 
     @property
     def table_columns(self) -> dict[str, list[str]]:

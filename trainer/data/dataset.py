@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Array, Float64, Int32, Int64
+from longtail.bundle.arrays import Array, Float64, Int64
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.one_line import one_line
@@ -39,21 +38,7 @@ from longtail.trainer.data.problems import RowReport, refuse_problems
 from longtail.trainer.data.tables import IdTable, check_distinct, one_chunk, read_feature_table
 from longtail.trainer.errors import DataError
 
-_IDS_AT_ONCE = 1 << 20
-
-
-class _DigestWriter(io.RawIOBase):
-    """Act as a file that keeps only the digest of its content."""
-
-    def __init__(self, digest: hashlib._Hash) -> None:
-        self._digest = digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self._digest.update(content)
-        return len(content)
+_IDS_AT_ONCE, _ROWS_AT_ONCE = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -113,11 +98,6 @@ class Dataset:
             return self.label_counts().astype(np.float64)
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
-    @property
-    def request_queries(self) -> Int32 | None:
-        """Return the query row of every request, int32 [A]; None if every query has exactly one request."""
-        return None if self.requests is None else self.requests.queries
-
     def pairs_before(self, split: str) -> Pairs:
         """Return the pairs that are known before `valid` or `test`."""
         return self.train.merge_later(self.valid) if split == "test" and len(self.valid) else self.train
@@ -128,11 +108,15 @@ class Dataset:
         Args:
             history: `evaluation.history`.
         """
-        queries = len(self.query_ids)
         if history == "fixed":
-            return held_out, Past.fixed(known_pairs, queries=queries, requests=self.request_queries)
+            return held_out, self.fixed_past(known_pairs)
         numbered = replace(held_out, requests=np.arange(len(held_out), dtype=np.int32))
-        return numbered, Past.growing(known_pairs, held_out, queries=queries)
+        return numbered, Past.growing(known_pairs, held_out, queries=len(self.query_ids))
+
+    def fixed_past(self, known_pairs: Pairs) -> Past:
+        """Create the past whose histories hold all known pairs of a query."""
+        requests = None if self.requests is None else self.requests.queries
+        return Past.fixed(known_pairs, queries=len(self.query_ids), requests=requests)
 
     def label_features(self, label_id: str) -> FeatureTable:
         """Return the labels' feature table."""
@@ -163,8 +147,13 @@ class Dataset:
             digest.update(np.ascontiguousarray(array).data)
         for table in (self.query_table, self.label_table, self.contexts):
             if table is not None:
-                with pa.ipc.new_stream(_DigestWriter(digest), table.schema) as stream:
-                    stream.write_table(table)
+                content = io.BytesIO()
+                with pa.ipc.new_stream(content, table.schema) as stream:
+                    for batch in table.to_batches(_ROWS_AT_ONCE):
+                        stream.write_batch(batch)
+                        digest.update(content.getbuffer())
+                        content.seek(0)
+                        content.truncate()
         return digest.hexdigest()
 
     def refit(self) -> Dataset:

@@ -21,7 +21,6 @@ from longtail.trainer.data.batches import QueryInputs, take_rows
 from longtail.trainer.data.columns import Encoded, EncodedColumn, FeatureTable, encode_column, read_bags, read_strings
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import occurrences
-from longtail.trainer.data.past import Past
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Encoding:
             recipe.query.features,
             encoded_queries,
             histories,
-            Past.fixed(train, queries=len(dataset.query_ids), requests=dataset.request_queries),
+            dataset.fixed_past(train),
             ordered=dataset.ordered,
             requests=requests,
             query_id=data.query_id,

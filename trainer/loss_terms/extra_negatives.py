@@ -23,7 +23,6 @@ from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.past import Past
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.label_side import LabelSide
@@ -144,11 +143,10 @@ class Retrieved(ColumnNegatives):
         # The search runs over possible negatives only; `position_L` maps label rows to positions among them.
         negative_rows = np.flatnonzero(self._negatives_L).astype(np.int32)
         position_L = np.where(self._negatives_L, np.cumsum(self._negatives_L) - 1, -1).astype(np.int32)
-        past = Past.fixed(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
         ranked, _ = rank(
             self._rows_A,
             RankedModel(embed_queries, label_side.select_labels(negative_rows)),
-            past.with_labels(position_L),
+            dataset.fixed_past(dataset.train).with_labels(position_L),
             [Setting(self._config.bias_removal)],
             k=min(self._config.depth, len(negative_rows)),
         )

@@ -102,11 +102,6 @@ class SampledLogits(NamedTuple):
     log_miss_B: Tensor | None = None
     rows: Tensors = {}  # noqa: RUF012 (never written)
 
-    def in_float32(self) -> SampledLogits:
-        """Return a copy with logits in float32."""
-        positive_B, negative_BM = (ops.cast(logits, "float32") for logits in (self.positive_B, self.negative_BM))
-        return self._replace(positive_B=positive_B, negative_BM=negative_BM)
-
 
 class StepInputs(NamedTuple):
     """Hold the rows of a step before their loss is computed.

@@ -116,10 +116,10 @@ class BatchLoss:
         for term in self.objective.terms:
             state |= term.row_state(logits, draws=draws)
         logits = logits._replace(rows=rows | state)
-        if "log_eta" not in rows:
-            return batch.weight_B * self.objective(logits), state
-        losses_B, log_eta_B = self.objective.with_eta(logits, log_eta_B=rows["log_eta"], rate=rows["eta_rate"])
-        return batch.weight_B * losses_B, state | {"log_eta": log_eta_B}
+        losses_B, log_eta_B = self.objective.compute_losses(
+            logits, log_eta_B=rows.get("log_eta"), rate=rows.get("eta_rate")
+        )
+        return batch.weight_B * losses_B, state if log_eta_B is None else state | {"log_eta": log_eta_B}
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Compute inner products in the compute precision, and return them as float32."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,26 +45,27 @@ class Objective:
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Compute the loss of every row, float32 [B], nats."""
-        logits = logits.in_float32()
-        return self._loss(logits, self._weighted(logits))
+        return self.compute_losses(logits)[0]
 
-    def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute losses and new log η, float32 [B], of families with η per pair.
+    def compute_losses(
+        self, logits: SampledLogits, *, log_eta_B: Tensor | None = None, rate: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute losses, float32 [B], and new log η of families with η per pair.
 
         Args:
-            log_eta_B: log η of the rows, float32.
+            log_eta_B: log η of the rows, float32; None for any other family.
             rate: step size of η in (0, 1), float32 scalar.
         """
-        logits = logits.in_float32()
-        weighted = self._weighted(logits)
-        new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
-        return self._loss(logits, weighted, log_eta_B=new_B), new_B
-
-    def _loss(self, logits: SampledLogits, weighted: FamilyInputs, **eta: Tensor) -> Tensor:
-        losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, **eta)
+        positive_B, negative_BM = (ops.cast(it, "float32") for it in (logits.positive_B, logits.negative_BM))
+        logits = logits._replace(positive_B=positive_B, negative_BM=negative_BM)
+        weighted, loss = self._weighted(logits), LOSSES[self.family].loss
+        if log_eta_B is not None and rate is not None:
+            log_eta_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
+            loss = partial(loss, log_eta_B=log_eta_B)
+        losses_B = loss(*weighted, **self.family_arguments)
         for term in self.terms:
             losses_B = term.target(losses_B, logits)
-        return losses_B + self._penalty(logits) if self.regularizer else losses_B
+        return losses_B + self._penalty(logits) if self.regularizer else losses_B, log_eta_B
 
     def _weighted(self, logits: SampledLogits) -> FamilyInputs:
         """Return positives, negatives and log-weights as the family reads them."""
@@ -143,7 +145,7 @@ def balance(
 
 
 class Eta(LossTerm):
-    """Keep log η of all training pairs for `augment_and_reduce`; `Objective.with_eta` updates it."""
+    """Keep log η of all training pairs for `augment_and_reduce`; `Objective.compute_losses` updates it."""
 
     def __init__(self, *, pairs: int, labels: int, steps_per_epoch: int) -> None:
         # log L is the bracket of a model that scores all labels alike.

@@ -29,7 +29,11 @@ class WeightedBag(keras.layers.Layer):
         """Return pooled embeddings, float32 [B, D]."""
         if self.combiner == "attention":
             weights_BP = self._attended(ids_BP, weights_BP)
-        pooled_BD = self._sum(ids_BP, weights_BP)
+        # Only attention, whose weights are learned, trains through a [B, P, D] tensor.
+        if self.table.compact is None or self.combiner == "attention":
+            pooled_BD = ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
+        else:
+            pooled_BD = backend.bag_sums(self.table.compact, ids_BP, weights_BP, shared=self.table.shared)
         if self.combiner == "sum":
             return pooled_BD
         if self.combiner in ("mean", "attention"):
@@ -44,12 +48,6 @@ class WeightedBag(keras.layers.Layer):
         # Padding must not be the maximum. Dividing by the maximum cancels in the mean, and keeps exp from overflow.
         scores_BP = ops.where(ops.equal(weights_BP, 0), -1e9, scores_BP)
         return weights_BP * ops.exp(scores_BP - ops.stop_gradient(ops.max(scores_BP, axis=1, keepdims=True)))
-
-    def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Compute Σ w e; only attention, whose weights are learned, trains through a [B, P, D] tensor."""
-        if self.table.compact is None or self.combiner == "attention":
-            return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
-        return backend.bag_sums(self.table.compact, ids_BP, weights_BP, shared=self.table.shared)
 
 
 class Symmetric(keras.layers.Layer):
