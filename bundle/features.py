@@ -83,29 +83,6 @@ class FeatureReader:
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
         return inputs
 
-    def count_ids(self, features_B: Sequence[Features], inputs: Inputs) -> dict[str, list[tuple[int, int]]]:
-        """Count the ids of each feature of kind id, bag or history: for each row, all ids and unknown ids.
-
-        Args:
-            inputs: what `read` made of `features_B`.
-        """
-        counts = dict[str, list[tuple[int, int]]]()
-        for feature in self.features if inputs else ():
-            if feature.kind == "id":
-                rows = inputs[feature.name].tolist()
-                counts[feature.name] = [
-                    (0, 0) if features.get(feature.name) is None else (1, int(row == OUT_OF_VOCABULARY))
-                    for features, row in zip(features_B, rows, strict=True)
-                ]
-            elif feature.kind in ("bag", "history"):
-                counts[feature.name] = []
-                # Row by row: for the few rows of a batch NumPy's sums along an axis cost several times as much.
-                for rows_P, weights_P in zip(inputs[feature.name], inputs[f"{feature.name}__weight"], strict=True):
-                    ids = int(np.count_nonzero(weights_P))
-                    unknown = ids - int(np.count_nonzero(np.logical_and(rows_P, weights_P)))
-                    counts[feature.name].append((ids, unknown))
-        return counts
-
     def example(self) -> dict[str, JsonValue]:
         """Create features of a valid query that use every vocabulary."""
         return {feature.name: self._example(feature) for feature in self.features}

@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import faiss
 
 from longtail.index import EngineUnavailableError
-from longtail.serving.core.costs import LABELS_PER_QUERY, Cost, add_up
 from longtail.serving.errors import QueueFullError, ServingError, TimedOutError
 
 Work = TypeVar("Work")
@@ -39,8 +38,25 @@ _LABELS_A_QUERY = 200
 """Labels whose search costs about as much time as a query does besides."""
 _TURNS = 4
 """Turns of a client of which one goes to requests that have begun, where others wait that have not."""
+_LABELS_PER_QUERY = 64
+"""Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
 _LARGEST_SHARED = 1000
 """Labels per query from which a piece shares no batch: quick queries would wait for all of it."""
+
+
+class Cost(NamedTuple):
+    """Cost of one request, or of all waiting requests.
+
+    Attributes:
+        labels: k, or the size of the pool that max_per and mmr choose from, summed over the queries.
+        bytes: estimated size of the answer as JSON.
+        extra: labels whose search costs about as much as the rest, such as the entries of lists; it bounds turns alone.
+    """
+
+    queries: int = 0
+    labels: int = 0
+    bytes: float = 0.0
+    extra: int = 0
 
 
 @dataclass(slots=True)
@@ -159,7 +175,7 @@ class SearchQueue(Generic[Work, Result]):
         loop = asyncio.get_running_loop()
         pieces = deque(zip(range(len(works)), works, costs, strict=True))
         job = _Job[Work, Result](key, run, pieces, [None] * len(works), loop.create_future(), perf_counter())
-        cost = costs[0] if len(costs) == 1 else add_up(costs)
+        cost = costs[0] if len(costs) == 1 else _add_up(costs)
         with self._changed:
             waiting_client = self._clients.get(client)
             if waiting_client is None:  # its turn is at the present virtual time, or after the work that it has taken
@@ -287,7 +303,9 @@ class SearchQueue(Generic[Work, Result]):
                 job = jobs[0]
                 position, work, cost = job.pieces[0]
                 turn = cost.labels + cost.extra
-                fits = queries + cost.queries <= self._max_batch and labels + turn <= LABELS_PER_QUERY * self._max_batch
+                fits = (
+                    queries + cost.queries <= self._max_batch and labels + turn <= _LABELS_PER_QUERY * self._max_batch
+                )
                 fits = fits and max(turn / cost.queries, labels / max(1, queries)) <= _LARGEST_SHARED
                 if batch and not (fits and job.key == key):
                     continue  # its start stays: this client comes first in the next batch
@@ -315,6 +333,26 @@ class SearchQueue(Generic[Work, Result]):
             load.queries += times * cost.queries
             load.labels += times * cost.labels
             load.bytes += times * cost.bytes
+
+
+def _add_up(costs: Sequence[Cost]) -> Cost:
+    """Add up some costs."""
+    queries, labels, bytes_, extra = zip(*costs, strict=True)
+    return Cost(sum(queries), sum(labels), sum(bytes_), sum(extra))
+
+
+def cut(costs: Sequence[Cost], max_batch: int) -> list[tuple[slice, Cost]]:
+    """Cut a request into pieces no larger than a batch."""
+    starts, sums = [0], [costs[0]]
+    for position, cost in enumerate(costs[1:], start=1):
+        together = _add_up([sums[-1], cost])
+        if together.queries > max_batch or together.labels + together.extra > _LABELS_PER_QUERY * max_batch:
+            starts.append(position)
+            sums.append(cost)
+        else:
+            sums[-1] = together
+    ends = [*starts[1:], len(costs)]
+    return [(slice(start, end), cost) for start, end, cost in zip(starts, ends, sums, strict=True)]
 
 
 def _run_alone(run: Run[Work, Result], work: Work, waited: float) -> Result | Exception:

@@ -40,12 +40,11 @@ from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, add_up_slots, explore_each
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
-from longtail.serving.core.histories import Histories
 from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import LabelId, OfLabels, QueryFeatures, RetrieveQuery, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import NO_ROWS, Batch, Boost, Engine, HidingSearcher, LabelSearcher, Ranker
-from longtail.serving.core.resolved import NO_HISTORY, History, ResolvedQuery
+from longtail.serving.core.resolved import NO_HISTORY, Histories, History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import ArmAnswer, Promises
@@ -103,7 +102,6 @@ class Retriever:
         self.name = name
         self.created_at = created_at
         self.manifest = bundle.manifest
-        self._features = {feature.name for feature in bundle.manifest.query_features}
         centre = bundle.manifest.centre
         self._centre_D = None if centre is None else np.array(centre, np.float32)
         settings = bundle.manifest.cooccurrence
@@ -377,9 +375,9 @@ class Retriever:
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
         """Compute u of every query, float32 [B, D], and the inputs."""
-        if self.query_id is not None and self.query_id not in self._features:
+        if (extra_id := self._histories.extra_id) is not None:
             features_B = [
-                {name: value for name, value in features.items() if name != self.query_id} for features in features_B
+                {name: value for name, value in features.items() if name != extra_id} for features in features_B
             ]
         try:
             inputs = self.encoder.read(features_B)

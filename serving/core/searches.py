@@ -24,13 +24,14 @@ from longtail.index import EngineUnavailableError
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answer_ids import sign_answer
 from longtail.serving.core.answers import Retrieval
-from longtail.serving.core.costs import Cost, cut, estimate_cost
+from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.feedback import arm_fields, recorded_features, recorded_options
 from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import (
+    MOST_POOL,
     QueriesFor,
     QueryFeatures,
     RetrieveQuery,
@@ -38,8 +39,9 @@ from longtail.serving.core.queries import (
     SimilarQuery,
     ToEmbed,
     count_entries,
+    first_pool,
 )
-from longtail.serving.core.queue import SearchQueue, client
+from longtail.serving.core.queue import Cost, SearchQueue, client, cut
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import (
     EngineError,
@@ -50,7 +52,6 @@ from longtail.serving.errors import (
     UnknownReleaseError,
 )
 from longtail.serving.events import EventSink
-from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import ArmAnswer, Monitoring
 from longtail.serving.monitoring.records import AnsweredSearch
@@ -69,6 +70,11 @@ _REFUSAL_SECONDS = 0.1
 """Delay of refusals: clients that retry immediately would otherwise take the time that answers need."""
 _ITEMS = frozenset({"queries", "ids", "labels"})
 """Lists of requests whose pieces are searched apart."""
+_GROWN_POOL, _OTHER_SEARCH = 512, 250
+"""Estimated work, in labels searched, of a pool of `max_per`, which may grow, and of a search for slots or a floor."""
+_LISTS_READ_ONCE = 8
+"""Divisor of the entries of lists that one request has for many labels, which are read once."""
+_ANY_POOL = 1 << 62
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class Searches:
     """Answers requests in threads of its own.
 
     Args:
+        now: returns the time of events, in seconds since 1970.
         find_release: returns a loaded release by its name at a time; see `Service.retriever`.
 
     Attributes:
@@ -111,7 +118,7 @@ class Searches:
         monitoring: Monitoring,
         events: EventSink,
         keys: AnswerKeys,
-        now: ForwardClock,
+        now: Callable[[], float],
         mirror: Mirror,
         find_release: Callable[..., Retriever],
     ) -> None:
@@ -142,7 +149,7 @@ class Searches:
         answer_ids: bool,
         unit: str | None,
         arm: str | None,
-    ) -> tuple[list[Any], str]:
+    ) -> dict[str, Any]:
         """Answer queries; while an experiment runs, each by the settings of its unit's arm.
 
         Args:
@@ -154,8 +161,8 @@ class Searches:
             arm: name of the arm to use for all queries; None: the units decide.
 
         Returns:
-            The results, and the name of the release that answered. If several releases did, it is the one for queries
-            whose arm names none.
+            `results`, and in `release` the name of the release that answered. If several releases did, it is the one
+            for queries whose arm names none.
 
         Raises:
             ServingError: the release or the arm is unknown, the service is too busy, or a query cannot be answered.
@@ -163,7 +170,8 @@ class Searches:
         if (experiment := self.experiment) is None:
             retriever = self._find_release(release)
             piece = Piece(queries, range(len(queries)), name, answer_ids)
-            return await self.enqueue(self.run_batch, retriever, queries, piece, preview=preview), retriever.name
+            results = await self.enqueue(self.run_batch, retriever, queries, piece, preview=preview)
+            return {"results": results, "release": retriever.name}
         at = lifetimes.now()  # one time for the releases of all arms
         retriever = self._find_release(release, at=at)
         assigned, groups = list[tuple[RetrieveQuery, ArmAnswer]](), defaultdict[Retriever, list[int]](list)
@@ -192,28 +200,28 @@ class Searches:
                 return retriever.name, await self.enqueue(self.run_batch, retriever, plain, piece, preview=preview)
 
         answers = await asyncio.gather(*(answer_group(*group) for group in groups.items()))
-        results = {
-            position: result
-            for positions, (_, group) in zip(groups.values(), answers, strict=True)
-            for position, result in zip(positions, group, strict=True)
-        }
+        results = list[Any]([None] * len(queries))
+        for positions, (_, group) in zip(groups.values(), answers, strict=True):
+            for position, result in zip(positions, group, strict=True):
+                results[position] = result
         names = {name for name, _ in answers}
-        in_order = [results[position] for position in range(len(results))]
-        return in_order, names.pop() if len(names) == 1 else retriever.name
+        return {"results": results, "release": names.pop() if len(names) == 1 else retriever.name}
 
     async def similar(
         self, request: SimilarQuery, name: str, *, release: str | None, preview: bool, answer_ids: bool
-    ) -> tuple[list[Any], str]:
-        """Find labels like others; returns the results and the release's name, and raises like `retrieve`."""
+    ) -> dict[str, Any]:
+        """Find labels like others; returns and raises like `retrieve`."""
         retriever, labels = self._find_release(release), len(request.labels)
         piece = Piece([request], range(labels), name, answer_ids)
-        return await self.enqueue(self.run_batch, retriever, [request] * labels, piece, preview=preview), retriever.name
+        results = await self.enqueue(self.run_batch, retriever, [request] * labels, piece, preview=preview)
+        return {"results": results, "release": retriever.name}
 
-    async def find_queries(self, request: QueriesFor, *, release: str | None) -> tuple[list[Any], str]:
-        """Find queries for labels; returns the results and the release's name, and raises like `retrieve`."""
+    async def find_queries(self, request: QueriesFor, *, release: str | None) -> dict[str, Any]:
+        """Find queries for labels; returns and raises like `retrieve`."""
         retriever, labels = self._find_release(release), max(1, len(request.labels))
         piece = Piece([request], range(labels))
-        return await self.enqueue(self._run_find_queries, retriever, [request] * labels, piece), retriever.name
+        results = await self.enqueue(self._run_find_queries, retriever, [request] * labels, piece)
+        return {"results": results, "release": retriever.name}
 
     async def embed(self, request: ToEmbed, retriever: Retriever) -> list[Any]:
         """Compute vectors, float32 [D]; raises like `retrieve`."""
@@ -244,7 +252,7 @@ class Searches:
         settings, begun, first = self._settings, perf_counter(), options[0]
         if isinstance(first, SearchOptions | QueriesFor):
             catalogue = (retriever.queries if isinstance(first, QueriesFor) else retriever).catalogue
-            costs = [estimate_cost(query, catalogue) for query in options]
+            costs = [_estimate_cost(query, catalogue) for query in options]
             labels, size = sum([cost.labels for cost in costs]), sum([cost.bytes for cost in costs])
             if len(costs) > 1 and labels > (limit := self._most_labels):
                 deeper = any(cost.labels != query.k for cost, query in zip(costs, options, strict=True))
@@ -418,6 +426,38 @@ class Searches:
                 )  # fmt: skip
                 lines.append(line)
         return lines
+
+
+def _estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) -> Cost:
+    """Estimate the cost of a query to a catalogue, by the mean size of its labels."""
+    depth, searches, filters = options.k, 0, [options.filter]
+    lists: list[object] = [options.exclude, options.display]
+    if isinstance(options, SearchOptions):
+        lists.append(options.allow)
+        if options.max_per or options.mmr is not None:
+            depth = first_pool(options.pool, options.k, _ANY_POOL)
+        if options.max_per or options.explore or options.at_least:
+            filters += [floor.filter for floor in options.at_least]
+            counts = [*options.explore.values(), *(MOST_POOL if options.max_per else f.n for f in options.at_least)]
+            searches = len(options.max_per) * max(_GROWN_POOL, depth) + sum(_OTHER_SEARCH + count for count in counts)
+    if isinstance(options, RetrieveQuery | QueriesFor) and options.features:
+        lists += options.features.values()
+    if isinstance(options, RetrieveQuery):
+        lists.append(options.history)
+    if any(filters):
+        lists += [
+            operand
+            for conditions in filters
+            for condition in conditions.values()
+            if isinstance(condition, dict)
+            for operand in condition.values()
+        ]
+    entries = sum([len(entries) for entries in lists if isinstance(entries, list | dict)])
+    # One request for many labels has its lists once.
+    if not isinstance(options, RetrieveQuery):
+        entries //= _LISTS_READ_ONCE
+    label_bytes = catalogue.label_bytes if options.display is True else catalogue.mean_bytes(options.display)
+    return Cost(1, depth, min(options.k, catalogue.labels) * label_bytes, searches + entries)
 
 
 async def delay_refusal(monitoring: Monitoring, error: ServingError) -> None:

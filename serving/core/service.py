@@ -6,10 +6,11 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
-from time import time
 from typing import TypeVar
 
 from longtail.bundle import LabelRecord
@@ -42,7 +43,6 @@ from longtail.serving.errors import (
     UnknownReleaseError,
 )
 from longtail.serving.events import EventSink
-from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
@@ -57,6 +57,10 @@ _WORK_ON_THE_LOOP = 1000
 """Most labels and features of feedback that the event loop reads and counts itself, as labels that take as long."""
 _MOST_NAMED = 10
 """Most labels that a line of the log names."""
+_MOST_AHEAD_SECONDS = 86_400.0
+"""Times of events further ahead of the clock are errors, which no clock can wait for."""
+_NOTABLE_SECONDS = 3600.0
+"""Distance of event times from the clock that an operator should know."""
 Result = TypeVar("Result")
 
 
@@ -72,7 +76,7 @@ class Service:
         self.monitoring = monitoring
         self._events = events
         self._now = ForwardClock(events.newest)
-        self.keys = AnswerKeys(settings.state_location, _ANSWER_ID_SECONDS, time)
+        self.keys = AnswerKeys(settings.state_location, _ANSWER_ID_SECONDS, time.time)
         self.draining = False
         self.surplus_connections = 0
         """Connections to give up, so that their clients connect to workers that hold fewer."""
@@ -404,3 +408,45 @@ def _label_event(record: LabelRecord) -> bytes:
         kind="label", time=record.at.timestamp(), labels=[record.id], event=content["op"],
         features=None if features is None else json.dumps(features),
     )  # fmt: skip
+
+
+class ForwardClock:
+    """Seconds since 1970 that go on when the clock is set back. Thread-safe.
+
+    Args:
+        newest: time of the newest stored event, in seconds since 1970.
+    """
+
+    def __init__(self, newest: float = 0.0) -> None:
+        self._newest, self._start = newest, time.time()
+        self._time = newest if newest - time.time() <= _MOST_AHEAD_SECONDS else 0.0
+        self._monotonic, self._lock = time.monotonic(), threading.Lock()
+        if problem := self.problem():
+            logger.error(problem)
+
+    def __call__(self) -> float:
+        """Return the present time, never less than before."""
+        with self._lock:
+            monotonic = time.monotonic()
+            self._time, self._monotonic = max(time.time(), self._time + monotonic - self._monotonic), monotonic
+            return self._time
+
+    def problem(self) -> str | None:
+        """Say how far events are ahead of the clock; None up to an hour."""
+        system_time = time.time()
+        ahead = self() - system_time
+        if ahead > _NOTABLE_SECONDS:
+            hours = f"{ahead / 3600:,.0f} hours"
+            return (
+                f"Events are dated {hours} ahead of this machine's clock, because it has been set back: exports and "
+                "refreshes take them once it is there."
+            )
+        if self._newest - system_time > _NOTABLE_SECONDS:
+            newest, start = (
+                datetime.fromtimestamp(at, UTC).strftime("%F %R UTC") for at in (self._newest, self._start)
+            )
+            return (
+                f"Older events are dated up to {newest}, ahead of this machine's clock, and those since {start} before "
+                "them: export with an earlier --since."
+            )
+        return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence
 from enum import IntEnum
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -53,7 +54,7 @@ class Workers:
         self._cells[_CELLS * worker + _STATE] = state
         if state is WorkerState.down:
             self.set_connections(worker, 0)
-            self.set_queue_depth(worker, 0)
+            self._cells[_CELLS * worker + _QUEUE_DEPTH] = 0
 
     def state(self, worker: int) -> WorkerState:
         """Get the state of a worker."""
@@ -71,9 +72,9 @@ class Workers:
         """Get the number of open connections."""
         return self._cells[_CELLS * worker + _CONNECTIONS]
 
-    def set_queue_depth(self, worker: int, queries: int) -> None:
-        """Set the number of waiting queries."""
-        self._cells[_CELLS * worker + _QUEUE_DEPTH] = queries
+    def queue_depth_setter(self, worker: int) -> Callable[[int], None]:
+        """Create the function that sets a worker's number of waiting queries."""
+        return partial(self._cells.__setitem__, _CELLS * worker + _QUEUE_DEPTH)
 
     def surplus(self, worker: int) -> int:
         """Count a worker's connections above a fair share."""
@@ -100,12 +101,17 @@ class Workers:
 
 
 class WorkerSlot:
-    """One worker's slot on the board."""
+    """One worker's slot on the board.
+
+    Attributes:
+        set_queue_depth: sets the number of waiting queries; called after every search.
+    """
 
     def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers
         self.worker = worker
         workers.set_state(worker, WorkerState.starting)
+        self.set_queue_depth = workers.queue_depth_setter(worker)
 
     def set_ready(self, ready: bool) -> None:
         """Set whether this worker serves; signal handlers may call this."""
@@ -130,10 +136,6 @@ class WorkerSlot:
     def replaces(self) -> bool:
         """Whether another process was this worker before."""
         return self.workers.restarts(self.worker) > 0
-
-    def set_queue_depth(self, queries: int) -> None:
-        """Set the number of waiting queries."""
-        self.workers.set_queue_depth(self.worker, queries)
 
     def collect(self, queue_limit: int) -> Iterator[Metric]:
         """Yield the series about this worker and all workers."""

@@ -70,9 +70,6 @@ class PlaneEncoder:
     def read(self, features_B: Sequence[Features]) -> Inputs:
         return self._reader.read(features_B)
 
-    def count_ids(self, features_B: Sequence[Features], inputs: Inputs) -> dict[str, list[tuple[int, int]]]:
-        return self._reader.count_ids(features_B, inputs)
-
     def embed(self, inputs: Inputs) -> np.ndarray:
         users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
         return users[inputs["user"]]

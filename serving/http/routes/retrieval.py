@@ -62,11 +62,6 @@ async def _while_connected(request: Request, search: Awaitable[Result]) -> Resul
             watcher.cancel()
 
 
-async def _answer_search(request: Request, search: Awaitable[tuple[list[Any], str]]) -> dict[str, Any]:
-    results, release = await _while_connected(request, search)
-    return {"results": results, "release": release}
-
-
 @router.post("/v1/retrieve", response_model=RetrieveAnswer)
 async def retrieve(request: Request, body: RetrieveRequest) -> dict[str, Any]:
     """Find the best labels for each query."""
@@ -77,7 +72,7 @@ async def retrieve(request: Request, body: RetrieveRequest) -> dict[str, Any]:
         body.queries, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids,
         unit=body.unit, arm=body.arm,
     )  # fmt: skip
-    return await _answer_search(request, search)
+    return await _while_connected(request, search)
 
 
 @router.post("/v1/similar", response_model=SimilarAnswer)
@@ -89,7 +84,7 @@ async def similar(request: Request, body: SimilarRequest) -> dict[str, Any]:
     search = service.searches.similar(
         body, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids
     )
-    return await _answer_search(request, search)
+    return await _while_connected(request, search)
 
 
 @router.post("/v1/queries", response_model=QueriesAnswer)
@@ -99,7 +94,7 @@ async def queries(request: Request, body: QueriesRequest) -> dict[str, Any]:
     The request waits in the queue of searches. No figures of answers include it.
     """
     service: Service = request.app.state.service
-    return await _answer_search(request, service.searches.find_queries(body, release=body.release))
+    return await _while_connected(request, service.searches.find_queries(body, release=body.release))
 
 
 @router.post("/v1/embed", response_model=EmbedAnswer)

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.serving.core.service import ForwardClock
 from longtail.serving.errors import StateError, StorageError
 from longtail.serving.events import folder as module
-from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import FolderEvents, Segment, finish_segment, kept_since
 from longtail.serving.events.reader import damaged_files, open_events
 from longtail.serving.events.schema import SCHEMA, event_json
@@ -270,7 +270,7 @@ WRITER = """
 import stat
 import sys
 from pathlib import Path
-from longtail.serving.events.clock import ForwardClock
+from longtail.serving.core.service import ForwardClock
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
 events, number = FolderEvents(Path(sys.argv[1]), days=1, most_bytes=1 << 30), 0

@@ -14,9 +14,8 @@ import pytest
 from starlette.applications import Starlette
 
 from longtail.serving import create_app
-from longtail.serving.core import service as module
 from longtail.serving.core.answer_ids import read_answer_id
-from longtail.serving.events.clock import ForwardClock
+from longtail.serving.core.service import ForwardClock
 from longtail.serving.events.folder import Segment
 from longtail.serving.events.reader import open_events
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
@@ -200,7 +199,7 @@ def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path:
 
 def test_replicas_accept_answer_ids_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(time())
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr("time.time", clock)
     monkeypatch.setattr(answer_keys, "_REFRESH_SECONDS", 0)
     settings, workers = plane_settings(tmp_path), Workers(2)
     first, second = (create_app(settings, retriever=plane_retriever(), worker=of, workers=workers) for of in range(2))
