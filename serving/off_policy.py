@@ -45,9 +45,8 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
-from longtail.bundle import BUCKET_NAMES
+from longtail.bundle import BUCKET_NAMES, LabelRecord, Patch
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
-from longtail.bundle.label_changes import LabelRecord, Patch
 from longtail.bundle.report_table import ReportTable
 from longtail.index import open_releases
 from longtail.serving.compare import ALPHA, Rate, boundary, format_bounds, format_seconds

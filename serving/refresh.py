@@ -23,10 +23,13 @@ import pyarrow as pa
 from longtail.bundle import BundleError
 from longtail.bundle.manifest import LogColumns
 from longtail.bundle.store import replace_file
-from longtail.index import LongtailIndexError
-from longtail.index.building.refresh import RefreshOptions, refresh as refresh_release
-from longtail.index.errors import NothingNewError
-from longtail.index.release.releases import open_releases
+from longtail.index import (
+    LongtailIndexError,
+    NothingNewError,
+    RefreshOptions,
+    open_releases,
+    refresh as refresh_release,
+)
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import open_events

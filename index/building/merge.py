@@ -18,13 +18,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle import Buckets, Bundle, Labels
+from longtail.bundle import Buckets, Bundle, LabelChanges, Labels
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.dates import utc
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.histories import select_histories
-from longtail.bundle.label_changes import LabelChanges
 from longtail.bundle.one_line import one_line
 from longtail.bundle.store import refuse_existing
 from longtail.index.errors import LongtailIndexError

@@ -23,12 +23,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import Bundle, InputError, Prior, Priors, Tower, TrainingFacts, bundle_from_vectors
+from longtail.bundle import BiasRemoval, Bundle, InputError, Prior, Priors, Tower, TrainingFacts, bundle_from_vectors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
 from longtail.bundle.ids import repeated_ids
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.bundle.manifest import BiasRemoval
 from longtail.bundle.one_line import one_line
 from longtail.index.errors import QueriesError
 from longtail.index.recall import spread_rows

@@ -5,7 +5,6 @@ Legend: `B` queries in the batch, `K` labels of one answer, `N` answered labels 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,7 +59,8 @@ class Retrieval(AnsweredBatch):
     def explain(self) -> Self:
         """Finish the explanations."""
         for steps in self.explanations.values():
-            deque(steps, maxlen=0)
+            for _ in steps:
+                pass
         return self
 
     @cached_property

@@ -23,8 +23,7 @@ from longtail.serving.core.queries import QueriesFor, RetrieveQuery
 from longtail.serving.core.ranking import Batch, Boost, Ranker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
-from longtail.serving.monitoring import Promises, measure_baseline
-from longtail.serving.monitoring.baseline import CalibrationCandidates
+from longtail.serving.monitoring import CalibrationCandidates, Promises, measure_baseline
 
 _BASELINE_K = 20
 _CANDIDATES, _CANDIDATES_EVERY = 50, 0.5

@@ -28,8 +28,7 @@ from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import MOST_POOL, BucketName, Decay, RetrieveQuery, SearchOptions, first_pool
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.monitoring import IdCounts
-from longtail.serving.monitoring.records import IdKind, Restriction
+from longtail.serving.monitoring import IdCounts, IdKind, Restriction
 
 _MOST_COMPARED = 1 << 21
 """Most pairs of labels that `mmr` compares: k times the pool."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -40,15 +39,13 @@ from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, add_up_slots, explore_each
 from longtail.serving.core.floors import Candidates, Floored, fill_each, meets
-from longtail.serving.core.lifetimes import Available, Lifetimes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import LabelId, OfLabels, QueryFeatures, RetrieveQuery, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import NO_ROWS, Batch, Boost, Engine, HidingSearcher, LabelSearcher, Ranker
 from longtail.serving.core.resolved import NO_HISTORY, Histories, History, ResolvedQuery
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoQueriesError, UnservableReleaseError, serving_errors
-from longtail.serving.monitoring import ArmAnswer, Promises
-from longtail.serving.monitoring.records import Basis
+from longtail.serving.monitoring import ArmAnswer, Basis, Promises
 
 _ROUNDING = 1e-6
 """Deviation of a float32 vector's length from 1 within which it is not scaled, so that `embed` gives equal answers."""
@@ -76,9 +73,9 @@ class Retriever:
         BundleInvariantError: JSON cannot represent a display column.
     """
 
-    _view: tuple[Available, Retriever] | None
+    _view: tuple[lifetimes.Available, Retriever] | None
     """The release at the time of the last request; see `view_at`."""
-    _available: Available | None
+    _available: lifetimes.Available | None
     """The rows of a release of `view_at`; None: all rows in use."""
     _as_of: float | None = None
     """Time that ages of labels are of; None: now."""
@@ -121,7 +118,7 @@ class Retriever:
         self.query_id = self._histories.query_id
         self.bundle = bundle
         lifetimes_L2 = bundle.labels.lifetimes
-        self._lifetimes = None if lifetimes_L2 is None else Lifetimes(lifetimes_L2)
+        self._lifetimes = None if lifetimes_L2 is None else lifetimes.Lifetimes(lifetimes_L2)
         self.has_lifetimes = lifetimes_L2 is not None
         self._loaded_with = None if self._lifetimes is None else self._lifetimes.find_span(lifetimes.now()).labels
         self._promise_holds = True
@@ -165,11 +162,13 @@ class Retriever:
         view._as_of = at
         return view
 
-    def _create_view(self, at: float, of_labels: Lifetimes) -> tuple[Available, Retriever]:
+    def _create_view(self, at: float, of_labels: lifetimes.Lifetimes) -> tuple[lifetimes.Available, Retriever]:
         overlay, of_added, view = self.overlay, self.overlay.added.lifetimes, copy.copy(self)
         assert of_added is not None
         assert self._loaded_with is not None
-        view._available = available = Available.narrow(at, of_labels.find_span(at), of_added, overlay.rows.in_use_M)
+        view._available = available = lifetimes.Available.narrow(
+            at, of_labels.find_span(at), of_added, overlay.rows.in_use_M
+        )
         view._promise_holds = available.labels.share_unlike(self._loaded_with) <= _MOST_CHANGED
         hidden = overlay.hidden if self.bundle.proposal is None else available.labels.excluded_rows
         view._set_rankers(
@@ -563,7 +562,7 @@ class Retriever:
             pools = diversify_each(ranker, batch, queries, (rows_B, scores_B), self.catalogue)
         if any(query.floors for query in queries):
             floored, exploring = fill_each(ranker, batch, queries, (rows_B, scores_B), pools, self.catalogue)
-        tails = defaultdict[int, dict[str, Any]](dict)
+        tails = dict[int, dict[str, Any]]()
         if any(query.explore for query in queries):
             draws = draws or Draws()
             explored_B = explore_each(
@@ -573,15 +572,15 @@ class Retriever:
                 certain = len(rows_B[i]) - sum(explored_B[i].slots.values())
                 floored[i] = Floored.compare(candidates.pool(certain), candidates.best(certain))
             for i, explored in explored_B.items():
-                tails[i]["exploration"] = explored.json(draws.lottery)
+                tails[i] = {"exploration": explored.json(draws.lottery)}
         unmet, prices = 0, dict[int, list[dict[str, Any] | None]]()
         for i, costs in floored.items():
             met_FK = meets(queries[i], rows_B[i], self.catalogue)
-            tails[i] |= costs.json(queries[i], met_FK)
+            tails[i] = tails.get(i, {}) | costs.json(queries[i], met_FK)
             prices[i] = costs.prices(rows_B[i], met_FK)
             unmet += any(floor["met"] < floor["n"] for floor in tails[i]["floors"])
         for i, pool in pools.items():
-            tails[i]["pool"] = pool
+            tails[i] = tails.get(i, {}) | {"pool": pool}
         searched = perf_counter()
         ends_B, unshifted_B = np.cumsum([len(rows_K) for rows_K in rows_B]).tolist(), list(scores_B)
         for i, query in enumerate(queries):

@@ -53,8 +53,7 @@ from longtail.serving.errors import (
 )
 from longtail.serving.events import EventSink
 from longtail.serving.events.schema import event_json
-from longtail.serving.monitoring import ArmAnswer, Monitoring
-from longtail.serving.monitoring.records import AnsweredSearch
+from longtail.serving.monitoring import AnsweredSearch, ArmAnswer, Monitoring
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys
 

@@ -5,7 +5,6 @@
     kafka.py     a topic of Kafka
     objects.py   copies of finished files in an object store
     reader.py    events of a folder, as a table of DuckDB
-    clock.py     the times of events, which never run back
 
 Imports no web framework.
 """

@@ -7,18 +7,38 @@ report with the baseline and the release's offline evaluation (verdict, baseline
 Imports no web framework.
 """
 
-from longtail.serving.monitoring.baseline import AnswerBaseline, OfflineFigures, Promises, measure_baseline
+from longtail.serving.monitoring.baseline import (
+    AnswerBaseline,
+    CalibrationCandidates,
+    OfflineFigures,
+    Promises,
+    measure_baseline,
+)
 from longtail.serving.monitoring.outcomes import Monitoring
-from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer, ChosenLabels, IdCounts
+from longtail.serving.monitoring.records import (
+    AnsweredBatch,
+    AnsweredSearch,
+    ArmAnswer,
+    Basis,
+    ChosenLabels,
+    IdCounts,
+    IdKind,
+    Restriction,
+)
 
 __all__ = [
     "AnswerBaseline",
     "AnsweredBatch",
+    "AnsweredSearch",
     "ArmAnswer",
+    "Basis",
+    "CalibrationCandidates",
     "ChosenLabels",
     "IdCounts",
+    "IdKind",
     "Monitoring",
     "OfflineFigures",
     "Promises",
+    "Restriction",
     "measure_baseline",
 ]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import Interval
-from longtail.bundle.errors import BundleError
+from longtail.bundle import BundleError, Interval
 from longtail.bundle.promise import Bounds, PromiseVerdict, QualityPromise, missing_figure
 from longtail.trainer.audit.measure import BEFORE_OWN_TRAIN, BEFORE_TRAIN_ENDS, Audit
 from longtail.trainer.evaluation.metrics import interval_of_share

@@ -16,10 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint
+from longtail.bundle import BUCKET_NAMES, Buckets, Bundle, CurvePoint
 from longtail.bundle.arrays import Float64, Int64
 from longtail.bundle.forecast import NatsAt
-from longtail.bundle.frequency import Buckets
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, style
 from longtail.bundle.report_table import Cell, ReportTable, metric_cells
 from longtail.trainer.config import Recipe
