@@ -1,6 +1,6 @@
 """Load a published release: create its retriever, answer a first query, and measure what it promises.
 
-Legend: `B` calibration queries, `P` candidate labels of a query.
+Legend: `B` calibration queries, `K` labels of a ranking, `N` of all rankings, `P` distinct ones.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from typing import Any, Literal
 import numpy as np
 
 from longtail.bundle import Tower
-from longtail.bundle.arrays import Array, Int64
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.histories import NO_ENTRY
 from longtail.index import Filter, Release, Releases
-from longtail.index.search.eligible import Eligible
-from longtail.index.search.faiss_index import NEARLY_WHOLE
-from longtail.serving.core import lifetimes
 from longtail.serving.core.known_queries import find_known_queries
 from longtail.serving.core.queries import QueriesFor, RetrieveQuery
-from longtail.serving.core.ranking import Batch, Boost, Ranker
+from longtail.serving.core.ranking import Batch, Boost
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
 from longtail.serving.monitoring import CalibrationCandidates, Promises, measure_baseline
 
 _BASELINE_K = 20
 _CANDIDATES, _CANDIDATES_EVERY = 50, 0.5
-"""Best labels of a query at places of λ this far apart: among all of them are the best 20 at any λ between."""
+"""Best labels of a query at λ this far apart: among all of them are the best 20 at any λ between."""
 
 
 def load_release(
@@ -43,15 +40,12 @@ def load_release(
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
     release = releases.open(name, device=device, towers=False, state=state)
-    bundle, filterable = release.bundle, release.manifest.filterable
-    lifetimes_L2 = bundle.labels.lifetimes
-    mask_L = None if lifetimes_L2 is None else lifetimes.available(lifetimes_L2, lifetimes.now())
-    available = None if mask_L is None else Eligible.from_mask(mask_L)
+    filterable = release.manifest.filterable
     with serving_errors("queries"):
-        promises = _measure_promises(release, available)
-        retriever = _retriever(release, promises=promises, max_new_labels=max_new_labels, filterable=filterable)
+        retriever = _create_retriever(release, max_new_labels=max_new_labels, filterable=filterable)
+        retriever.promises = _measure_promises(retriever.view_at())
         if release.queries is not None:
-            retriever.query_index = _retriever(release.queries)
+            retriever.query_index = _create_retriever(release.queries)
     retriever.catalogue.attributes.read_columns(filterable or ())
     # ONNX Runtime and FAISS allocate with their first call, which no client should wait for.
     _warm(retriever)
@@ -75,7 +69,7 @@ def _warm(retriever: Retriever) -> None:
         find_known_queries(retriever, [QueriesFor(id=id_)])
 
 
-def _retriever(release: Release, **options: Any) -> Retriever:
+def _create_retriever(release: Release, **options: Any) -> Retriever:
     """Create the retriever of a release; that of an index of queries finds queries for vectors of labels."""
     bundle, manifest = release.bundle, release.bundle.manifest
     encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
@@ -85,22 +79,17 @@ def _retriever(release: Release, **options: Any) -> Retriever:
     )  # fmt: skip
 
 
-def _measure_promises(release: Release, available: Eligible | None) -> Promises | None:
-    """Measure the answers to the calibration queries.
+def _measure_promises(retriever: Retriever) -> Promises | None:
+    """Measure the answers to the calibration queries, from the labels that are available now.
 
-    Labels that are not available now are in no answer, here as in the service.
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
-    bundle = release.bundle
-    queries_BD = bundle.calibration_queries
+    bundle = retriever.bundle
+    queries_BD, labels = bundle.calibration_queries, bundle.labels
     if bundle.proposal is not None or not len(queries_BD):
         return None
     manifest, queries = bundle.manifest, len(queries_BD)
-    k, bias_removal, popularity = (
-        min(_BASELINE_K, manifest.labels), manifest.bias_removal.default, manifest.popularity.default,
-    )  # fmt: skip
-    bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
-    priors_BP = np.tile(bundle.priors.defaults, (queries, 1))
+    dial, popularity, k = manifest.bias_removal, manifest.popularity.default, min(_BASELINE_K, manifest.labels)
     filters: list[Filter | None] = [None] * queries
     if (seen_N2 := bundle.calibration_seen) is not None:
         # Answers leave a query's history out, which moves scores and shares: the baseline must do the same.
@@ -112,47 +101,40 @@ def _measure_promises(release: Release, available: Eligible | None) -> Promises 
         for history_R in bundle.calibration_histories if weight else ():
             term = bundle.cooccurrence.term(history_R[history_R >= 0])
             boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
+    bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (dial.default, popularity))
+    priors_BP = np.tile(bundle.priors.defaults, (queries, 1))
     batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts if any(boosts) else None)
-    searcher = release.searcher if available is None else release.searcher.restrict(available)
-    ranker, labels = Ranker(searcher, bundle.augmentation), bundle.labels
-    scores_BK, rows_BK = ranker.rank(batch)
-    default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)
+    scores_BK, rows_BK = retriever.label_ranker.rank(batch)
+    default = measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, dial.default, k, popularity)
     if default is None:
         return None
-    low, high = manifest.bias_removal.minimum, manifest.bias_removal.maximum
-    dial_points = np.linspace(low, high, 1 + int(np.ceil((high - low) / _CANDIDATES_EVERY))) if high > low else [low]
-    many = batch._replace(k=min(_CANDIDATES, manifest.labels))
-    rows_of_points = [rows_BK, *(ranker.rank(_set_bias_removal(many, bias_removal))[1] for bias_removal in dial_points)]
-    rows_B = [np.unique(rows[rows >= 0]) for rows in np.concatenate(rows_of_points, axis=1)]
-    is_complete = available is None or available.share >= NEARLY_WHOLE
-    candidates = _candidates(ranker, batch, rows_B, low, high)
-    return Promises(default, candidates, labels.buckets, labels.counts, is_complete=is_complete)
+    low, span = dial.minimum, dial.maximum - dial.minimum
+    points = np.linspace(low, dial.maximum, 1 + int(np.ceil(span / _CANDIDATES_EVERY))) if span > 0 else [low]
+    hits = [(dial.default, scores_BK, rows_BK)]
+    for point in points:
+        bias_removal_B = np.full(queries, point, np.float32)
+        many = batch._replace(bias_removal_B=bias_removal_B, k=min(_CANDIDATES, manifest.labels))
+        hits.append((point, *retriever.label_ranker.rank(many)))
+    candidates = _join_candidates(hits, labels.log_pn, low, dial.maximum)
+    return Promises(default, candidates, labels.buckets, labels.counts, is_complete=retriever.serves_nearly_all)
 
 
-def _set_bias_removal(batch: Batch, bias_removal: float) -> Batch:
-    return batch._replace(bias_removal_B=np.full_like(batch.bias_removal_B, bias_removal))
-
-
-def _candidates(
-    ranker: Ranker, batch: Batch, rows_B: Sequence[Int64], low: float, high: float
+def _join_candidates(
+    hits: Sequence[tuple[float, Float32, Int64]], log_pn_L: Float32, low: float, high: float
 ) -> CalibrationCandidates:
-    """Score the candidates at both ends of λ."""
-    shape, lengths_B = (len(rows_B), max(map(len, rows_B))), list(map(len, rows_B))
-    inside_BP = np.arange(shape[1]) < np.array(lengths_B)[:, None]
+    """Join the labels found at several λ, with their scores at the smallest.
 
-    def padded(values_B: Sequence[Array], filler: float) -> Array:
-        values_N = np.concatenate(values_B)
-        table_BP = np.full(shape, filler, values_N.dtype)
-        table_BP[inside_BP] = values_N
-        return table_BP
-
-    at_low_BP, at_high_BP = (
-        padded(ranker.scores(_set_bias_removal(batch, end), rows_B), -np.inf) for end in (low, high)
-    )
-    slopes_BP = np.zeros_like(at_low_BP)
-    np.subtract(at_high_BP, at_low_BP, out=slopes_BP, where=inside_BP)
-    for query, boost in enumerate(batch.boosts_B or ()):
-        if boost is not None:
-            at_low_BP[query, : lengths_B[query]] += boost.get_values(rows_B[query])
-    slopes_BP /= np.float32(max(high - low, 1e-6))
-    return CalibrationCandidates(low, high, padded(rows_B, NO_ENTRY), at_low_BP, slopes_BP)
+    Args:
+        hits: λ, scores [B, K] and rows [B, K].
+    """
+    rows_BN = np.concatenate([rows_BK for _, _, rows_BK in hits], axis=1)
+    # Scores are linear in λ, and their slope is log ν.
+    shifted = [scores_BK + np.float32(low - point) * log_pn_L[rows_BK] for point, scores_BK, rows_BK in hits]
+    scores_BN = np.concatenate(shifted, axis=1)
+    firsts_B = [np.unique(rows_N, return_index=True)[1] for rows_N in rows_BN]
+    shape = len(rows_BN), max(map(len, firsts_B))
+    rows_BP, scores_BP = np.full(shape, NO_ENTRY, np.int64), np.full(shape, -np.inf, np.float32)
+    for query, first_N in enumerate(firsts_B):
+        rows_BP[query, : len(first_N)] = rows_BN[query, first_N]
+        scores_BP[query, : len(first_N)] = scores_BN[query, first_N]
+    return CalibrationCandidates(low, high, rows_BP, scores_BP, np.where(rows_BP >= 0, log_pn_L[rows_BP], 0))

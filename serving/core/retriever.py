@@ -31,6 +31,7 @@ from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.histories import REMEMBERED
 from longtail.bundle.sets import with_members
 from longtail.index.release.compatibility import ClientInputs, breaking_changes
+from longtail.index.search.faiss_index import NEARLY_WHOLE
 from longtail.serving.core import lifetimes
 from longtail.serving.core.answers import Retrieval
 from longtail.serving.core.catalogue import Catalogue
@@ -66,6 +67,8 @@ class Retriever:
     Attributes:
         engine: the searcher, if it depends on an external server.
         query_index: retriever of the index of known queries, set by the loader; None without one.
+        promises: what the release promises, set by the loader; None: nothing.
+        label_ranker: ranks without the features of queries.
         query_id: feature with the id of a query, by which the release remembers queries; None: it remembers none.
 
     Raises:
@@ -88,7 +91,6 @@ class Retriever:
         bundle: Bundle,
         searcher: HidingSearcher,
         encoder: Tower,
-        promises: Promises | None = None,
         max_new_labels: int = 0,
         filterable: Sequence[str] | None = None,
     ) -> None:
@@ -106,7 +108,7 @@ class Retriever:
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         log = self.forecast if settings is None else settings.log
         self.negative_events = frozenset[str]() if log is None else frozenset(log.negative)
-        self.promises = promises
+        self.promises: Promises | None = None
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
         tree = bundle.proposal is not None
@@ -182,6 +184,11 @@ class Retriever:
         return np.ones(len(rows_N), np.bool_) if available is None else available.contains(rows_N, self.overlay.base)
 
     @property
+    def serves_nearly_all(self) -> bool:
+        """Return whether nearly all labels of the index are available; of a release of `view_at`."""
+        return self._available is None or self._available.labels.share >= NEARLY_WHOLE
+
+    @property
     def availability(self) -> dict[str, Any]:
         """Return `ReleaseAvailability` of the HTTP API."""
         available, overlay = self.view_at()._available, self.overlay
@@ -247,7 +254,9 @@ class Retriever:
 
     def _set_rankers(self, searcher: LabelSearcher, hidden: Int64) -> None:
         """Rank by a searcher without hidden rows, int64 [R]."""
-        self._by_label = self._by_query = Ranker(searcher, self.bundle.augmentation, self.manifest.bias_removal.noise)
+        self.label_ranker = self._by_query = Ranker(
+            searcher, self.bundle.augmentation, self.manifest.bias_removal.noise
+        )
         if self.bundle.proposal is not None:
             self._by_query = TreeRanker(searcher, self.bundle, self.bundle.proposal, hidden)
 
@@ -445,7 +454,7 @@ class Retriever:
                 )
             resolved += [of_labels.like(row, alone=alone) for row in request_rows]
             rows += request_rows
-        retrieval = self._rank(self._by_label, resolved, self.catalogue.embeddings(rows), {}, draws, started)
+        retrieval = self._rank(self.label_ranker, resolved, self.catalogue.embeddings(rows), {}, draws, started)
         retrieval.heads_B = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return retrieval
 
@@ -464,7 +473,7 @@ class Retriever:
         for options, left_out in searches:
             query = ResolvedQuery.from_options(options, self._dials_of_labels.read(options), self.catalogue)
             resolved += [query.leaving_out(rows_R) for rows_R in left_out]
-        return self._rank(self._by_label, resolved, vectors_BD, {}, None, started)
+        return self._rank(self.label_ranker, resolved, vectors_BD, {}, None, started)
 
     @property
     def proposal(self) -> str:
