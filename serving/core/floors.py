@@ -1,4 +1,4 @@
-"""Keep floors: answers with at least so many labels of a bucket, or that pass a filter, at little loss of scores.
+"""Keep floors: least numbers of labels of a bucket, or that pass a filter, at little loss of scores.
 
 Labels are reserved down the scores: each that meets a floor still unmet, and it counts for every floor that it meets.
 Then, up the scores, a reserved label is released if the list meets as much without it. The other places go to the best

@@ -152,7 +152,7 @@ class Overlay:
 
     Attributes:
         base: number of labels L that the release was built with; the first overlay row.
-        changes: all changes so far, also those that do not concern this release.
+        changes: all changes so far, including changes that do not concern this release.
         rows: the M rows, retired ones included; `rows.added.catalogue_rows` has the catalogue row that each replaces.
         hidden: int64 [R], hidden catalogue rows, ascending.
         replaced: int64 [R], catalogue rows whose labels have an overlay row, ascending.
@@ -317,7 +317,7 @@ class Overlay:
             InvalidRequestError: a column of a label is wrong, or there is no room; the error names it.
         """
         changes, upserts = self.changes, list[Upsert]()
-        for patch in patches:  # a column may fit only those that earlier patches set
+        for patch in patches:  # a column may fit only after earlier patches
             upserts.append(
                 self._release.adder.complete(changes, self._release.adder.patch_to_upsert(self.changes, patch))
             )

@@ -377,7 +377,7 @@ class SimilarQuery(OfLabels, SearchOptions):
             raise _either("id", "ids", self.id)
         if self.by == "cooccurrence" and (names := [name for name in _ALONE if name in self.model_fields_set]):
             raise PydanticCustomError(
-                "by_alone", "expected no {name} beside by: cooccurrence, which alone ranks, received one",
+                "by_alone", "expected no {name} with by: cooccurrence, which alone ranks, received one",
                 {"name": names[0]},
             )  # fmt: skip
         return self

@@ -39,7 +39,7 @@ class History(NamedTuple):
     """The labels that a query chose.
 
     Attributes:
-        last_H: int64, rows of those that count for `cooccurrence`, oldest first.
+        last_H: int64, rows of the labels that count for `cooccurrence`, oldest first.
         left_out: int64, rows that its answer leaves out; they may repeat.
         ids: number of ids in the query that were looked up.
         unknown: of these, ids that the release does not know.
@@ -224,7 +224,7 @@ def _read_diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix
             raise InvalidRequestError(unfilterable_message(name, list(columns)), field=field)
     names = [name for name, is_set in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if is_set]
     if options.pool is not None and not names:
-        raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
+        raise InvalidRequestError("expected max_per or mmr with pool, received neither", field=f"{prefix}pool")
     most = _largest_pool(options.k, options.mmr)
     if options.pool is not None and not options.k <= options.pool <= most:
         raise InvalidRequestError(

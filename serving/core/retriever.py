@@ -410,7 +410,7 @@ class Retriever:
         if self.bundle.proposal is not None and bias_removal != 0:
             default = ", this release's default" if query.bias_removal is None else ""
             raise InvalidRequestError(
-                "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
+                "expected bias_removal 0 with a vector: the tree p_n(y|x) of this release looks at a query's "
                 f"features, which a vector has not; received {bias_removal}{default}",
                 field=f"{field}.bias_removal",
             )

@@ -428,7 +428,7 @@ class Searches:
 
 
 def _estimate_cost(options: SearchOptions | QueriesFor, catalogue: Catalogue) -> Cost:
-    """Estimate the cost of a query to a catalogue, by the mean size of its labels."""
+    """Estimate a query's cost to a catalogue by the mean size of its labels."""
     depth, searches, filters = options.k, 0, [options.filter]
     lists: list[object] = [options.exclude, options.display]
     if isinstance(options, SearchOptions):

@@ -25,7 +25,7 @@ _RECALL = re.compile(rf"recall@(\d+)(?:/({'|'.join(BUCKET_NAMES)}))?")
 _EXPOSURE = re.compile(r"exposure@(\d+)/head")
 _TOLERANCE = 1e-6
 _STEPS_PER_UNIT = 100
-"""Places of λ per unit that have their own promise: shares that halve within 0.05 differ by 7 % within half a step."""
+"""Points of λ per unit that have their own promise: a share that halves within 0.05 changes by 7 % in half a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

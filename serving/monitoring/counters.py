@@ -76,7 +76,7 @@ COUNTS = np.dtype(
         ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # chosen labels that the answer held
         # of chosen labels with a promise, by kind of label: positives, hits, promised hits and their bounds
         ("judged_recall", "f8", (len(SOURCES), len(KINDS), 5)),
-        ("ids", "f8", (len(ID_KINDS), 3)),  # those who named ids, the ids, and those of them that are unknown
+        ("ids", "f8", (len(ID_KINDS), 3)),  # senders of ids, ids, and unknown ids
         ("dropped", "f8"),  # events that could not be kept
         ("requests", "f8"),
         ("errors", "f8"),

@@ -421,7 +421,7 @@ def test_over_http(tmp_path: Path) -> None:
         assert [label["score"] for label in near.json()["results"][0]["labels"]] == pytest.approx(-np.sort(-c)[:3])
         wrong = client.post("/v1/similar", json={"id": "item-3", "by": "cooccurrence", "bias_removal": 0.5})
         assert wrong.status_code == 422
-        message = "expected no bias_removal beside by: cooccurrence, which alone ranks, received one"
+        message = "expected no bias_removal with by: cooccurrence, which alone ranks, received one"
         assert wrong.json()["error"]["message"] == message
 
         chosen = {"answer_id": result["answer_id"], "labels": ["item-3"]}

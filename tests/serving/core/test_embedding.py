@@ -170,7 +170,7 @@ def test_a_tree_has_nothing_to_say_of_a_vector() -> None:
             retriever.retrieve([RetrieveQuery(features=UNIT), RetrieveQuery(vector=u, **dial)])
         assert raised.value.field == "queries.1.bias_removal"
         assert raised.value.message == (
-            "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's features, "
+            "expected bias_removal 0 with a vector: the tree p_n(y|x) of this release looks at a query's features, "
             f"which a vector has not; received {received}"
         )
     zero = {"bias_removal": 0, "popularity": 0.5}

@@ -103,7 +103,7 @@ INVALID: dict[str, Case] = {
         "queries.0.features.seen",
         "expected at most 10000 entries, received 10001",
     ),
-    "a pool for nothing": in_query("pool", "expected max_per or mmr beside pool, received neither", pool=5),
+    "a pool for nothing": in_query("pool", "expected max_per or mmr with pool, received neither", pool=5),
     "a pool too large": in_query(
         "pool",
         "expected 1 <= pool <= 4096, from k on, received an integer of 401 digits",
