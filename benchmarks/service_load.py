@@ -58,7 +58,7 @@ _FIGURES = re.compile(r"FIGURES (\d+) (\d+) (\d+) (\d+) (\d+)")
 _BODIES = 500
 _USERS = 20
 _HISTORY = 10
-_KEPT = Path(tempfile.gettempdir()) / "longtail"
+_CACHE = Path(tempfile.gettempdir()) / "longtail"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def main(
     k: int = 20,
     connections: Annotated[int, typer.Option(help="Requests under way at once.")] = 32,
     seconds: Annotated[int, typer.Option(help="Length of each measurement.")] = 8,
-    dir: Annotated[Path, typer.Option(help="Where the release is kept.")] = _KEPT,
+    dir: Annotated[Path, typer.Option(help="Where the release is kept.")] = _CACHE,
 ) -> None:
     """Measure echo, raw work and service; then the service at 70 % load."""
     if shutil.which("wrk") is None:

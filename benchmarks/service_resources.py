@@ -27,7 +27,7 @@ from benchmarks.paired_rate import cpu_seconds
 from longtail.index import IndexSpec, build, open_releases
 from tests.serving.process import ServerProcess, server
 
-_KEPT = Path(tempfile.gettempdir()) / "longtail"
+_CACHE = Path(tempfile.gettempdir()) / "longtail"
 _LOADED = 2  # releases that a service holds after a swap, by its default settings
 _MB = 1e6
 PROCESS_BYTES, LABEL_BYTES, RULE_ERROR = 92e6, 3, 0.1
@@ -41,7 +41,7 @@ def main(
     swaps: int = 10,
     requests: int = 1000,
     spec: str = "ivf_flat",
-    dir: Annotated[Path, typer.Option(help="Where the releases are kept.")] = _KEPT,
+    dir: Annotated[Path, typer.Option(help="Where the releases are kept.")] = _CACHE,
 ) -> None:
     """Build two releases unless they exist, then start the service and swap between them."""
     releases = twin_releases(dir, labels=labels, dim=dim, columns=columns, spec=spec)

@@ -98,7 +98,7 @@ def modules_of(room: str) -> dict[str, Path]:
     return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, "benchmarks", "tests"])
 def test_names_say_what_they_hold(room: str) -> None:
     vague = [
         f"{path.relative_to(ROOT)}:{line} {name}"

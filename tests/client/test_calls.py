@@ -186,8 +186,8 @@ RESULT = {
 }  # fmt: skip
 ALPHA = Label("a", 1.5, "tail", {"title": "Alpha"})
 RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
-KNOWN = {"id": "a", "count": 3, "log_pn": -1.5, "log_popularity": -2.5, "bucket": "tail", "bias": None, "display": {}}
-LISTED, PLACE = {**KNOWN, "state": "hidden"}, {"release": "r", "request_id": "q"}
+LABEL = {"id": "a", "count": 3, "log_pn": -1.5, "log_popularity": -2.5, "bucket": "tail", "bias": None, "display": {}}
+LISTED, ANSWER_SOURCE = {**LABEL, "state": "hidden"}, {"release": "r", "request_id": "q"}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ LISTED, PLACE = {**KNOWN, "state": "hidden"}, {"release": "r", "request_id": "q"
                 ), "r", "q",
             ),
         ),
-        ("label", ("a",), KNOWN | PLACE, KNOWN | PLACE),
+        ("label", ("a",), LABEL | ANSWER_SOURCE, LABEL | ANSWER_SOURCE),
         ("labels", (), {"labels": [LISTED], "next_cursor": None}, [LISTED]),
         ("monitoring", (), {"windows": {}}, {"windows": {}}),
     ],

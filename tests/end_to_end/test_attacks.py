@@ -34,7 +34,7 @@ POST = (
     % KEY.encode()
 )
 LENGTH, CHUNKED = b"Content-Length: %d\r\n" % len(BODY), b"Transfer-Encoding: chunked\r\n"
-WHOLE = POST + LENGTH + b"\r\n" + BODY
+REQUEST = POST + LENGTH + b"\r\n" + BODY
 CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 MOST_GROWTH = 160 << 20
 """Bytes of memory that all attacks together may leave behind."""
@@ -142,9 +142,9 @@ FORMS = {
     "a folded header": (POST + b"X-A: a\r\n b\r\n" + LENGTH + b"\r\n" + BODY, 400),
     "a folded coding": (POST + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + CHUNKS, 400),
     "two hosts": (POST + b"Host: other\r\n" + LENGTH + b"\r\n" + BODY, 400),
-    "no host": (WHOLE.replace(b"Host: localhost\r\n", b""), 400),
-    "the absolute form": (WHOLE.replace(b"/v1/", b"http://localhost/v1/", 1), 200),
-    "bare line feeds": (WHOLE.replace(b"\r\n", b"\n"), 400),
+    "no host": (REQUEST.replace(b"Host: localhost\r\n", b""), 400),
+    "the absolute form": (REQUEST.replace(b"/v1/", b"http://localhost/v1/", 1), 200),
+    "bare line feeds": (REQUEST.replace(b"\r\n", b"\n"), 400),
     "NUL in a header": (POST + b"X: a\0b\r\n" + LENGTH + b"\r\n" + BODY, 400),
     "a bare carriage return": (POST + b"X: a\rb\r\n" + LENGTH + b"\r\n" + BODY, 400),
     "HTTP/2 at once": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
@@ -156,7 +156,7 @@ FORMS = {
     "an offer of HTTP/2 with chunks": (POST + H2C.upper() + CHUNKED + b"\r\n" + CHUNKS, 200),
     "an offer of a WebSocket": (POST + WEBSOCKET + LENGTH + b"\r\n" + BODY, 200),
     "an expectation": (POST + b"Expect: 100-continue\r\n" + LENGTH + b"\r\n" + BODY, 200),
-    "a trailing dot-dot": (WHOLE.replace(b"/v1/retrieve", b"/v1/../v1/retrieve"), 404),
+    "a trailing dot-dot": (REQUEST.replace(b"/v1/retrieve", b"/v1/../v1/retrieve"), 404),
     "NUL in a path": (POST.replace(b"POST /v1/retrieve", b"GET /v1/labels/%00%ff") + b"\r\n", 404),
 }  # fmt: skip
 """Bytes of requests, and the status of the answer; None: the connection is closed, for no answer would be safe."""

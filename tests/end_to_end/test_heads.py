@@ -23,7 +23,7 @@ KEY = "polite-key-0123456789"
 BODY = json.dumps({"queries": [{"features": {"user_id": "u1"}, "k": 2}]}).encode()
 LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nX-API-Key: %b\r\n"
-ASKED = POST % KEY.encode() + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+REQUEST = POST % KEY.encode() + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 CHUNKED = POST % KEY.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(BODY), BODY)
 
 
@@ -148,7 +148,7 @@ def test_a_head_of_more_than_64_kib_in_one_piece_gets_431(client: socket.socket)
 
 @pytest.mark.parametrize("size", [30_000, 65_000])
 def test_a_large_head_within_the_limit_is_answered(client: socket.socket, size: int) -> None:
-    large = ASKED.replace(b"Host:", b"Cookie: " + b"c" * size + b"\r\nHost:", 1)
+    large = REQUEST.replace(b"Host:", b"Cookie: " + b"c" * size + b"\r\nHost:", 1)
     for _ in range(2):
         client.sendall(large)
         assert answers(client, 1)[0].startswith(b"HTTP/1.1 200 ")
@@ -187,7 +187,7 @@ def test_slow_head_within_the_limit_is_answered(client: socket.socket) -> None:
 
 @pytest.mark.parametrize("cut", [1, len(LIVE) + 20, -3])
 def test_pipelined_requests_are_answered_in_order(client: socket.socket, cut: int) -> None:
-    requests = [LIVE + b"\r\n", ASKED, CHUNKED + b"0\r\n\r\n", LIVE + b"\r\n"]
+    requests = [LIVE + b"\r\n", REQUEST, CHUNKED + b"0\r\n\r\n", LIVE + b"\r\n"]
     requests = [part.replace(b"Host:", b"X-Request-ID: r%d\r\nHost:" % i, 1) for i, part in enumerate(requests)]
     data = b"".join(requests)
     client.sendall(data[:cut])
@@ -200,7 +200,7 @@ def test_pipelined_requests_are_answered_in_order(client: socket.socket, cut: in
 
 def test_idle_connection_outlives_the_head_timeout(client: socket.socket) -> None:
     for _ in range(2):
-        client.sendall(ASKED)
+        client.sendall(REQUEST)
         assert answers(client, 1)[0].startswith(b"HTTP/1.1 200 ")
         time.sleep(3)
     assert read_to_end(client) == b""  # after five idle seconds

@@ -23,7 +23,7 @@ from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import until
 
 RESTARTS = int(os.environ.get("LONGTAIL_RESTARTS", "1"))
-KEPT = [0.0] * 6 + [0.01] * 4 + [0.05] * 2
+PAUSES = [0.0] * 6 + [0.01] * 4 + [0.05] * 2
 """Twelve connections that are kept: some ask without a pause, some are mostly idle."""
 
 
@@ -41,7 +41,7 @@ def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) 
         log = tmp_path / f"log-{turn}"
         with server(releases, log, workers=workers, drain_seconds=1, state=tmp_path / "state") as process:
             gateway = Gateway(process.url)
-            with gateway.sending(KEPT, fresh=2):
+            with gateway.sending(PAUSES, fresh=2):
                 process.wait_until_ready()
                 gateway.up.set()
                 until(lambda gateway=gateway: gateway.answered["200"] >= 200, "200 answers")  # type: ignore[misc]

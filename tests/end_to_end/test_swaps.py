@@ -149,14 +149,14 @@ def under_load(loads: list[Callable[[], None]], stop: Event) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a process holds.
+class Resources:
+    """Memory and files of a process.
 
     Attributes:
-        bytes: memory that no file backs. A share of what is mapped would change with who else maps the libraries.
+        bytes: memory that no file backs; a share of mapped libraries would change with other processes.
         open: files and sockets.
         mapped: files of releases and state.
-        deleted: those of all mapped files that are on disk no more.
+        deleted: mapped files that are no longer on disk.
     """
 
     bytes: int
@@ -165,7 +165,7 @@ class Held:
     deleted: int
 
     @classmethod
-    def by(cls, pid: int, root: Path) -> Held:
+    def by(cls, pid: int, root: Path) -> Resources:
         process = Path("/proc", str(pid))
         (kilobytes,) = re.findall(r"^Pss_Anon: +([0-9]+) kB$", (process / "smaps_rollup").read_text(), re.MULTILINE)
         files = {line.split(maxsplit=5)[5] for line in (process / "maps").read_text().splitlines() if "/" in line}
@@ -205,14 +205,14 @@ def test_swaps_fail_no_request_and_leak_nothing(bundles: Path, tmp_path: Path) -
     with server(shelf.root, tmp_path / "log", poll_seconds=0.05, drain_seconds=0) as process:
         process.wait_until_ready()
         load = SwapLoad(process.url, stop, expected_of(shelf, process))
-        looks: list[Held] = []
+        looks: list[Resources] = []
         with Client(process.url) as longtail, under_load([load.current, load.similar, load.pinned], stop):
             for swap in range(SWAPS):
                 name = shelf.publish()
                 until(lambda name=name: load.releases_seen[name] >= 3)  # type: ignore[misc]
                 assert longtail.release()["name"] == name
                 if (swap + 1) % LEVEL_AFTER == 0 or swap + 1 == SWAPS:
-                    looks.append(Held.by(process.process.pid, shelf.root))
+                    looks.append(Resources.by(process.process.pid, shelf.root))
         level, last = looks[0], looks[-1]
         scraped = httpx.get(f"{process.url}/metrics").text
         assert f"longtail_release_swaps_total {SWAPS + 1 + len(MODELS)}.0" in scraped

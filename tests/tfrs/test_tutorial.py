@@ -20,7 +20,7 @@ from tests.end_to_end.commands import longtail, served
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
-ASKED = ["1", "17", "40", "a stranger"]
+QUERY_IDS = ["1", "17", "40", "a stranger"]
 MOVIES = 60
 
 
@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tfrs_python: str) -> Path:
     titles = [f"Movie {movie}, Thé ({1930 + movie})" for movie in range(MOVIES)]
     pq.write_table(pa.table({"item_id": range(MOVIES), "title": titles}), root / "items.parquet")
     run = subprocess.run(
-        [tfrs_python, "-m", "tests.tfrs.train_tutorial", root, root / "model", root / "scores.json", *ASKED], cwd=ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, check=False,
+        [tfrs_python, "-m", "tests.tfrs.train_tutorial", root, root / "model", root / "scores.json", *QUERY_IDS],
+        cwd=ROOT, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
     assert "top-100 accuracy of the test ratings: " in run.stdout
@@ -56,10 +56,10 @@ def test_http_answers_are_tfrs_brute_force(folder: Path, client: httpx.Client, b
     labels = feather.read_table(folder / "model" / "labels.arrow").to_pydict()
     assert len(set(labels["count"])) > 5
     log_pn = dict(zip(labels["label_id"], labels["log_pn"], strict=True))
-    queries = [{"features": {"user_id": user}, "k": MOVIES, "bias_removal": bias_removal} for user in ASKED]
+    queries = [{"features": {"user_id": user}, "k": MOVIES, "bias_removal": bias_removal} for user in QUERY_IDS]
     answer = client.post("/v1/retrieve", json={"queries": queries})
     assert answer.status_code == 200, answer.text
-    for user, result in zip(ASKED, answer.json()["results"], strict=True):
+    for user, result in zip(QUERY_IDS, answer.json()["results"], strict=True):
         expected = {title: score + (bias_removal or 0) * log_pn[title] for title, score in scores[user].items()}
         actual = {label["id"]: label["score"] for label in result["labels"]}
         assert actual.keys() == expected.keys()

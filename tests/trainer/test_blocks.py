@@ -14,8 +14,8 @@ from tests.trainer.test_model import BATCH, SAMPLES, B, build_model
 
 EACH_B = np.arange(B, dtype=np.int32)
 OF_ROWS = {"_pair": EACH_B, "_group": EACH_B, "_request": BATCH.queries, "_pairs": np.float32(EACH_B + 1)}
-KNOWN = {"_known": np.int32([1, 1, 2, 4, 6]), "_known_rows": np.int32([0, 1, 1, 3, 5])}
-SHOWN = {"_shown": np.int32([[1, 3], [0, 1], [5, 4], [4, 2], [0, 6], [6, 6]])}
+KNOWN_POSITIVES = {"_known": np.int32([1, 1, 2, 4, 6]), "_known_rows": np.int32([0, 1, 1, 3, 5])}
+SHOWN_LABELS = {"_shown": np.int32([[1, 3], [0, 1], [5, 4], [4, 2], [0, 6], [6, 6]])}
 
 JOBS: dict[str, dict[str, Any]] = {
     **{f"{name}, softmax": {"sampler": sampler, "weight": "importance"} for name, sampler in SAMPLES.items()},
@@ -29,8 +29,8 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
-    impressions = SHOWN if model.recipe.loss.impressions else {}
-    batch = tiny.batch(BATCH, **OF_ROWS, **KNOWN, **impressions)
+    impressions = SHOWN_LABELS if model.recipe.loss.impressions else {}
+    batch = tiny.batch(BATCH, **OF_ROWS, **KNOWN_POSITIVES, **impressions)
     losses = [float(model.train_step(batch)) for _ in range(2)]
     return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
 

@@ -25,8 +25,8 @@ from tests.trainer import tiny
 COUNTS = np.array([[37, 31, 14, 10, 5, 3], [21, 32, 27, 3, 8, 9], [37, 28, 8, 3, 14, 10]])
 """Of 100 pairs of a query, those with a label of every group."""
 X, GROUPS = COUNTS.shape
-EACH, TIMES, B = 16, 6, 256
-L = GROUPS * EACH
+COPIES, TIMES, B = 16, 6, 256
+L = GROUPS * COPIES
 """Groups of labels that are alike: p(y|x) is small, as in a catalogue, and the mean over a group is steady."""
 DATA = COUNTS / 100
 PI = COUNTS.sum(axis=0) / 300
@@ -66,7 +66,7 @@ CELLS: dict[str, tuple[dict[str, Any], str, np.ndarray, float]] = {
 
 def bundle_of(folder: Path, loss: dict[str, Any]) -> Bundle:
     x, y = np.indices((X, L)).reshape(2, -1)
-    pairs = np.repeat(np.arange(X * L), np.repeat(COUNTS, EACH, axis=1).ravel() * TIMES)
+    pairs = np.repeat(np.arange(X * L), np.repeat(COUNTS, COPIES, axis=1).ravel() * TIMES)
     pq.write_table(pa.table({"user_id": x[pairs], "item_id": y[pairs]}), folder / "train.parquet")
     recipe = tiny.recipe(
         data={"train": folder / "train.parquet", "query_id": "user_id", "label_id": "item_id"},
@@ -86,7 +86,7 @@ def scores_of(bundle: Bundle, bias_removal: float, popularity: float = 0.0) -> n
     rows = bundle.augmentation.queries(queries_XD, bias_removal, popularity)
     scores_XL = rows @ bundle.rows().T / bundle.manifest.temperature
     in_order = np.argsort([int(id_) for id_ in bundle.labels.ids.to_pylist()])
-    return centred(scores_XL[:, in_order].reshape(X, GROUPS, EACH).mean(axis=2))
+    return centred(scores_XL[:, in_order].reshape(X, GROUPS, COPIES).mean(axis=2))
 
 
 def centred(scores_XL: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_one_lambda_is_exact_for_all_objectives(tmp_path: Path) -> None:
     kinds = {"click": COUNTS, "purchase": COUNTS[:, ::-1]}
     x, y = np.indices((X, L)).reshape(2, -1)
     rows = [
-        np.repeat(np.arange(X * L), np.repeat(counts, EACH, axis=1).ravel() * TIMES // 2) for counts in kinds.values()
+        np.repeat(np.arange(X * L), np.repeat(counts, COPIES, axis=1).ravel() * TIMES // 2) for counts in kinds.values()
     ]
     pairs, event = np.concatenate(rows), np.repeat(list(kinds), [len(block) for block in rows])
     log = {"user_id": x[pairs], "item_id": y[pairs], "event": event}
@@ -180,7 +180,7 @@ def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_p
     share_TG = PI * np.exp(RISE * np.arange(DAYS)[:, None] / DAYS)
     share_TG /= share_TG.sum(axis=1, keepdims=True)
     rng = np.random.default_rng(0)
-    expected_TXL = np.repeat(share_TG[:, None] * taste_XG, EACH, axis=2) / EACH * 28_800 / DAYS
+    expected_TXL = np.repeat(share_TG[:, None] * taste_XG, COPIES, axis=2) / COPIES * 28_800 / DAYS
     day, x, y = np.indices(expected_TXL.shape).reshape(3, -1)
     copies = rng.poisson(expected_TXL).ravel()
     day, x, y = (column.repeat(copies) for column in (day, x, y))
@@ -202,7 +202,7 @@ def test_the_prior_adds_later_log_probabilities_under_any_noise(cell: str, tmp_p
     assert bundle.forecast is not None
     in_order = np.argsort([int(id_) for id_ in bundle.labels.ids.to_pylist()])
     truth_L = np.empty(L)
-    truth_L[in_order] = np.log(share_TG[-1].repeat(EACH) / EACH)
+    truth_L[in_order] = np.log(share_TG[-1].repeat(COPIES) / COPIES)
     column = bundle.forecast.with_offset(truth_L).astype(np.float32)
     served = replace(bundle, labels=replace(bundle.labels, log_popularity=column))
 

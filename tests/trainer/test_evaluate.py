@@ -22,8 +22,8 @@ ITEMS = rng.standard_normal((L, D)).astype(np.float32)
 BIAS = rng.standard_normal(L).astype(np.float32)
 COUNTS = np.array([50, 30, 9, 9, 4, 2, 1, 1, 0])
 LOG_PN = np.log((COUNTS + 0.5) / (COUNTS.sum() + L / 2))
-KNOWN = tiny.pairs(*[(query, label) for query in range(QUERIES) for label in rng.permutation(L)[:3]]).sorted()
-PAST = Past.fixed(KNOWN, queries=QUERIES)
+KNOWN_PAIRS = tiny.pairs(*[(query, label) for query in range(QUERIES) for label in rng.permutation(L)[:3]]).sorted()
+PAST = Past.fixed(KNOWN_PAIRS, queries=QUERIES)
 HELD_OUT = tiny.pairs(*[(query, label) for query in range(1, QUERIES) for label in rng.permutation(L)[:3]])
 
 
@@ -51,7 +51,7 @@ def brute_force(bias_removal: float, k: int, *, bias: bool, exclude_seen: bool) 
     """Recall, nDCG and hit rate of sorted scores, query by query."""
     recalls, gains, hits = [], [], []
     for query in range(QUERIES):
-        seen_labels = set(KNOWN.labels[KNOWN.queries == query].tolist()) if exclude_seen else set()
+        seen_labels = set(KNOWN_PAIRS.labels[KNOWN_PAIRS.queries == query].tolist()) if exclude_seen else set()
         held_out = set(HELD_OUT.labels[HELD_OUT.queries == query].tolist()) - seen_labels
         if not held_out:
             continue
@@ -92,7 +92,7 @@ def test_propensity_scores_follow_counts_and_training_queries() -> None:
 
     reached, best = 0.0, 0.0
     for query in range(QUERIES):
-        seen_labels = KNOWN.labels[KNOWN.queries == query]
+        seen_labels = KNOWN_PAIRS.labels[KNOWN_PAIRS.queries == query]
         held_out = np.setdiff1d(HELD_OUT.labels[HELD_OUT.queries == query], seen_labels)
         scores = ITEMS @ USERS[query] / T + BIAS + 0.7 * LOG_PN
         scores[seen_labels] = -np.inf
@@ -139,7 +139,7 @@ def test_log_likelihood_is_the_mean_log_softmax_over_ranked_labels(calibrated_at
             continue
         log_likelihoods = []
         for query in range(QUERIES):
-            unseen = np.setdiff1d(np.arange(L), KNOWN.labels[KNOWN.queries == query])
+            unseen = np.setdiff1d(np.arange(L), KNOWN_PAIRS.labels[KNOWN_PAIRS.queries == query])
             scores = ITEMS[unseen] @ USERS[query] / T + BIAS[unseen] + point.bias_removal * LOG_PN[unseen]
             is_held_out = np.isin(unseen, HELD_OUT.labels[HELD_OUT.queries == query])
             log_likelihoods += log_softmax(scores)[is_held_out].tolist()
@@ -348,7 +348,7 @@ def test_prior_can_approach_a_floor() -> None:
 
 def test_nothing_to_find_is_an_error() -> None:
     with pytest.raises(DataError, match="expected held-out pairs to find, found none of 36: 36 seen before"):
-        bias_removal_curve(KNOWN, PAST, model(), config(), seed=0)
+        bias_removal_curve(KNOWN_PAIRS, PAST, model(), config(), seed=0)
 
 
 def test_metric_with_k_above_the_catalogue_is_an_error() -> None:

@@ -22,7 +22,7 @@ from tests.trainer import tiny
 L, B, GAMMA = 7, 4, 0.25
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
 BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
-SHOWN = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
+SHOWN_LABELS = np.int32([[1, 6, 0, 0], [2, 2, 2, 2], [4, 4, 5, 3], [6, 5, 2, 1]])
 """Of row 0 also its positive; of row 1 nothing else; of row 2 label 4 twice."""
 
 
@@ -64,7 +64,7 @@ def test_the_loss_of_a_step_equals_the_formula(
         drawn = [(other, factor) for other, factor in drawn if other not in masked]
         if mining:
             drawn = sorted(drawn, key=lambda pair: -logits_BL[row, pair[0]])[:1]
-        terms = drawn + [(int(other), GAMMA) for other in SHOWN[row] if other not in masked]
+        terms = drawn + [(int(other), GAMMA) for other in SHOWN_LABELS[row] if other not in masked]
         positive_logit = logits_BL[row, label]
         if family == "softmax":
             of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
@@ -77,7 +77,7 @@ def test_the_loss_of_a_step_equals_the_formula(
             of_row = sum(factor * np.log1p(np.exp(logits_BL[row, other] - positive_logit)) for other, factor in terms)
         expected += weigh * of_row / B
 
-    batch = tiny.batch(BATCH, _shown=SHOWN, _pair=np.arange(B, dtype=np.int32))
+    batch = tiny.batch(BATCH, _shown=SHOWN_LABELS, _pair=np.arange(B, dtype=np.int32))
     if hits == "mask_known":
         batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
@@ -101,11 +101,11 @@ def test_unseen_impressions_are_negatives_only_without_features(described: bool,
             batch["_known"], batch["_known_rows"] = KnownPositives.collect(TRAIN).list_positives(BATCH.queries)
         return float(tiny.model(job, data, batch_size=B).train_step(batch))
 
-    without = np.where(SHOWN == 6, BATCH.labels[:, None], SHOWN).astype(np.int32)
+    without = np.where(SHOWN_LABELS == 6, BATCH.labels[:, None], SHOWN_LABELS).astype(np.int32)
     if described:
-        assert loss(SHOWN) == pytest.approx(loss(without), rel=1e-6)
+        assert loss(SHOWN_LABELS) == pytest.approx(loss(without), rel=1e-6)
     else:
-        assert loss(SHOWN) > loss(without) * (1 + 2e-5)
+        assert loss(SHOWN_LABELS) > loss(without) * (1 + 2e-5)
 
 
 def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:

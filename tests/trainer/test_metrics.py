@@ -16,7 +16,7 @@ from longtail.trainer.evaluation.metrics import (
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
 COUNTS = np.array([10, 6, 3, 1, 0])
-WANTED = [(0, 0), (0, 3), (1, 2), (2, 4), (2, 1), (0, 3)]
+TEST_PAIRS = [(0, 0), (0, 3), (1, 2), (2, 4), (2, 1), (0, 3)]
 TOP = np.array([[0, 1, 3], [0, 1, 2], [3, 0, -1]], np.int32)
 IDEAL_OF_TWO = 1 + 1 / math.log2(3)
 
@@ -61,7 +61,7 @@ BY_HAND = {
 
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, object]:
-    queries, labels = np.array(WANTED).T
+    queries, labels = np.array(TEST_PAIRS).T
     return compute_metrics(
         TOP, Positives.of(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
         bootstrap=Bootstrap(3, resamples=50, seed=0),
@@ -179,7 +179,7 @@ def test_balanced_error_averages_tested_labels() -> None:
 
 
 def test_positives_are_distinct_pairs() -> None:
-    queries, labels = np.array(WANTED).T
+    queries, labels = np.array(TEST_PAIRS).T
     positives = Positives.of(queries, labels, queries=3, labels=5)
 
     assert list(zip(positives.query_rows.tolist(), positives.label_rows.tolist(), strict=True)) == [
@@ -207,7 +207,7 @@ SCORED_BY_HAND = {
 
 
 def scored(top: list[list[int]]) -> dict[str, float]:
-    queries, labels = np.array(WANTED).T
+    queries, labels = np.array(TEST_PAIRS).T
     metrics = compute_metrics(
         np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5),
         LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), ks=[1, 3], bootstrap=Bootstrap(3, resamples=50, seed=0),

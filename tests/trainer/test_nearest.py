@@ -126,14 +126,14 @@ def term(anchors: np.ndarray, neighbours: np.ndarray, ids: np.ndarray, near: lis
     return losses
 
 
-SEEN = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2, "unknown_rate": 0}
+SEEN_FEATURE = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2, "unknown_rate": 0}
 BY = {"name": "by", "kind": "audience", "table": "user_id", "dim": 4}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cosines": ({}, {}),
     "inner products": ({}, {"model": {"dim": 4, "similarity": "dot", "temperature": 0.5}}),
     "queries alone": ({"sides": ["query"]}, {}),
     "labels alone": ({"sides": ["label"]}, {"model": {"dim": 4, "label_bias": True}}),
-    "histories": ({}, {"query": {"features": [tiny.USER, SEEN]}}),
+    "histories": ({}, {"query": {"features": [tiny.USER, SEEN_FEATURE]}}),
     "beside_audiences": ({}, {"label": {"features": [{**tiny.ITEM, "unknown_rate": 0}, BY], "combine": "sum"}}),
     "beside_logistic": (
         {},

@@ -24,7 +24,7 @@ from tests.trainer import tiny
 TRAIN = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), (2, 1), (2, 4)).sorted()
 SETS = [{0, 2}, {1}, {1, 3, 4}]
 PAIRS_PER_QUERY, L = 2.0, 6
-ONE = tiny.pairs((0, 0))
+ONE_PAIR = tiny.pairs((0, 0))
 MULTI_LABEL: dict[str, Any] = {"family": "logistic", "hits": "mask_known", "negatives_per": "query"}
 
 
@@ -107,7 +107,7 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
                     nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic", terms=(NegativesPerQuery(ONE),))(logits))
+                total = total + p * ops.sum(Objective("logistic", terms=(NegativesPerQuery(ONE_PAIR),))(logits))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])

@@ -21,7 +21,7 @@ ROWS = sorted(
 )
 """The last label has no pair."""
 
-SEEN = {"name": "seen", "kind": "history", "table": "item_id", "dim": DIM, "combiner": "sum", "unknown_rate": 0}
+SEEN_FEATURE = {"name": "seen", "kind": "history", "table": "item_id", "dim": DIM, "combiner": "sum", "unknown_rate": 0}
 BY = {"name": "by", "kind": "audience", "table": "user_id", "dim": DIM, "combiner": "sum"}
 ITEM = {**tiny.ITEM, "unknown_rate": 0}
 
@@ -29,7 +29,7 @@ ITEM = {**tiny.ITEM, "unknown_rate": 0}
 def job(history: dict[str, Any] | None = None, by: dict[str, Any] | None = None, **sections: Any) -> Recipe:
     """Ids, the query's labels and the label's queries, added up."""
     return tiny.recipe(
-        query={"features": [tiny.USER, SEEN | (history or {})], "combine": "sum"},
+        query={"features": [tiny.USER, SEEN_FEATURE | (history or {})], "combine": "sum"},
         label={"features": [ITEM, BY | (by or {})], "combine": "sum"},
         **sections,
     )
@@ -127,7 +127,7 @@ def test_a_sampled_history_estimates_the_whole_history(ordered: bool) -> None:
     three before it; of a pair of label 2 it is the four of other labels."""
     rows = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 2), (1, 5), (2, 5)]
     dataset = tiny.dataset(tiny.pairs(*rows), queries=3, labels=6, ordered=ordered)
-    recipe = tiny.recipe(query={"features": [{**SEEN, "sample": 2}]})
+    recipe = tiny.recipe(query={"features": [{**SEEN_FEATURE, "sample": 2}]})
     features, draws, rng = Encoding.fit(recipe, dataset).query, 20_000, np.random.default_rng(0)
 
     def mean_weights(row: int) -> list[float]:
@@ -165,7 +165,7 @@ def test_a_query_is_never_in_the_audience_of_its_positive(limit: int, accumulate
     rows = [(0, 0), (0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2), (0, 2), (3, 2), (0, 3), (3, 3), (6, 3)]
     dataset = data(rows)
     recipe = tiny.recipe(
-        query={"features": [SEEN]},
+        query={"features": [SEEN_FEATURE]},
         label={"features": [ITEM, {**BY, "max_length": limit}], "combine": "sum"},
         training={"accumulate": accumulate},
     )
@@ -204,7 +204,8 @@ def test_the_gradient_reaches_the_second_layer() -> None:
     rows = [(0, 0), (0, 1), (1, 1), (2, 1), (3, 0), (4, 2), (5, 2)]
     nested = {"entries": "label_tower", "table": None, "weights": "symmetric"}
     recipe = tiny.recipe(
-        query={"features": [SEEN | nested]}, label={"features": [ITEM, BY | {"weights": "symmetric"}], "combine": "sum"}
+        query={"features": [SEEN_FEATURE | nested]},
+        label={"features": [ITEM, BY | {"weights": "symmetric"}], "combine": "sum"},
     )
     assert moved_by([0, 5], recipe, data(rows)) == [True, True, True, True, False, True]
 
@@ -229,19 +230,19 @@ def test_query_rows_obey_the_min_count_of_their_id() -> None:
     ("query", "label", "message"),
     [
         ([BY], [ITEM], "query feature 'by': expected kinds other than audience, which belongs to"),
-        ([tiny.USER], [SEEN], "label feature 'seen': expected kinds other than history, which belongs to"),
+        ([tiny.USER], [SEEN_FEATURE], "label feature 'seen': expected kinds other than history, which belongs to"),
         (
             [tiny.USER],
             [{**BY, "combiner": "sqrtn"}],
             "feature 'by': expected another combiner than 'sqrtn' where training draws",
         ),
         (
-            [{**SEEN, "sample": 2, "combiner": "sqrtn"}],
+            [{**SEEN_FEATURE, "sample": 2, "combiner": "sqrtn"}],
             [ITEM],
             "feature 'seen': expected another combiner than 'sqrtn' where training draws",
         ),
         (
-            [{**SEEN, "sample": 2, "half_life": 2}],
+            [{**SEEN_FEATURE, "sample": 2, "half_life": 2}],
             [ITEM],
             "feature 'seen' of kind 'history': expected no half_life: sample leaves",
         ),
@@ -257,7 +258,7 @@ def test_query_rows_obey_the_min_count_of_their_id() -> None:
             "feature 'by' of kind 'audience': expected no entries: only for history",
         ),
         ([tiny.USER], [ITEM, {**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
-        ([SEEN], [{**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
+        ([SEEN_FEATURE], [{**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
         (
             [tiny.USER],
             [ITEM, {**BY, "dim": 8}],

@@ -34,8 +34,8 @@ from tests.trainer import tiny
 L, B, GAMMA = 7, 4, 0.25
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
 BATCH = tiny.pairs((0, 0), (1, 2), (2, 3), (3, 0), weights=[1, 2, 0.5, 1])
-SHOWN = np.int32([[1, 0], [2, 2], [4, 5], [6, 1]])
-FOUND = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
+IMPRESSIONS = np.int32([[1, 0], [2, 2], [4, 5], [6, 1]])
+RETRIEVED = np.int32([[6, 5], [0, 2], [4, 6], [1, 1]])
 """Retrieved negatives of the same rows; row 1 has but one, and its positive in the other's place."""
 
 
@@ -59,9 +59,9 @@ def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, impres
     expected = 0.0
     for row, (label, weigh) in enumerate(zip(BATCH.labels, BATCH.weights, strict=True)):
         drawn = BATCH.labels if sampler == "in_batch" else np.arange(L)
-        terms = [(other, 1.0) for other in drawn] + [(other, 1.0) for other in FOUND[row]]
-        terms = [(other, factor) for other, factor in terms + [(other, GAMMA) for other in SHOWN[row] if impressions]
-                 if other != label]  # fmt: skip
+        terms = [(other, 1.0) for other in drawn] + [(other, 1.0) for other in RETRIEVED[row]]
+        terms += [(other, GAMMA) for other in IMPRESSIONS[row] if impressions]
+        terms = [(other, factor) for other, factor in terms if other != label]
         positive_logit = logits_BL[row, label]
         if family == "softmax":
             of_row = np.log1p(sum(factor * np.exp(logits_BL[row, other] - positive_logit) for other, factor in terms))
@@ -71,7 +71,7 @@ def test_the_loss_of_a_step_equals_the_formula(family: str, sampler: str, impres
             of_row += sum(factor * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, factor in terms)
         expected += weigh * of_row / B
 
-    columns = {"_retrieved": FOUND} | ({"_shown": SHOWN} if impressions else {})
+    columns = {"_retrieved": RETRIEVED} | ({"_shown": IMPRESSIONS} if impressions else {})
     batch = tiny.batch(BATCH, **columns, _pair=np.arange(B, dtype=np.int32))
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
 

@@ -21,12 +21,12 @@ from tests.trainer import tiny
 IDS = pa.array(["a", "b", "c", "d"])
 PI = np.array([0.5, 0.25, 0.125, 0.125])
 TOP = {Setting(0.0): np.int32([[0, 1], [2, 3], [1, -1]]), Setting(1.0): np.int32([[0, 1], [0, 1], [0, 1]])}
-WANTED = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 0)]
+TEST_PAIRS = [(0, 0), (0, 3), (1, 0), (1, 2), (2, 1), (2, 0)]
 
 
 def counted_hits() -> HitsByLabel:
     hits = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
-    queries, labels = np.array(WANTED).T
+    queries, labels = np.array(TEST_PAIRS).T
     for setting, top_NK in TOP.items():
         hits.count_hits(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
     return hits

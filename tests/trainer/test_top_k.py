@@ -39,7 +39,7 @@ SCORES = EMBEDDINGS @ QUERY
 BUCKET = np.int32(np.arange(L) // 12)
 """Twelve labels in group 0, twelve in 1; the eight others in none, 2."""
 COUNT: dict[str, Any] = {"labels": L, "temperature": 1.0, "memory": 10**6}
-WHOLE = COUNT | {"k_G": (4,), "labels_G": (L,)}, np.zeros(L, np.int32)
+WHOLE_CATALOGUE = COUNT | {"k_G": (4,), "labels_G": (L,)}, np.zeros(L, np.int32)
 BY_BUCKET = COUNT | {"k_G": (2, 2), "labels_G": (12, 12)}, BUCKET
 VISITS = 300
 
@@ -77,7 +77,9 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
     if sampler.refresh is not None:
         sampler.refresh(LabelTable(EMBEDDINGS, None, 1.0))
     never = name == "minimum_variance" or "exclude_positive" in arguments
-    thresholds = [(TopK(**counts, never_the_positive=never), group_L) for counts, group_L in (WHOLE, BY_BUCKET)]
+    thresholds = [
+        (TopK(**counts, never_the_positive=never), group_L) for counts, group_L in (WHOLE_CATALOGUE, BY_BUCKET)
+    ]
     seed, queries_BD = keras.random.SeedGenerator(1), ops.convert_to_tensor(np.tile(QUERY, (ROWS, 1)))
 
     def visit(batch: dict[str, Any]) -> Any:
@@ -158,7 +160,7 @@ TRAIN = tiny.pairs((0, 0), (0, 1), (0, 3), (1, 1), (1, 0), (2, 0))
 """Label 0 in three pairs, 1 in two, 3 in one, 2, 4 and 5 in none: of head, torso, tail and new."""
 DATA = tiny.dataset(TRAIN, queries=4, labels=6)
 FULL = {"sampler": "full", "weight": "importance"}
-ASKED = np.int32([0, 0, 0, 1, 1, 2])
+REQUESTS = np.int32([0, 0, 0, 1, 1, 2])
 
 
 def step_of(top_k: dict[str, Any], *, parts: int = 1) -> tuple[Any, np.ndarray]:
@@ -186,7 +188,7 @@ def test_a_step_by_hand(parts: int) -> None:
     """At the first visit β is the upper quantile of a normal distribution. Query 0 is in both of two parts."""
     model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
     order = np.array([0, 3, 5, 1, 4, 2])
-    rows, requests = TRAIN.take(order), ASKED[order]
+    rows, requests = TRAIN.take(order), REQUESTS[order]
     loss = float(model.train_step(tiny.batch(rows, _request=requests)))
 
     quantile = 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
@@ -231,7 +233,7 @@ def test_a_row_s_own_position_is_no_draw() -> None:
 @pytest.mark.usefixtures("eager")
 def test_buckets_have_a_beta_each_and_others_weight_1() -> None:
     model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
-    loss = float(model.train_step(tiny.batch(TRAIN, _request=ASKED)))
+    loss = float(model.train_step(tiny.batch(TRAIN, _request=REQUESTS)))
 
     spread_Q = logits_QL.std(axis=1)
     beta_Q = logits_QL.mean(axis=1)  # Φ⁻¹(1 − ½/1) = 0: one label in either
@@ -242,7 +244,7 @@ def test_buckets_have_a_beta_each_and_others_weight_1() -> None:
         by_hand.append(weight * softmax(logits_QL[query], label))
     assert loss == pytest.approx(np.mean(by_hand), rel=1e-4)
     for _ in range(11):
-        model.train_step(tiny.batch(TRAIN, _request=ASKED))
+        model.train_step(tiny.batch(TRAIN, _request=REQUESTS))
     head_Q, tail_Q = states(model)[:, 0], states(model)[:, 1]
     assert (head_Q != tail_Q).any(), "each goes to the score of its own label"
     assert states(model)[:, 3].tolist() == [12, 12, 12]

@@ -15,17 +15,17 @@ from longtail.serving.core.queries import RetrieveQuery
 from tests.bundles import make_bundle
 from tests.serving.plane import make_retriever, results_of
 
-SEEN = ["item-1", "item-2", "no such item"]
+HISTORY = ["item-1", "item-2", "no such item"]
 
 
 def ids(default: bool, **options: Any) -> list[str]:
     bundle = make_bundle(labels=60)
     bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
     retriever = make_retriever(bundle)
-    query = RetrieveQuery(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **options})
+    query = RetrieveQuery(**{"features": {"user_id": "u3", "history": HISTORY}, "k": 60, **options})
     (result,) = results_of(retriever.retrieve([query]))
     # What the tower reads of a history is counted, whether or not the answer leaves the history out.
-    unknown = int((options.get("features", {"history": SEEN}) or {}).get("history") == SEEN)
+    unknown = int((options.get("features", {"history": HISTORY}) or {}).get("history") == HISTORY)
     assert result["unknown"] == {"query": 0, "history": unknown, "exclude": 0, "allow": 0}
     return [label["id"] for label in result["labels"]]
 
@@ -37,7 +37,7 @@ def ids(default: bool, **options: Any) -> list[str]:
 def test_the_request_says_or_else_the_release(default: bool, options: bool | None, left_out: bool) -> None:
     answered_ids = ids(default, exclude_history=options)
     everything = ids(False)
-    assert answered_ids == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
+    assert answered_ids == [id_ for id_ in everything if not (left_out and id_ in HISTORY)]
     assert len(everything) == 60
 
 
@@ -45,7 +45,7 @@ def test_excluded_history_combines_with_other_filters() -> None:
     assert not {"item-1", "item-2", "item-7"} & {*ids(True, exclude=["item-7", "item-2"])}
     assert ids(True, allow=["item-1", "item-5"]) == ["item-5"]
     by_default = ids(True, k=5)
-    assert by_default == [id_ for id_ in ids(False) if id_ not in SEEN][:5]
+    assert by_default == [id_ for id_ in ids(False) if id_ not in HISTORY][:5]
     assert ids(True, features={"user_id": "u3", "history": None}) == ids(False, features={"user_id": "u3"})
     assert len(ids(True, features=None, vector=[0.5] * 8)) == 60
 

@@ -51,7 +51,7 @@ def both(lookup: Any, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
 
 
 # what, its layers, the model, columns, what requests give for the first row
-TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = [
+TRACED_CASES: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any]]] = [
     (
         "look-up, number", {"user": table(layers.StringLookup(vocabulary=USERS)), "age": adapted([20.0, 40.0])},
         lambda at, x: tf.concat([at["user"](x["user"]), tf.reshape(at["age"](x["age"]), (-1, 1))], 1),
@@ -120,7 +120,10 @@ LIKE_ANOTHER = (
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case[0], marks=pytest.mark.nightly if case[0] in LIKE_ANOTHER else ()) for case in TAKEN],
+    [
+        pytest.param(case, id=case[0], marks=pytest.mark.nightly if case[0] in LIKE_ANOTHER else ())
+        for case in TRACED_CASES
+    ],
 )
 def test_onnx_equals_keras(case: Any) -> None:
     _, parts, function, columns, first = case
