@@ -29,7 +29,7 @@ from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_choice, check_held_out
+from longtail.trainer.limits import check_choice, check_held_out, check_sizes
 from longtail.trainer.metric_registry import parse_k
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flatten_settings
@@ -339,6 +339,7 @@ def train_trial(
             raise optuna.TrialPruned("pruned: its best validation is below the median of complete trials")
 
     try_own_layers(recipe)
+    check_sizes(recipe, dataset)  # `train` trusts its callers, and a range may ask for more labels than there are
     trained = train(
         recipe, dataset, epochs=recipe.training.epochs, work=work, logs=logs, reporter=reporter, judge=report
     )  # fmt: skip

@@ -14,7 +14,9 @@ from longtail.trainer.checkpoint import lock_folder
 from longtail.trainer.data.batches import prefetch
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError, DataError, RecipeError
+from longtail.trainer.limits import check_sizes
 from longtail.trainer.progress import Reporter
+from longtail.trainer.study import train_trial
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
@@ -145,10 +147,16 @@ def test_a_loss_that_is_not_finite_stops_the_job(tmp_path: Path) -> None:
         run(tmp_path, broken, epochs=1)
 
 
-def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> None:
+def test_a_threshold_above_every_label_leaves_no_negatives() -> None:
     recipe = tiny.recipe(loss={"weight": {"name": "equalised", "threshold": 0.9}})
     with pytest.raises(DataError, match=r"threshold: expected at most 0\.\d+, .*received 0\.9"):
-        train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
+        check_sizes(recipe, data())
+
+
+def test_trial_with_more_retrieved_labels_than_the_catalogue_is_refused(tmp_path: Path) -> None:
+    recipe = tiny.recipe(loss={"retrieved_negatives": {"depth": 99}})
+    with pytest.raises(DataError, match="depth: expected at most 8, the labels there are, received 99"):
+        train_trial(recipe, data(), tmp_path, tmp_path, Reporter(Console(quiet=True)), None)
 
 
 def test_batches_prepared_ahead_are_equal_and_pass_errors_on() -> None:
