@@ -11,10 +11,10 @@ import httpx2 as httpx
 import pytest
 
 from longtail.client import Answer, AsyncClient, Client, NotFoundError, Query
-from longtail.index import IndexSpec, build, open_releases
 from tests.bundles import make_bundle
 from tests.client.conftest import Make
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.rounding import within_rounding
 
 pytestmark = pytest.mark.process
@@ -26,10 +26,8 @@ FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("client")
-    make_bundle(labels=LABELS, users=20).write(root / "bundle")
-    build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")
-    open_releases(root / "releases").publish("first")
-    with server(root / "releases", root / "server.log", drain_seconds=0) as process:
+    releases = publish_bundle(make_bundle(labels=LABELS, users=20), root, "first")
+    with server(releases, root / "server.log", drain_seconds=0) as process:
         process.wait_until_ready()
         yield process.url
 

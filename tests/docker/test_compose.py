@@ -11,35 +11,47 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.version import Version
 
 from longtail.serving.settings import READ_ELSEWHERE, Settings
 from tests.docker.tools import DOCKER, run
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+REPLICAS: dict[str, dict[str, Any]] = yaml.safe_load((DOCKER / "compose.replicas.yaml").read_text())["services"]
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_service_is_hardened(name: str) -> None:
-    service = SERVICES[name]
-    assert service["read_only"] is True
+@pytest.mark.parametrize("name", [*SERVICES, *(f"replicas {name}" for name in REPLICAS)])
+def test_service_is_hardened_and_pinned(name: str) -> None:
+    single = name in SERVICES
+    service = SERVICES[name] if single else REPLICAS[name.removeprefix("replicas ")]
+    assert service["read_only"] is (name != "replicas milvus")  # which writes beside its volume
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
     assert {"healthcheck", "pids_limit", "mem_limit"} <= service.keys()
-    assert not service.keys() & {"privileged", "network_mode", "pid", "cap_add", "user"}
-    for port in service["ports"]:
-        assert port.startswith("127.0.0.1:")
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_image_is_pinned(name: str) -> None:
-    digest = "" if "build" in SERVICES[name] else "@sha256:[0-9a-f]{64}"
-    assert re.fullmatch(rf"[a-z/-]+:v?\d+\.\d+\.\d+{digest}", SERVICES[name]["image"])
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+    digest = "" if "build" in service else "@sha256:[0-9a-f]{64}"
+    version = r"v?\d+\.\d+\.\d+" if single else r"[\w.-]+"
+    assert re.fullmatch(rf"[a-z./-]+:{version}{digest}", service["image"])
+    if single:
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not service.keys() & {"privileged", "network_mode", "pid", "cap_add", "user"}
 
 
 def test_settings_of_the_service_exist() -> None:
     names = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields.keys() | READ_ELSEWHERE}
     assert set(SERVICES["serving"]["environment"]) <= names
+    assert {name for name in REPLICAS["serving-a"]["environment"] if name.startswith("LONGTAIL_")} <= names
+
+
+def test_replicas_have_separate_state() -> None:
+    assert len({REPLICAS[f"serving-{name}"]["volumes"][0] for name in "ab"}) == 2
+    balancer = (DOCKER / "nginx.conf").read_text()
+    # `resolve` needs shared memory, a resolver, and nginx 1.27.3.
+    assert all(f"server serving-{name}:8000 resolve " in balancer for name in "ab")
+    assert re.search(r"resolver 127\.0\.0\.11 .*upstream replicas \{\s+zone ", balancer, re.DOTALL)
+    version = re.match(r"nginx:([\d.]+)", REPLICAS["balancer"]["image"])
+    assert version is not None
+    assert Version(version[1]) >= Version("1.27.3")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -89,6 +101,10 @@ def test_secrets_are_created_once_and_private(tmp_path: Path) -> None:
     assert secrets["api_keys"].split() == [secrets["client_key"], secrets["metrics_key"]]
     subprocess.run(["bash", str(script)], check=True, capture_output=True)
     assert {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()} == secrets
+
+
+def test_compose_reads_the_replicas() -> None:
+    run("docker-compose", "--file", "compose.replicas.yaml", "config", "--quiet")
 
 
 @pytest.mark.parametrize("files", [("compose.yaml",), ("compose.yaml", "compose.gpu.yaml")])

@@ -15,10 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from packaging.version import Version
 
 from longtail.index import build, open_releases
-from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.objects import upload_events
 from longtail.serving.events.schema import event_json
 from longtail.serving.settings import READ_ELSEWHERE, Settings
@@ -26,6 +24,7 @@ from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
+from tests.events import write_events
 from tests.s3 import S3Server
 from tests.serving.process import children, until
 
@@ -204,9 +203,8 @@ def test_events_of_every_replica_reach_training(s3: S3Server, tmp_path: Path) ->
         sidecar = started("events", tmp_path / pod, **environment)
         until(lambda sidecar=sidecar: children(sidecar.pid), "the sidecar to wait")  # type: ignore[misc]
         # The service ends before its sidecar, and finishes its last file.
-        events = FolderEvents(tmp_path / pod / "state/local/events", days=7, most_bytes=1 << 20)
-        events.append([*map(organic, keys), organic(f"late of {pod}", minutes=29)]).result(10)
-        events.close()
+        late = organic(f"late of {pod}", minutes=29)
+        write_events(tmp_path / pod / "state/local/events", *map(organic, keys), late)
         sidecar.terminate()
         assert sidecar.wait(60) == 0
     assert exported() is None, "no release yet"
@@ -224,9 +222,8 @@ def test_accepted_events_do_not_stop_training(
     open_releases(tmp_path / "releases").publish("first")
     unknown = [organic(line, line) for line in ('{"history":["3"]}', '{"user_id":""}', '{"user_id":null}')]
     unknown.append(organic("empty label", label=""))
-    events = FolderEvents(tmp_path / "events", days=7, most_bytes=1 << 20)
-    events.append([organic(str(n), f'{{"user_id":"u{n}"}}') for n in range(event_count)] + unknown).result(10)
-    events.close()
+    accepted = [organic(str(n), f'{{"user_id":"u{n}"}}') for n in range(event_count)]
+    write_events(tmp_path / "events", *accepted, *unknown)
     environment = {"EVENTS": s3.url(), "RELEASES": str(tmp_path / "releases"), "LOG": str(tmp_path / "log.parquet")}
     upload_events(tmp_path / "events", environment["EVENTS"])
     now, rows = time.time(), range(600)
@@ -305,35 +302,3 @@ def test_the_overlay_of_the_readme_applies(clone: Path) -> None:
     # Pods refer to the settings by the name with the hash of what they now are.
     assert {"configMapRef": {"name": settings["metadata"]["name"]}} in container["envFrom"]
     assert documents["CronJob", "longtail-training"]["spec"]["schedule"] == "30 1 * * *"
-
-
-REPLICAS: dict[str, Any] = yaml.safe_load((DOCKER / "compose.replicas.yaml").read_text())
-
-
-@pytest.mark.parametrize("name", REPLICAS["services"])
-def test_services_of_the_replicas_file_are_hardened_and_pinned(name: str) -> None:
-    service = REPLICAS["services"][name]
-    assert service["read_only"] is (name != "milvus")  # which writes beside its volume
-    assert service["cap_drop"] == ["ALL"]
-    assert {"healthcheck", "pids_limit", "mem_limit"} <= service.keys()
-    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    digest = "" if "build" in service else "@sha256:[0-9a-f]{64}"
-    assert re.fullmatch(rf"[a-z./-]+:[\w.-]+{digest}", service["image"])
-
-
-def test_replicas_have_separate_state() -> None:
-    replicas = [REPLICAS["services"][f"serving-{name}"] for name in "ab"]
-    assert len({replica["volumes"][0] for replica in replicas}) == 2
-    fields = {f"LONGTAIL_{field.upper()}" for field in Settings.model_fields.keys() | READ_ELSEWHERE}
-    assert {name for name in replicas[0]["environment"] if name.startswith("LONGTAIL_")} <= fields
-    balancer = (DOCKER / "nginx.conf").read_text()
-    # `resolve` needs shared memory, a resolver, and nginx 1.27.3.
-    assert all(f"server serving-{name}:8000 resolve " in balancer for name in "ab")
-    assert re.search(r"resolver 127\.0\.0\.11 .*upstream replicas \{\s+zone ", balancer, re.DOTALL)
-    version = re.match(r"nginx:([\d.]+)", REPLICAS["services"]["balancer"]["image"])
-    assert version is not None
-    assert Version(version[1]) >= Version("1.27.3")
-
-
-def test_compose_reads_the_replicas() -> None:
-    run("docker-compose", "--file", "compose.replicas.yaml", "config", "--quiet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -181,6 +182,15 @@ def _run(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     cli.main(["run", *arguments])
+
+
+def check_log(log: Path, *keys: str) -> None:
+    """Check that each line is JSON, that nothing broke, and that no key is in it."""
+    for line in log.read_text().rstrip("\n").split("\n"):  # JSON may hold what else ends a line
+        entry = json.loads(line)
+        assert entry["level"] in ("info", "warning"), line
+        assert "exception" not in entry, line
+        assert not any(key in line for key in keys)
 
 
 @contextmanager

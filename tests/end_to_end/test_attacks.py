@@ -21,7 +21,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import server
+from tests.end_to_end.killing import check_log, server
 from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess, children, until
 
@@ -95,17 +95,7 @@ def service(releases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield target
         assert target.memory() - before < MOST_GROWTH
         assert process.terminate() == 0
-    check_log(root / "log")
-
-
-def check_log(log: Path) -> None:
-    """Every line is JSON; nothing broke; no key is there."""
-    for line in log.read_text().rstrip("\n").split("\n"):
-        entry = json.loads(line)
-        assert entry["level"] in ("info", "warning"), line
-        assert "exception" not in entry, line
-        assert KEY not in line
-        assert ADMIN_KEY not in line
+    check_log(root / "log", KEY, ADMIN_KEY)
 
 
 @pytest.fixture

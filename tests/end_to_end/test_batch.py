@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
-from longtail.index import build, open_releases
+from longtail.index import open_releases
 from longtail.serving.batch import BatchError, TableOptions, answer
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
@@ -31,6 +31,7 @@ from longtail.state import LabelStore
 from longtail.tables.features import as_known
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail, served
+from tests.end_to_end.releases import publish_bundle
 from tests.rounding import within_rounding
 
 USERS, ITEMS = 60, 30
@@ -423,10 +424,7 @@ def test_errors_name_line_of_broken_text_file(shop: Path, tmp_path: Path, what: 
 
 def test_histories_come_from_a_column_or_the_release(tmp_path: Path) -> None:
     bundle = make_bundle(labels=60, cooccurrence=True)
-    bundle.write(tmp_path / "bundle")
-    releases = open_releases(tmp_path / "releases")
-    releases.publish(build(tmp_path / "bundle", tmp_path / "releases", name="a").name)
-    retriever = load_release(releases, "a")
+    retriever = load_release(open_releases(publish_bundle(bundle, tmp_path)), "only")
     chosen = [["item-3", "item-9"], [], None, ["item-8", "of no release"]]
     rows = {"user_id": ["u3", "u4", "u5", "u6"], "chosen": chosen}
     pq.write_table(pa.table(rows), tmp_path / "queries.parquet")

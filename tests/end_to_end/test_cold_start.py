@@ -14,38 +14,29 @@ import pytest
 from pyarrow import feather
 from typer.testing import CliRunner
 
-from longtail.bundle.integrity import read_manifest
 from longtail.client import Answer, Client, Feedback, NewLabel, NotFoundError
 from longtail.index import IndexSpec, build, cli, open_releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.test_service import Reference
 from tests.serving.process import ServerProcess, until
 
 LABELS = 60
-FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
+FEATURES: dict[str, Any] = {"user_id": "u3", "history": ["item-1", "item-2"]}
 NEW = NewLabel("new/é 1", {"genres": {"g1": 1.0, "g3": 0.5}, "year": -0.5}, {"title": "Neu"})
 
 
-class ColdReference:
+class ColdReference(Reference):
     """Scores of a label that the bundle does not have, from its ONNX files and label table alone."""
 
     def __init__(self, bundle: Path) -> None:
-        self.temperature = read_manifest(bundle).temperature
-        self.towers = {name: ort.InferenceSession(bundle / f"{name}_tower.onnx") for name in ("query", "label")}
-        labels = feather.read_table(bundle / "labels.arrow")
-        self.log_pn_L = labels["log_pn"].to_numpy()
-        self.log_pi_L = labels["log_popularity" if "log_popularity" in labels.column_names else "log_pn"].to_numpy()
+        super().__init__(bundle)
+        self.label_tower = ort.InferenceSession(bundle / "label_tower.onnx")
 
     def query(self) -> np.ndarray:
-        """Of FEATURES: u3 is the fourth user, item-1 and item-2 the second and third item; row 0 is for unknown ids."""
-        inputs = {
-            "user_id": np.array([4], np.int32),
-            "history": np.array([[2, 3]], np.int32),
-            "history__weight": np.array([[1, 1]], np.float32),
-        }
-        return np.asarray(self.towers["query"].run(None, inputs)[0][0], np.float64)
+        return self.embed(self.read(FEATURES["user_id"], FEATURES["history"]))
 
     def label(self, genres: Mapping[int, float], year: float) -> np.ndarray:
         """Of an unknown id; genre g0 is row 1."""
@@ -55,7 +46,7 @@ class ColdReference:
             "genres__weight": np.array([list(genres.values())], np.float32),
             "year": np.array([year], np.float32),
         }
-        return np.asarray(self.towers["label"].run(None, inputs)[0][0], np.float64)
+        return np.asarray(self.label_tower.run(None, inputs)[0][0], np.float64)
 
     def new(self) -> np.ndarray:
         return self.label({2: 1.0, 4: 0.5}, -0.5)

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.serving.http.schemas.operations import ErrorAnswer
 from tests.bundles import make_bundle
-from tests.end_to_end.killing import server
+from tests.end_to_end.killing import check_log, server
 from tests.end_to_end.releases import publish_bundle
 from tests.serving.process import ServerProcess
 
@@ -37,8 +37,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         process.wait_until_ready()
         yield process
         assert process.terminate() == 0
-    levels = {json.loads(line)["level"] for line in (root / "log").read_text().splitlines()}
-    assert levels <= {"info", "warning"}
+    check_log(root / "log", KEY)
 
 
 @pytest.fixture

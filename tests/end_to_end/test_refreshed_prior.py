@@ -22,14 +22,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import LongtailIndexError, RefreshOptions, build, open_releases
+from longtail.index import LongtailIndexError, RefreshOptions, open_releases
 from longtail.index.building.refresh import refresh as refresh_release
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.serving import Settings, refresh as module
 from longtail.serving.events.schema import event_json
 from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml
-from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail
 from tests.end_to_end.killing import server
 from tests.serving.process import children, until
@@ -122,7 +121,7 @@ def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
     assert np.isfinite(more.log_popularity()).all()
 
 
-def test_refresh_without_forecast_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_refresh_without_later_pairs_is_refused(folder: Path) -> None:
     with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
         refresh_release(folder / "releases", before_test(folder), source=first(folder))
     in_future = pq.read_table(later(folder, ["u1", "u2"]))
@@ -132,10 +131,6 @@ def test_refresh_without_forecast_is_refused(folder: Path, tmp_path: Path) -> No
         refresh_release(folder / "releases", folder / "ahead.parquet", source=first(folder))
     with pytest.raises(PublishedMeanwhileError, match="expected another to be published still"):
         open_releases(folder / "releases").publish(first(folder), instead_of="another")
-    make_bundle().write(tmp_path / "plain")
-    build(tmp_path / "plain", tmp_path / "releases", name="plain")
-    with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast or co-occurrence"):
-        refresh_release(tmp_path / "releases", folder / "log.parquet", source="plain")
 
 
 def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path) -> None:

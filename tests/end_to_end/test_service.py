@@ -44,25 +44,28 @@ class Reference:
         """Whether the tower knows the user or a label that counts; else log π ranks."""
         return user in self.users or not {*history[-10:]}.isdisjoint(self.ids)
 
+    def read(self, user: str, history: list[str]) -> dict[str, np.ndarray]:
+        """Inputs of the query tower; row 0 is for unknown ids."""
+        row = {id_: row for row, id_ in enumerate(self.users, start=1)}
+        item = {id_: row for row, id_ in enumerate(self.ids, start=1)}
+        return {
+            "user_id": np.array([row.get(user, 0)], np.int32),
+            "history": np.array([[item.get(id_, 0) for id_ in history[-10:]] or [0]], np.int32),
+            "history__weight": np.array([[1] * len(history[-10:]) or [0]], np.float32),
+        }
+
+    def embed(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        return np.asarray(self.tower.run(None, inputs)[0][0], np.float64)
+
     def scores(self, user: str, history: list[str], bias_removal: float, popularity: float) -> np.ndarray:
         if not self.knows(user, history):
             return self.log_pi_L
-        row = {id_: row for row, id_ in enumerate(self.users, start=1)}
-        item = {id_: row for row, id_ in enumerate(self.ids, start=1)}
-        recent = [item.get(id_, 0) for id_ in history[-10:]] or [0]
-        weights = [1.0] * len(history[-10:]) or [0.0]
-        inputs = {
-            "user_id": np.array([row.get(user, 0)], np.int32),
-            "history": np.array([recent], np.int32),
-            "history__weight": np.array([weights], np.float32),
-        }
-        query_D = self.tower.run(None, inputs)[0][0].astype(np.float64)
-        log_pn_L = self.log_pn_L
+        inputs, log_pn_L = self.read(user, history), self.log_pn_L
         if self.tree is not None:
             projection = {name: rows.astype(np.float64) for name, rows in self.tree.projection.items()}
-            bag_K = np.array(weights) @ projection["history"][recent]
-            log_pn_L = log_p_n(self.tree, projection["user_id"][row.get(user, 0)] + bag_K + self.tree.offset)
-        f_L = self.embeddings_LD @ query_D / self.temperature + self.bias_L
+            bag_K = inputs["history__weight"][0] @ projection["history"][inputs["history"][0]]
+            log_pn_L = log_p_n(self.tree, projection["user_id"][inputs["user_id"][0]] + bag_K + self.tree.offset)
+        f_L = self.embeddings_LD @ self.embed(inputs) / self.temperature + self.bias_L
         return f_L + bias_removal * log_pn_L + popularity * self.log_pi_L
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from longtail.serving.compare import (
     read_experiment,
     sample_ratio_evidence,
 )
-from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
+from tests.events import write_events
 from tests.serving.monitoring.shop import NOON
 
 EXPERIMENTS = int(os.environ.get("LONGTAIL_EXPERIMENTS", "400"))
@@ -123,7 +124,7 @@ def test_a_sample_ratio_that_is_off_is_seen_and_one_that_is_right_is_not() -> No
     assert alarms / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
 
 
-Keep = Callable[..., None]
+Keep = Callable[..., Path]
 TOML = """
 [experiments.week.arms.ctl]
 share = 0.5
@@ -134,12 +135,10 @@ k = 3
 
 
 @pytest.fixture
-def keep(tmp_path: Path) -> Iterator[Keep]:
+def keep(tmp_path: Path) -> Keep:
     """Keep events in the state of a directory of releases with an experiment."""
     (tmp_path / "experiments.toml").write_text(TOML)
-    events = FolderEvents(tmp_path / ".state/events", days=1, most_bytes=1 << 20)
-    yield lambda *lines: events.append(lines).result(10)
-    events.close()
+    return partial(write_events, tmp_path / ".state/events")
 
 
 def run_of(releases: Path) -> str:

@@ -14,10 +14,11 @@ from longtail.bundle import Feature
 from longtail.index import build, open_releases
 from longtail.serving import export as module
 from longtail.serving.errors import StateError
-from longtail.serving.events.folder import DAMAGED, FolderEvents
+from longtail.serving.events.folder import DAMAGED
 from longtail.serving.events.schema import event_json
 from longtail.serving.export import FeedbackExportError, export, read_window
 from tests.bundles import make_bundle
+from tests.events import write_events
 from tests.serving.monitoring.shop import NOON
 
 FEATURES = [
@@ -50,12 +51,6 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def keep(releases: Path, *lines: bytes) -> None:
-    events = FolderEvents(releases / "events", days=1, most_bytes=1 << 20)
-    events.append(lines).result(10)
-    events.close()
-
-
 def choice(labels: list[str], features: Any = None, *, at: float = NOON, **more: Any) -> bytes:
     fields = {
         "kind": "choice", "time": at, "answer": "a", "release": "r1", "labels": labels, "event": "click", "weight": 1,
@@ -75,7 +70,7 @@ def exported(releases: Path, **options: Any) -> tuple[list[dict[str, Any]], list
 def test_columns_have_their_types_also_without_events(releases: Path) -> None:
     assert exported(releases) == ([], ["0 labels chosen", f"written: {releases / 'out.parquet'}"])
     assert {field.name: field.type for field in pq.read_schema(releases / "out.parquet")} == TYPES
-    keep(releases, choice(["x"], {"user": 7}), choice(["y"], {"user": "u1"}))
+    write_events(releases / "events", choice(["x"], {"user": 7}), choice(["y"], {"user": "u1"}))
     exported(releases)
     assert {field.name: field.type for field in pq.read_schema(releases / "out.parquet")} == TYPES
 
@@ -108,14 +103,14 @@ def test_columns_have_their_types_also_without_events(releases: Path) -> None:
     ],
 )
 def test_values_have_the_types_of_training(releases: Path, name: str, sent: object, written: object) -> None:
-    keep(releases, choice(["x"], {name: sent}))
+    write_events(releases / "events", choice(["x"], {name: sent}))
     ((row,), _) = exported(releases)
     assert row[name] == written
 
 
 def test_a_row_by_hand(releases: Path) -> None:
-    keep(
-        releases,
+    write_events(
+        releases / "events",
         choice(
             ["x", "y"], {"user": 7, "weight": 2}, weight=3, positions=[4, None], propensities=[0.25, 1], unit=-5,
             run="week-1", arm="tail", bias_removal=0.5, idempotency_key="k",
@@ -136,8 +131,8 @@ def test_a_row_by_hand(releases: Path) -> None:
 def test_repeats_are_dropped(releases: Path) -> None:
     user = {"user": "u"}
     organic = {"kind": "organic", "answer": None, "idempotency_key": "k1"}
-    keep(
-        releases,
+    write_events(
+        releases / "events",
         *(choice(["x", "y"], user, at=NOON + of) for of in range(2)),
         choice(["x"], user, event="purchase", at=NOON + 2),
         choice(["x"], user, answer="b", at=NOON + 3),
@@ -158,8 +153,8 @@ def test_repeats_are_dropped(releases: Path) -> None:
 
 def test_idempotency_keys_are_per_client(releases: Path) -> None:
     order = {"kind": "organic", "answer": None, "idempotency_key": "order-0"}
-    keep(
-        releases,
+    write_events(
+        releases / "events",
         *(choice(["o"], {"user": user}, at=NOON + at, client=user, **order) for at, user in enumerate("abab")),
         choice(["o"], {"user": "nobody"}, at=NOON + 4, **order),
     )
@@ -169,7 +164,7 @@ def test_idempotency_keys_are_per_client(releases: Path) -> None:
 
 def test_recorded_answers_fill_impressions_and_features(releases: Path) -> None:
     answer = choice(["x", "y", "z"], {"user": "shown"}, kind="answer", at=NOON - 3600)
-    keep(releases, answer, choice(["y"]), choice(["q"], {"user": "said"}), choice(["y"], answer="b"))
+    write_events(releases / "events", answer, choice(["y"]), choice(["q"], {"user": "said"}), choice(["y"], answer="b"))
     rows, message = exported(releases)
     assert [(row["label_id"], row["user"], row["impressions"]) for row in rows] == [
         ("q", "said", ["x", "y", "z"]), ("y", "shown", ["x", "y", "z"])
@@ -184,11 +179,13 @@ def test_recorded_answers_fill_impressions_and_features(releases: Path) -> None:
 
 
 def test_features_that_the_release_does_not_read_are_text(releases: Path) -> None:
-    keep(releases, choice(["x"], {"session": 7, "no name": 1, 'a"; DROP': 2, "time": 3}), choice(["y"], {}))
+    write_events(
+        releases / "events", choice(["x"], {"session": 7, "no name": 1, 'a"; DROP': 2, "time": 3}), choice(["y"], {})
+    )
     rows, message = exported(releases)
     assert [(row["session"], row["feature_time"]) for row in rows] == [("7", "3"), (None, None)]
     assert message[1:-1] == ['left out: 2 features that cannot be columns of their own: "a\\"; DROP", "no name"']
-    keep(releases, choice(["z"], {f"f{number}": 1 for number in range(120)}))
+    write_events(releases / "events", choice(["z"], {f"f{number}": 1 for number in range(120)}))
     assert len(exported(releases)[0][0].keys() - TYPES.keys()) == 100
 
 
@@ -201,7 +198,7 @@ def test_features_that_the_release_does_not_read_are_text(releases: Path) -> Non
     ],
 )
 def test_feature_names_never_collide_with_columns(releases: Path, sent: str, column: str, left_out: str | None) -> None:
-    keep(releases, choice(["x"], {sent: 1, "user": 1, "weight": 1}))
+    write_events(releases / "events", choice(["x"], {sent: 1, "user": 1, "weight": 1}))
     (row,), message = exported(releases)
     assert (row["label_id"], str(row[column])[0]) == ("x", "1")
     assert [f'"{left_out}"' in line for line in message[1:-1]] == ([] if left_out is None else [True])
@@ -209,7 +206,7 @@ def test_feature_names_never_collide_with_columns(releases: Path, sent: str, col
 
 
 def test_events_in_other_exports_are_reported(releases: Path) -> None:
-    keep(releases, choice(["x"], {}), choice(["y"], {}, at=NOON + 60, answer="b"))
+    write_events(releases / "events", choice(["x"], {}), choice(["y"], {}, at=NOON + 60, answer="b"))
     rows, message = exported(releases, window=(0, NOON + 60))
     assert [row["label_id"] for row in rows] == ["x"]
     assert message[1].startswith("left out: 1 events of 2023-11-15T12:01:00+00:00 and later")
@@ -232,7 +229,7 @@ def test_columns_match_the_published_release(tmp_path: Path) -> None:
     open_releases(tmp_path).publish("first")
     with pytest.raises(StateError, match="expected a folder of events, found none"):
         exported(tmp_path)
-    keep(tmp_path, choice(["item-1"], {"user_id": 7, "history": ["item-1", 2]}))
+    write_events(tmp_path / "events", choice(["item-1"], {"user_id": 7, "history": ["item-1", 2]}))
     (row,), _ = exported(tmp_path)
     assert (row["user_id"], row["history"], row["label_id"]) == ("7", ["item-1", "2"], "item-1")
     with pytest.raises(FeedbackExportError, match="--label-id: expected a column that is none of answer, "):
@@ -240,8 +237,8 @@ def test_columns_match_the_published_release(tmp_path: Path) -> None:
 
 
 def test_choices_that_training_refuses_are_left_out_and_counted(releases: Path) -> None:
-    keep(
-        releases,
+    write_events(
+        releases / "events",
         choice(["x", ""], {"user": "u1", "session": 7.0}, answer="a"),
         choice(["y", "z"], {"user": "u1"}, answer="b"),
         choice(["y"], {"user": "u1", "session": ""}, answer="c"),

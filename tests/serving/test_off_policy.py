@@ -21,13 +21,12 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.label_changes import Hide, Patch, Restore
-from longtail.index import build, open_releases
+from longtail.index import open_releases
 from longtail.serving.cli import main
 from longtail.serving.compare import boundary
 from longtail.serving.core.exploration import Lottery, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import RetrieveQuery
-from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.schema import event_json
 from longtail.serving.off_policy import (
     COVERED,
@@ -42,6 +41,8 @@ from longtail.serving.off_policy import (
 )
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
+from tests.end_to_end.releases import publish_bundle
+from tests.events import write_events
 from tests.serving.monitoring.shop import NOON
 from tests.serving.plane import plane_retriever, results_of
 
@@ -260,13 +261,6 @@ def choice(name: str, *labels: str, event: str = "click") -> bytes:
     return event_json(kind="choice", time=NOON + 1, answer=name, labels=labels, event=event)
 
 
-def write_events(folder: Path, *lines: bytes) -> Path:
-    events = FolderEvents(folder, days=1, most_bytes=1 << 20)
-    events.append(lines).result(10)
-    events.close()
-    return folder
-
-
 WINDOW = (NOON - 1, NOON + 60)
 CHANGED = "that the release does not answer so any more"
 UNRECORDED = "whose candidates are not recorded, from before 0.1.0"
@@ -453,9 +447,7 @@ def test_impossible_estimates_are_refused(
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("releases")
-    build(make_bundle(labels=20).write(folder / "bundle"), folder, spec="flat", name="only")
-    open_releases(folder).publish("only")
-    return folder
+    return publish_bundle(make_bundle(labels=20), folder)
 
 
 def test_a_missing_release_is_refused(tmp_path: Path) -> None:

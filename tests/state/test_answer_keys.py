@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.state import AnswerKeys, StateLocation, StoreError, parse_location
+from longtail.state import AnswerKeys, StateLocation, StoreError
 from longtail.state.answer_keys import KEYS_FILE
 from tests.clock import Clock
 
@@ -16,13 +16,6 @@ DAY = 86_400.0
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture(params=["directory", pytest.param("postgresql", marks=pytest.mark.process)])
-def state_location(request: pytest.FixtureRequest, tmp_path: Path) -> StateLocation:
-    return (
-        tmp_path if request.param == "directory" else parse_location(request.getfixturevalue("database_server").url())
-    )
 
 
 @pytest.fixture

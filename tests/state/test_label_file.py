@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -53,15 +52,6 @@ def test_restored_file_restarts_readers(tmp_path: Path) -> None:
     os.replace(tmp_path / "backup", path)
     tail = store.read_from(position)
     assert ([record.id for record in tail.records], tail.restarted) == (["a"], True)
-
-
-def test_concurrent_creation_makes_one_file(tmp_path: Path) -> None:
-    threads = [threading.Thread(target=LabelStore(tmp_path).append, args=([hide(str(name))],)) for name in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(ids(tmp_path)) == [str(name) for name in range(8)]
 
 
 def damaged(path: Path, content: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -70,14 +69,6 @@ def test_notifications_precede_polling(database_server: PostgresServer, monkeypa
         assert reader.read_from(position).records == []
     monkeypatch.setattr(ImpatientConnection, "connect", connect)
     assert sorted(waited)[2] < 0.25, "half of the half second after which it would look"
-
-
-def test_concurrent_creation_makes_one_store(database_server: PostgresServer) -> None:
-    state_location = position_of(database_server)
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda name: LabelStore(state_location).append([hide(str(name))]), range(6)))
-    assert sorted(ids(state_location)) == [str(name) for name in range(6)]
-    assert LabelStore(state_location).read_from().position is not None
 
 
 def test_killed_database_loses_no_acknowledged_change(server: PostgresServer) -> None:

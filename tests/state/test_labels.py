@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -142,6 +143,13 @@ def test_concurrent_threads_lose_no_change(state_location: StateLocation) -> Non
     assert sorted(observed) == sorted(
         f"{name}-{count}-{part}" for name in range(4) for count in range(15) for part in range(3)
     )
+
+
+def test_concurrent_creation_makes_one_store(state_location: StateLocation) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: LabelStore(state_location).append([hide(str(name))]), range(8)))
+    assert sorted(ids(state_location)) == [str(name) for name in range(8)]
+    assert LabelStore(state_location).read_from().position is not None
 
 
 @pytest.mark.parametrize("value", [float("nan"), "\ud800", 10**5000], ids=["nan", "half", "long"])

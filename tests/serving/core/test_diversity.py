@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, Upsert
+from longtail.bundle import Upsert
 from longtail.index import IndexSpec, build, open_releases
 from longtail.serving import Retriever
 from longtail.serving.core import resolved
@@ -42,31 +42,28 @@ def retrievers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Retriever]
 
 
 @cache
-def bundle_of() -> Bundle:
-    return shop_bundle()
-
-
-@cache
-def display_of(retriever: Retriever, row: int) -> dict[str, Any]:
+def get_display(retriever: Retriever, row: int) -> dict[str, Any]:
     display: dict[str, Any] = retriever.catalogue.labels_json([row])[0]["display"]
     return display
 
 
-def order_of(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+def rank_labels(retriever: Retriever, user: str, filter_: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Every label that passes, best first, and the scores, by the formula."""
     overlay = retriever.overlay
     rows_LE = np.concatenate([retriever.bundle.rows(), overlay.rows.augmented_ME])
     query_D = retriever.encoder.embed(retriever.encoder.read([{"user_id": user}]))
     scores_L = (retriever.bundle.augmentation.queries(query_D, 0.5) @ rows_LE.T)[0] / 0.1
     passes = [
-        row for row in range(overlay.labels) if row not in overlay.masked and meets(display_of(retriever, row), filter_)
+        row
+        for row in range(overlay.labels)
+        if row not in overlay.masked and meets(get_display(retriever, row), filter_)
     ]
     order = np.array(passes)[np.argsort(-scores_L[passes], kind="stable")]
     return order, scores_L[order]
 
 
 def get_values(retriever: Retriever, row: int, column: str) -> set[Any]:
-    value = display_of(retriever, row)[column]
+    value = get_display(retriever, row)[column]
     return {first for first in (value if isinstance(value, list) else [value]) if first is not None}
 
 
@@ -107,7 +104,7 @@ def ask(retriever: Retriever, **options: Any) -> dict[str, Any]:
     return results_of(retriever.retrieve([plain, query]))[1]
 
 
-def rows_in(retriever: Retriever, result: dict[str, Any]) -> list[int]:
+def read_rows(retriever: Retriever, result: dict[str, Any]) -> list[int]:
     return [retriever.catalogue.row(label["id"]) for label in result["labels"]]
 
 
@@ -124,8 +121,8 @@ def test_crowding_is_greedy_down_the_scores(spec: str, retrievers: dict[str, Ret
         result = ask(
             retriever, features={"user_id": user}, k=k, max_per=max_per, filter=filter_, pool=k + 1, display=False
         )
-        order, scores = order_of(retriever, user, filter_)
-        answered_rows, expected = rows_in(retriever, result), greedily(retriever, order, max_per, k)
+        order, scores = rank_labels(retriever, user, filter_)
+        answered_rows, expected = read_rows(retriever, result), greedily(retriever, order, max_per, k)
         pools.add(result["pool"])
         assert len(answered_rows) == len(expected)
         assert answered_rows == greedily(retriever, np.array(answered_rows), max_per, k)
@@ -140,11 +137,11 @@ def test_crowding_is_greedy_down_the_scores(spec: str, retrievers: dict[str, Ret
 
 def test_mmr_is_the_choice_of_brute_force(retrievers: dict[str, Retriever]) -> None:
     retriever = retrievers["flat"]
-    order, scores = order_of(retriever, "u1", {})
+    order, scores = rank_labels(retriever, "u1", {})
     plain = [int(row) for row in order[:8]]
     for weight, max_per in ((0.0, {}), (0.3, {}), (0.7, {}), (1.0, {}), (0.5, {"brand": 1}), (0.3, {"tags": 2})):
         result = ask(retriever, k=8, mmr=weight, max_per=max_per, pool=30)
-        actual = rows_in(retriever, result)
+        actual = read_rows(retriever, result)
         pool = result.get("pool")
         assert pool == (None if weight == 0 else 30)
         if weight == 0:

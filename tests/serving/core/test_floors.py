@@ -131,31 +131,6 @@ def test_every_list_of_few_labels(retriever: Retriever, seed: int) -> None:
         assert summed == pytest.approx(best, abs=2e-5)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(20, 60))]
-)
-def test_whole_catalogue(retriever: Retriever, seed: int) -> None:
-    rng = np.random.default_rng(1000 + seed)
-    user, k = int(rng.integers(5)), int(rng.integers(4, 13))
-    options: dict[str, Any] = [
-        {}, {"filter": {"price": {"lt": 3}}}, {"buckets": ["head", "tail"]},
-        {"exclude": [f"item-{n}" for n in range(90)]},
-    ][seed % 4]  # fmt: skip
-    labels = [
-        label
-        for label in everything(retriever)[user]
-        if meets(label["display"], options.get("filter", {}))
-        and label["bucket"] in options.get("buckets", BUCKET_NAMES)
-        and label["id"] not in options.get("exclude", [])
-    ]
-    floors = [
-        floor for floor in some_floors(rng, k) if floor.get("bucket", "head") in options.get("buckets", BUCKET_NAMES)
-    ] or [{"filter": {"brand": "brand-2"}, "n": 2}]
-    result = answer(retriever, features={"user_id": f"u{user}"}, k=k, at_least=floors, **options)
-    checked(result, labels, floors, k)
-    assert [label["id"] for label in result["labels"]] == [label["id"] for label in by_rule(labels, floors, k)]
-
-
 def test_other_scores(retriever: Retriever) -> None:
     """Similar labels, and a tree p_n(y|x)."""
     floors: Floors = [{"bucket": "new", "n": 2}, {"bucket": "torso", "n": 3}]

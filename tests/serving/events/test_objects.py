@@ -10,18 +10,16 @@ import pytest
 
 from longtail.bundle.objects import ObjectStore
 from longtail.serving import cli
-from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.objects import download_events, upload_events
 from longtail.serving.events.reader import open_events
 from longtail.serving.events.schema import event_json
+from tests.events import write_events
 from tests.s3 import S3Server
 
 
 def keep(folder: Path, *keys: str) -> None:
     """Store events by their keys, in one more file."""
-    events = FolderEvents(folder, days=7, most_bytes=1 << 20)
-    events.append([event_json(kind="organic", time=1e9, labels=["x"], idempotency_key=key) for key in keys]).result(10)
-    events.close()
+    write_events(folder, *(event_json(kind="organic", time=1e9, labels=["x"], idempotency_key=key) for key in keys))
 
 
 def keys_in(folder: Path) -> list[str]:

@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.events.folder import Segment
-from longtail.serving.http.schemas.labels import LabelsAnswer
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReloadAnswer
 from longtail.serving.monitoring import AnswerBaseline, Promises
@@ -213,21 +212,6 @@ def test_labels_change_while_feedback_is_stuck(client: httpx.Client) -> None:
         finally:
             stuck.set()
         assert saying.result().status_code == 200
-
-
-def test_labels_are_hidden_and_come_back(client: httpx.Client) -> None:
-    for _ in range(2):
-        hidden = client.delete("/v1/labels/c%2F%C3%A9")
-        LabelsAnswer.model_validate_json(hidden.content, strict=True)
-        assert (hidden.status_code, hidden.json()["accepted"], hidden.json()["release"]) == (200, 1, "plane-1")
-        assert ids(retrieve(client)) == ["a", "b", "4"]
-    assert ids(retrieve(client, queries=[{**EAST, "allow": ["c/é"]}])) == []
-    check_error(client.get("/v1/labels/c%2F%C3%A9"), 404, "unknown_label", None)
-    check_error(client.post("/v1/similar", json={"id": "c/é"}), 404, "unknown_label", "id")
-    back = client.post("/v1/labels/restore", json={"ids": ["a", "c/é"]})
-    LabelsAnswer.model_validate_json(back.content, strict=True)
-    assert back.json()["accepted"] == 2
-    assert ids(retrieve(client)) == ["a", "c/é", "b"]
 
 
 @pytest.mark.parametrize("id_", ["z", "A", "a/", "", "%00", "x" * 5000, "a%0A", "a%0Ab", "%0Aa"])

@@ -26,6 +26,7 @@ from longtail.serving.cli import main
 from longtail.serving.http.auth import Keys
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import server
+from tests.end_to_end.releases import publish_bundle
 from tests.serving.client import address_of
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import ServerProcess
@@ -140,9 +141,7 @@ HOSTILE_IDS = [
 
 @pytest.mark.process
 def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
-    make_bundle(label_tower=True).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
-    open_releases(tmp_path / "releases").publish("only")
+    publish_bundle(make_bundle(label_tower=True), tmp_path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("secret")
