@@ -28,14 +28,14 @@ from longtail.trainer.evaluation.baselines import (
     BASELINES,
     Interactions,
     Settings,
-    categories_of,
     format_settings,
+    read_categories,
     skip_reason,
     top_labels,
 )
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.prior import fit_forecast_once
 
@@ -68,7 +68,7 @@ class Trial:
     def facts(self) -> LabelFacts:
         """Count the pairs known before test by label, with buckets."""
         counts = self.final.label_counts()
-        return LabelFacts(counts, buckets_for(self.recipe.evaluation, counts).assign(counts))
+        return LabelFacts(counts, define_buckets(self.recipe.evaluation, counts).assign(counts))
 
     def answers(self, name: str, settings: Settings | None = None, *, long: bool = False) -> Row | str:
         """Answer test with a row of `BASELINES`, or return the reason why it is skipped.
@@ -101,7 +101,7 @@ class Trial:
         prior_L = None if forecast is None else np.exp(forecast.log_popularity(include_future=True))
         return Interactions(
             train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered,
-            columns=categories_of(self.recipe, self.dataset), prior_L=prior_L,
+            columns=read_categories(self.recipe, self.dataset), prior_L=prior_L,
         )  # fmt: skip
 
     @cached_property
@@ -117,7 +117,7 @@ class Trial:
     def _task(self, held_out: Pairs, earlier: Pairs, max_queries: int | None = None) -> Task:
         config, labels, seed = self.recipe.evaluation, len(self.dataset.label_ids), self.recipe.seed
         held_out, past = self.dataset.with_past(held_out, earlier, config.history)
-        return Task.of(held_out, past, config, labels=labels, seed=seed, max_queries=max_queries)
+        return Task.create(held_out, past, config, labels=labels, seed=seed, max_queries=max_queries)
 
 
 def main(

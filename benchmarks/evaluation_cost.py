@@ -16,7 +16,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.evaluation.grid_ranker import GridRanker, best
-from longtail.trainer.evaluation.ranking import block_of
+from longtail.trainer.evaluation.ranking import compute_block_size
 
 SIZES = {"Gowalla": (40_981, 1_000), "MovieLens 1M": (3_533, 3_000), "MovieLens 100K": (1_682, 940)}
 K, DIM, TURNS, TEMPERATURE = 100, 64, 3, 0.05
@@ -47,7 +47,7 @@ def _ways(labels: int, queries: int) -> dict[str, Callable[[], Int64]]:
     label_LD, query_ND = ((it / np.linalg.norm(it, axis=1, keepdims=True)).astype(np.float32) for it in vectors)
     log_pi_L = np.log(1 / np.arange(1, labels + 1) ** 0.9)
     gain_GL = (TEMPERATURE * LAMBDAS[:, None] * log_pi_L).astype(np.float32)
-    block = block_of(labels)
+    block = compute_block_size(labels)
 
     def grid_ranker() -> Int64:
         ranker, nothing = GridRanker(log_pi_L[:, None], TEMPERATURE * LAMBDAS[:, None], K), np.zeros((0, 2), np.int64)

@@ -171,8 +171,8 @@ def test_a_handwritten_recipe_and_python_run(
     metrics = json.loads(Path("runs/second/metrics.json").read_text())
     assert len(metrics["baselines"]) == 6
     best = max(baseline["recall@20"]["value"] for baseline in metrics["baselines"].values())
-    default = Dial.of_manifest(Bundle.load(Path("runs/second")).manifest)
-    (at_default,) = [point for point in default.curve if Setting.of(point) == default.default]
+    default = Dial.read_manifest(Bundle.load(Path("runs/second")).manifest)
+    (at_default,) = [point for point in default.curve if Setting.read_point(point) == default.default]
     assert best <= at_default.metrics["recall@20"].value <= 1
     assert open_releases("releases/shop").current() is not None
 

@@ -236,7 +236,7 @@ def measure_term_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float,
     (matrix,) = cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), [settings])
     held_out, past = dataset.with_past(dataset.valid, dataset.train)
     config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
-    task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
+    task = Task.create(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
     c_NL = HistoryTerm(matrix, HistoryEntries(past, recipe.history_events))(task.rows_N)
     counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen_labels(task.rows_N), axis=0)
     seen_labels = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))

@@ -12,8 +12,8 @@ import numpy as np
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.evaluation.baselines import Interactions, categories_of
-from longtail.trainer.evaluation.comparison import baselines_for, compare
+from longtail.trainer.evaluation.baselines import Interactions, read_categories
+from longtail.trainer.evaluation.comparison import choose_baselines, compare
 from longtail.trainer.evaluation.cooccurrence import TowerLists
 from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.evaluation.examples import example_settings, example_task, examples
@@ -37,7 +37,7 @@ def measure_default(
     if not len(getattr(dataset, split)):
         return None
     held_out, past = dataset.with_past(getattr(dataset, split), dataset.pairs_before(split), config.history)
-    columns = categories_of(trained.recipe, dataset)
+    columns = read_categories(trained.recipe, dataset)
 
     def build_interactions(train: Pairs, past: Past) -> Interactions:
         forecast = trained.forecast(past.known_pairs)
@@ -50,9 +50,9 @@ def measure_default(
     tuning = None
     if len(dataset.valid):
         valid, past_of_valid = dataset.with_past(dataset.valid, dataset.train, config.history)
-        task = Task.of(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
+        task = Task.create(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
         tuning = task, build_interactions(dataset.train, past_of_valid)
-    task = Task.of(held_out, past, config, labels=labels, seed=seed)
+    task = Task.create(held_out, past, config, labels=labels, seed=seed)
     model = trained.ranked_model(past)
 
     def rank_towers(task: Task, settings: list[Setting]) -> TowerLists:
@@ -60,12 +60,12 @@ def measure_default(
 
     of_bonus = bonus_settings(dial.default)
     served, label_facts = [dial.default, *of_bonus], model.label_side.facts(config)
-    ours_NK, *top_SNK = rank_towers(task, served).at(served, trained.term(past))
+    ours_NK, *top_SNK = rank_towers(task, served).select_lists(served, trained.term(past))
     ways = frontier(dial, task, dict(zip(of_bonus, top_SNK, strict=True)), label_facts, int(config.k))
     few, two = example_task(task, seed), example_settings(dial.default)
     example_rows = examples(few, rank_towers(few, two), trained.term(past), two, dataset, trained.recipe.data.display)
     learnt = build_interactions(trained.dataset.train, past)
-    if names := baselines_for(config, learnt):
+    if names := choose_baselines(config, learnt):
         reporter.say(f"Baselines on {split}: {', '.join(names)} …")
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
     return DefaultFigures(

@@ -42,6 +42,6 @@ class TrainingHistory:
         return max(map(self.rank, self.metrics))
 
 
-def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
+def select_best(curve: list[CurvePoint], metric: str) -> CurvePoint:
     """Return the point of the highest metric; the largest λ, then the μ nearest 0, breaks ties."""
     return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))

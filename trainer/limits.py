@@ -15,7 +15,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.groups import check_group
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.target import read_shares
 from longtail.trainer.evaluation.task import HeldOut, check_metric
 from longtail.trainer.losses.families import LOSSES
@@ -146,7 +146,9 @@ def count_held_out(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     """Count the held-out pairs of `valid` and `test` that can be found, and the others."""
     config, labels = recipe.evaluation, len(dataset.label_ids)
     return {
-        split: HeldOut.of(*dataset.with_past(pairs, dataset.pairs_before(split), config.history), config, labels=labels)
+        split: HeldOut.count(
+            *dataset.with_past(pairs, dataset.pairs_before(split), config.history), config, labels=labels
+        )
         for split in ("valid", "test")
         if len(pairs := getattr(dataset, split))
     }
@@ -191,4 +193,4 @@ def compute_log_frequencies(recipe: Recipe, dataset: Dataset, *, weighted: bool 
 def assign_buckets(recipe: Recipe, dataset: Dataset) -> Int8:
     """Return the bucket of every label, an index of `BUCKET_NAMES`, int8 [L]."""
     counts_L = dataset.label_counts()
-    return buckets_for(recipe.evaluation, counts_L).assign(counts_L)
+    return define_buckets(recipe.evaluation, counts_L).assign(counts_L)

@@ -19,9 +19,9 @@ from longtail.trainer.cooccurrence import describe_term
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.default_figures import measure_default
 from longtail.trainer.devices import WORLD, first_before_others, private_folder
-from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
-from longtail.trainer.evaluation.groups import record_of
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.dial import Dial, Setting, compute_floors, lines, missed
+from longtail.trainer.evaluation.groups import list_records
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.report import (
     DefaultFigures,
     baseline_table,
@@ -129,7 +129,7 @@ def finish(
     if forecast is not None:
         figures["forecast"] = forecast.settings.model_dump(include={"nats", "by_time"})
     figures["held_out"] = {name: asdict(counts) for name, counts in held_out.items()}
-    figures |= {"groups": record_of(groups)} if groups else {}
+    figures |= {"groups": list_records(groups)} if groups else {}
     figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
     figures |= {"baseline_notes": left_out} if left_out else {}
     figures["frontier"] = {name: [point._asdict() for point in points] for name, points in ways.items()}
@@ -147,7 +147,7 @@ def finish(
         counts = trained.dataset.label_counts()
         reports["report.html"] = html_report(
             recipe, dial, history, facts, figures_at_default,
-            buckets=in_words_of_buckets(buckets_for(recipe.evaluation, counts), counts),
+            buckets=in_words_of_buckets(define_buckets(recipe.evaluation, counts), counts),
             by_time=[] if forecast is None else forecast.settings.by_time,
         )  # fmt: skip
     with private_folder() if WORLD.process else working_directory(out) as folder:
@@ -170,7 +170,7 @@ def _figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dic
     held_out, past = dataset.with_past(held_out, known_pairs, config.history)
     for objective, (name, share) in enumerate(recipe.export_shares.items()):
         pairs = held_out if held_out.objectives is None else held_out.take(held_out.objectives == objective)
-        measured = HeldOut.of(pairs, past, config, labels=len(dataset.label_ids)).measured
+        measured = HeldOut.count(pairs, past, config, labels=len(dataset.label_ids)).measured
         row = figures[name] = {"share": share, "split": split, "pairs": measured, "metric": metric, "value": None}
         words = f"{share:.3g} of the score"
         if measured:
@@ -214,7 +214,7 @@ def _report_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter
         words = describe_term(dial.cooccurrence)
         reporter.say(f"Co-occurrence on valid: its gain is within chance, so that requests alone set ω; {words}")
         return
-    points = {Setting.of(point): point.metrics for point in dial.curve}
+    points = {Setting.read_point(point): point.metrics for point in dial.curve}
     k, towers_metrics, default_metrics = recipe.evaluation.k, points[towers], points[dial.default]
     names = [recipe.evaluation.metric, *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES[:3])]
     gains = ", ".join(f"{name} {towers_metrics[name].value:.4f} → {default_metrics[name].value:.4f}" for name in names)
@@ -223,8 +223,8 @@ def _report_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter
 
 def _warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> None:
     """Warn if no point of the curve on valid reaches the recipe's floors."""
-    chosen = next((point for point in dial.curve if Setting.of(point) == dial.default), None)
-    if chosen is None or not missed(chosen, floors := floors_of(dial.curve, config)):
+    chosen = next((point for point in dial.curve if Setting.read_point(point) == dial.default), None)
+    if chosen is None or not missed(chosen, floors := compute_floors(dial.curve, config)):
         return
     figures = ", ".join(
         f"{name} {chosen.metrics[name].value:.4f} (floor {least:.4g})" for name, least in floors.items()

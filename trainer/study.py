@@ -344,7 +344,7 @@ def train_trial(
         recipe, dataset, epochs=recipe.training.epochs, work=work, logs=logs, reporter=reporter, judge=report
     )  # fmt: skip
     dial = choose_dial(trained, dataset).dial
-    point = next(point for point in dial.curve if Setting.of(point) == dial.default)
+    point = next(point for point in dial.curve if Setting.read_point(point) == dial.default)
     metrics = {name: interval.value for name, interval in point.metrics.items()}
     return metrics | dial.default._asdict() | {"epochs": trained.history.best_epoch}
 

@@ -22,8 +22,8 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import WORLD, describe_devices, first_before_others, use_devices
 from longtail.trainer.errors import DivergedError
-from longtail.trainer.evaluation.dial import Setting, best_point, floors_of, missed
-from longtail.trainer.evaluation.target import settings_beyond
+from longtail.trainer.evaluation.dial import Setting, best_point, compute_floors, missed
+from longtail.trainer.evaluation.target import list_tail_settings
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.loss_terms import build_loss_terms
@@ -159,7 +159,7 @@ def train(
         if config.target_prior is not None:
             by_label, settings = (
                 create_hit_counter(trained),
-                [*settings, *settings_beyond(settings, separate_prior=noise.separate_prior)],
+                [*settings, *list_tail_settings(settings, separate_prior=noise.separate_prior)],
             )
         with train_step.updates.use_averages():
             curve = trained.curve(
@@ -171,9 +171,11 @@ def train(
                 watch=None if by_label is None else by_label.count_hits,
             )
         # A floor of torso, tail or new is reached by β after training: an epoch is not judged by it.
-        floors = {name: least for name, least in floors_of(curve, config).items() if not name.endswith(BONUS_BUCKETS)}
+        floors = {
+            name: least for name, least in compute_floors(curve, config).items() if not name.endswith(BONUS_BUCKETS)
+        }
         point = best_point(curve, config, floors)
-        best, metric = Setting.of(point), point.metrics[config.metric].value
+        best, metric = Setting.read_point(point), point.metrics[config.metric].value
         if by_label is not None and config.target_prior is not None:
             best, metric = by_label.best(config.target_prior)
         history.metrics[epoch] = metric

@@ -31,22 +31,22 @@ from longtail.trainer.evaluation.dial import (
     Setting,
     best_dial,
     best_with_bonus,
-    chosen_by,
+    describe_choice,
     lines,
     prior_grid,
-    with_prior,
+    select_with_prior,
 )
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import (
     RankedModel,
     Watch,
     bias_removal_curve,
-    buckets_for,
-    log_proposal_of,
+    create_log_proposal,
+    create_unknown_finder,
+    define_buckets,
     tower_lists,
-    unknown_to,
 )
-from longtail.trainer.evaluation.target import HitsByLabel, settings_beyond
+from longtail.trainer.evaluation.target import HitsByLabel, list_tail_settings
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import compute_log_frequencies
@@ -115,14 +115,14 @@ class Trained:
         log_pi, log_nu = self._log_pi, self.log_noise
         if (forecast := self.forecast(self.dataset.train if known_pairs is None else known_pairs)) is not None:
             log_pi = forecast.log_popularity(include_future=not served)
-        return LabelSide.of(
+        return LabelSide.build(
             self.model.embed_labels(),
             self.model.label_biases(),
             counts,
             training_queries=self.dataset.training_queries(),
             temperature=self.model.temperature,
             log_pn=log_nu.astype(np.float32),
-            buckets=buckets_for(self.recipe.evaluation, counts),
+            buckets=define_buckets(self.recipe.evaluation, counts),
             log_popularity=None if np.array_equal(log_nu, log_pi) else log_pi.astype(np.float32),
         )
 
@@ -217,9 +217,9 @@ class Trained:
         return RankedModel(
             lambda rows_B: self.model.embed_queries(read.query_inputs(rows_B)),
             self.label_side(past.known_pairs),
-            log_proposal_of(self.model.proposal, read),
+            create_log_proposal(self.model.proposal, read),
             self.term(past),
-            None if ahead else unknown_to(self.encoding.query_features, read),
+            None if ahead else create_unknown_finder(self.encoding.query_features, read),
             calibrated_at=self.calibrated_at,
             described=self.recipe.describes_labels,
         )
@@ -267,7 +267,7 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = N
     config, noise = trained.recipe.evaluation, trained.noise()
     curve, term, weights = list[CurvePoint](), None, list[float]()
     if len(dataset.valid):
-        why = chosen_by(config)
+        why = describe_choice(config)
         held_out, past = dataset.with_past(dataset.valid, dataset.train, config.history)
         features = trained.encoding.query.with_history(past)
 
@@ -277,26 +277,26 @@ def choose_dial(trained: Trained, dataset: Dataset, hits: HitsByLabel | None = N
         forecast = trained.forecast(dataset.train)
         seasonal = forecast is not None and forecast.settings.calendar is not None and any(prior_grid(config))
         best, curve = best_dial(measure, config, noise, seasonal=seasonal)
-        of_curve = [Setting.of(point) for point in curve]
+        of_curve = [Setting.read_point(point) for point in curve]
         hits.keep(of_curve)
-        beyond = settings_beyond(of_curve, separate_prior=noise.separate_prior)
+        beyond = list_tail_settings(of_curve, separate_prior=noise.separate_prior)
         measured = measure(beyond) if beyond else []
         if config.target_prior is not None:
             best, _ = hits.best(config.target_prior)
             why = f"target prior {config.target_prior} and valid recall@{hits.k}"
-            curve += [point for point in measured if Setting.of(point) == best]
+            curve += [point for point in measured if Setting.read_point(point) == best]
         towers = best
         if (of_term := trained.recipe.cooccurrence) is not None:
-            choice = _choose_term(trained, dataset, held_out, past, with_prior(curve) if seasonal else curve)
+            choice = _choose_term(trained, dataset, held_out, past, select_with_prior(curve) if seasonal else curve)
             if choice is not None:
                 term, best = choice.cooccurrence, choice.best if choice.best.cooccurrence else towers
                 trained = replace(trained, cooccurrence=term)
                 weights = [0.0, *of_term.weights]
                 curve = measure([*lines(config, noise, best, weights), towers])
-                hits.keep([Setting.of(point) for point in curve])
+                hits.keep([Setting.read_point(point) for point in curve])
         if config.target_prior is None:
             alone = partial(trained.curve, held_out, past, features=features)
-            points = with_prior(curve) if seasonal else curve
+            points = select_with_prior(curve) if seasonal else curve
             best, before = best_with_bonus(alone, points, best, config, noise), best
             if best != before:
                 curve = alone(lines(config, noise, best, weights) + ([] if term is None else [towers]))
@@ -329,8 +329,8 @@ def _choose_term(
     """Choose the term at some settings of the towers."""
     recipe, model = trained.recipe, trained.ranked_model(past)
     config, labels = recipe.evaluation, len(dataset.label_ids)
-    task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
-    lists, _ = tower_lists(task, model, [Setting.of(point) for point in curve])
+    task = Task.create(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
+    lists, _ = tower_lists(task, model, [Setting.read_point(point) for point in curve])
     facts = model.label_side.facts(config)
     hits = None if config.target_prior is None else create_hit_counter(trained)
 

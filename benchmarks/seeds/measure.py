@@ -40,7 +40,7 @@ class HeldOut:
             rows_N = np.sort(np.random.default_rng(0).choice(rows_N, most, replace=False))
             keys = keys[np.isin(keys // labels, rows_N)]
         rows = np.searchsorted(rows_N, keys // labels)
-        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), excluded)
+        return cls(rows_N, Positives.collect(rows, keys % labels, queries=len(rows_N), labels=labels), excluded)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class Bench:
 
     def held_out(self, pairs: Pairs, earlier: Pairs, recipe: Recipe, at_most: int | None = None) -> HeldOut:
         """Group pairs of valid or test for ranking."""
-        return HeldOut.of(
+        return HeldOut.count(
             pairs, earlier, labels=len(self.dataset.label_ids),
             exclude_seen=recipe.evaluation.exclude_seen, most=at_most,
         )  # fmt: skip

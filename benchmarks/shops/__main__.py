@@ -138,7 +138,9 @@ class Measurement:
         if bundle.forecast is not None:  # labels that appear within the test period are there, as in `evaluate`
             log_prior_L = bundle.forecast.log_popularity(include_future=True).astype(np.float32)
             labels = replace(labels, log_popularity=log_prior_L)
-        self.label_side = LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=queries)
+        self.label_side = LabelSide.read_bundle(
+            labels, bundle.embeddings, bundle.augmentation, training_queries=queries
+        )
 
     def ours(self, seconds: float) -> Row:
         """Answer by the bundle at its default λ, μ and ω."""
@@ -146,14 +148,14 @@ class Measurement:
         encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
         features = encoding.query.with_history(self.task.past)
         session = onnx_session(self.bundle.query_model, "query_tower.onnx")
-        dial = Dial.of_manifest(manifest).default
+        dial = Dial.read_manifest(manifest).default
         lists, _ = tower_lists(
             self.task,
             RankedModel(lambda rows_B: session.run(None, features.query_inputs(rows_B))[0], self.label_side),
             [dial.of_towers],
         )
         entries = HistoryEntries(self.task.past, self.recipe.history_events)
-        (top_NK,) = lists.at([dial], None if matrix is None else HistoryTerm(matrix, entries))
+        (top_NK,) = lists.select_lists([dial], None if matrix is None else HistoryTerm(matrix, entries))
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
     def baselines(self) -> list[Row]:

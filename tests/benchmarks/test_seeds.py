@@ -127,7 +127,7 @@ def test_study_needs_a_full_loss_above_popularity() -> None:
 def test_contributions_average_to_the_trainers_metrics() -> None:
     """And by hand for a query that finds one of two labels; what [R21] calls Full is over pairs."""
     rng = np.random.default_rng(0)
-    positives = Positives.of(rng.integers(0, 30, 200), rng.integers(0, 50, 200), queries=30, labels=50)
+    positives = Positives.collect(rng.integers(0, 30, 200), rng.integers(0, 50, 200), queries=30, labels=50)
     top_NK = np.stack([rng.permutation(50)[:10] for _ in range(30)]).astype(np.int32)
     buckets_L = rng.integers(0, 3, 50).astype(np.int8)
 

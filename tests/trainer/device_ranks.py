@@ -24,7 +24,7 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
     queries_ND, labels_LD = (rng.normal(size=(size, DIM)).astype(np.float32) for size in (QUERIES, LABELS))
     noise_NL = np.log(rng.dirichlet(np.ones(LABELS), QUERIES)).astype(np.float32)
     counts_L = np.arange(LABELS, 0, -1)
-    side = ranking.LabelSide.of(
+    side = ranking.LabelSide.build(
         labels_LD, None, counts_L, training_queries=9, temperature=0.5,
         log_pn=np.log(counts_L / counts_L.sum()).astype(np.float32), buckets=Buckets.by_count(),
     )  # fmt: skip
@@ -34,7 +34,7 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
         return noise_NL[rows_B]
 
     rows_N = np.arange(QUERIES, dtype=np.int32)
-    likely = Positives.of(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
+    likely = Positives.collect(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
     settings = [Setting(0.0), Setting(0.5)]
     past = Past.fixed(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
     top_GNK, (_, log_p_N) = ranking.rank(

@@ -167,7 +167,7 @@ def test_figures_equal_the_report_of_fit(finished: Finished, tmp_path: Path) -> 
     trained, figures = finished.trained, json.loads((finished.out / "metrics.json").read_text())
     dataset, config = trained.dataset, trained.recipe.evaluation
     held_out, past = dataset.with_past(dataset.test, dataset.pairs_before("test"))
-    task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=0)
+    task = Task.create(held_out, past, config, labels=len(dataset.label_ids), seed=0)
     model = trained.ranked_model(past)
     (top_NK,), _ = rank(task.rows_N, model, task.excluded, [Setting(figures["default"])], k=task.k)
     query_ids, label_ids = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()

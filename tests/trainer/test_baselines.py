@@ -61,9 +61,9 @@ TRAIN, HELD_OUT = planted()
 PAST = Past.fixed(TRAIN, queries=QUERIES)
 DATA = Interactions(TRAIN, PAST, queries=QUERIES, labels=L, seed=0, ordered=False)
 CONFIG = tiny.recipe(evaluation={"ks": [2, K], "metric": f"recall@{K}"}).evaluation
-TASK = Task.of(HELD_OUT, PAST, CONFIG, labels=L, seed=0)
+TASK = Task.create(HELD_OUT, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
-SIDE = LabelSide.of(
+SIDE = LabelSide.build(
     np.zeros((L, 2), np.float32), None, COUNTS, training_queries=QUERIES, temperature=1.0,
     log_pn=np.zeros(L, np.float32), buckets=Buckets.by_quantile(COUNTS),
 )  # fmt: skip
@@ -295,7 +295,7 @@ def moved() -> tuple[Interactions, Task]:
     pairs = tiny.pairs(*rows, *((30 + taste, taste * 8 + label) for taste in range(3) for label in range(8)))
     past = Past.fixed(pairs, queries=33)
     data = Interactions(pairs, past, queries=33, labels=24, seed=0, ordered=True)
-    return data, Task.of(held_out, past, CONFIG, labels=24, seed=0)
+    return data, Task.create(held_out, past, CONFIG, labels=24, seed=0)
 
 
 def test_validation_pairs_choose_the_reading_of_histories_by_one_fit() -> None:
@@ -426,7 +426,7 @@ def test_requests_of_one_query_share_lists_and_differ_in_positives() -> None:
     past = Past.fixed(train, queries=3, requests=np.int32([0, 0, 1]))
     data = Interactions(train, past, queries=3, labels=4, seed=0, ordered=False)
     config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
-    task = Task.of(held_out, past, config, labels=4, seed=0)
+    task = Task.create(held_out, past, config, labels=4, seed=0)
 
     for name in ("popularity", "item-kNN", "RP3beta", "EASE", "Turbo-CF", "iALS"):
         lists = top_labels(task, data, BASELINES[name].fit(data, BASELINES[name].settings))

@@ -121,7 +121,7 @@ def test_a_floor_puts_the_bonus_into_the_bundle(tmp_path: Path) -> None:
     assert at.metrics["exposure@5/tail"].value > 0.35, "on test, near the floor"
     again = evaluate(bundle, recipe, overrides=overrides)
     assert again.value("recall@5") == at.metrics["recall@5"].value
-    assert [Setting.of(point) for point in again.curve] == [Setting.of(point) for point in evaluate(bundle).curve]
+    assert [*map(Setting.read_point, again.curve)] == [*map(Setting.read_point, evaluate(bundle).curve)]
     assert again.value("recall@5", bias_removal=1.0, bonus={}) > 0
     assert "β tail" in console.export_text()
     assert f", β tail = {bonus['tail']:g}" in (tmp_path / "model" / "report.html").read_text()

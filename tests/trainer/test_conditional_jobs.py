@@ -88,7 +88,7 @@ def test_bundles_hold_the_tree_and_the_measured_dial(tmp_path: Path) -> None:
     stored = Dial(written.manifest.bias_removal, written.manifest.popularity)
     assert again.dial.default == stored.default
     for point, other in zip(again.dial.curve, stored.curve, strict=True):
-        assert Setting.of(point) == Setting.of(other)
+        assert Setting.read_point(point) == Setting.read_point(other)
         figures, others = dict(point.metrics), dict(other.metrics)
         if (likelihood := figures.pop("log_likelihood", None)) is not None:
             assert likelihood.value == pytest.approx(others.pop("log_likelihood").value, abs=1e-4), "ONNX, not Keras"

@@ -119,7 +119,7 @@ def test_each_request_has_a_list() -> None:
     held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), requests=np.int32([0, 1, 1, 2]))
     known_pairs = Pairs(np.int32([0]), np.int32([0]))
     scores = np.float32([[9, 2, 1, 0], [9, 1, 2, 0], [3, 2, 1, 0]])
-    labels = LabelSide.of(
+    labels = LabelSide.build(
         np.eye(4, dtype=np.float32), None, np.array([3, 2, 1, 1]), training_queries=2, temperature=1.0,
         log_pn=np.zeros(4, np.float32), buckets=Buckets.by_quantile(np.array([3, 2, 1, 1])),
     )  # fmt: skip

@@ -44,7 +44,7 @@ class World:
         self.labels, self.config = labels, tiny.recipe(evaluation={"ks": [3, 8], "metric": "recall@3"}).evaluation
         self.past = Past.fixed(known_pairs, queries=queries)
         held_out = tiny.pairs(*zip(range(queries), rng.integers(0, labels, queries), strict=True))
-        self.task = Task.of(held_out, self.past, self.config, labels=labels, seed=0)
+        self.task = Task.create(held_out, self.past, self.config, labels=labels, seed=0)
         self.vectors = rng.normal(size=(queries, 4)).astype(np.float32)
         log_nu, log_pi = (np.log(rng.dirichlet(np.ones(labels))).astype(np.float32) for _ in range(2))
         self.side = LabelSide(
@@ -88,7 +88,7 @@ def test_lists_with_the_term_equal_a_full_ranking(bias: bool, block: int, monkey
     towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
     lists, _ = tower_lists(world.task, RankedModel(lambda rows_B: world.vectors[rows_B], world.side), towers)
     term = HistoryTerm(world.term, HistoryEntries(world.past))
-    top_SNK = lists.at(GRID, term)
+    top_SNK = lists.select_lists(GRID, term)
     changed = 0
     for setting, top_NK in zip(GRID, top_SNK, strict=True):
         assert top_NK.tolist() == world.brute(setting, 8), setting
@@ -111,8 +111,8 @@ def test_rows_without_features_are_ranked_by_popularity_and_the_term() -> None:
         lambda rows_B: world.vectors[rows_B], world.side, unknown=lambda rows_B: rows_B % 3 == 0
     )  # fmt: skip
     lists, _ = tower_lists(world.task, model, towers)
-    top_SNK = lists.at(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
-    few_SNK = lists.select_rows(unknown_N).at(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
+    top_SNK = lists.select_lists(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
+    few_SNK = lists.select_rows(unknown_N).select_lists(GRID, HistoryTerm(world.term, HistoryEntries(world.past)))
     world.vectors[:], world.side.bias[:] = 0, 0
     for setting, top_NK, few_NK in zip(GRID, top_SNK, few_SNK, strict=True):
         weight = max(setting.cooccurrence, 3.0) if setting.cooccurrence else 0.0
@@ -217,9 +217,9 @@ def test_job_chooses_the_term_and_serves_it(tmp_path: Path) -> None:
     assert "Co-occurrence on valid: next, β = " in text
     stored = evaluate(tmp_path / "model")
     again = evaluate(tmp_path / "model", tmp_path / "recipe.toml")
-    assert [Setting.of(point) for point in again.curve] == [Setting.of(point) for point in stored.curve]
+    assert [Setting.read_point(point) for point in again.curve] == [Setting.read_point(point) for point in stored.curve]
     for point, repeated in zip(stored.curve, again.curve, strict=True):
-        assert point.metrics == repeated.metrics, Setting.of(point)
+        assert point.metrics == repeated.metrics, Setting.read_point(point)
     assert stored.value("recall@3") > 0.9 > stored.value("recall@3", bias_removal=1.0, cooccurrence=0.0)
     weights = {point.cooccurrence for point in stored.curve}
     assert weights >= {0.0, 0.05, 0.5, 3.0}

@@ -32,7 +32,7 @@ def embed(rows: np.ndarray) -> np.ndarray:
 
 
 def label_side(*, bias: bool = True) -> LabelSide:
-    return LabelSide.of(
+    return LabelSide.build(
         ITEMS, BIAS if bias else None, COUNTS, training_queries=100, temperature=T, log_pn=LOG_PN.astype(np.float32),
         buckets=Buckets.by_quantile(COUNTS),
     )  # fmt: skip
@@ -209,7 +209,7 @@ LOG_NU = np.log(rng.dirichlet(np.ones(L)))
 def test_noise_and_prior_have_separate_dials(log_proposal: np.ndarray | None) -> None:
     """`f + λ·log ν + μ·log π`; beside a tree ν is the tree, and the labels' one column is log π."""
     tree = log_proposal is not None
-    side = LabelSide.of(
+    side = LabelSide.build(
         ITEMS, BIAS, COUNTS, training_queries=100, temperature=T, buckets=Buckets.by_quantile(COUNTS),
         log_pn=np.float32(LOG_PN if tree else LOG_NU), log_popularity=None if tree else np.float32(LOG_PN),
     )  # fmt: skip
@@ -276,15 +276,15 @@ def test_prior_is_chosen_after_the_noise_if_they_differ() -> None:
     grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
     best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, separate_prior=True))
     assert best == Setting(0.7, 0.3)
-    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), *(Setting(0.7, at) for at in (-0.5, 0.5, 0.3))]
-    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, separate_prior=True), best)
+    assert [*map(Setting.read_point, curve)] == [*map(Setting, GRID), *(Setting(0.7, at) for at in (-0.5, 0.5, 0.3))]
+    assert [*map(Setting.read_point, curve)] == lines(grids, Noise("π^0.5", constant=False, separate_prior=True), best)
 
     best, curve = best_dial(measure, config(), Noise("π", constant=False, separate_prior=False))
-    assert (best, [*map(Setting.of, curve)]) == (Setting(0.7), [*map(Setting, GRID)])
+    assert (best, [*map(Setting.read_point, curve)]) == (Setting(0.7), [*map(Setting, GRID)])
 
     best, curve = best_dial(measure, config(), Noise("uniform", constant=True, separate_prior=True))
     assert best == Setting(0), "¼ from the best, as no other μ of the grid is"
-    assert [*map(Setting.of, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
+    assert [*map(Setting.read_point, curve)] == [Setting(0, at) for at in (0, -0.5, 0.7, 2)]
 
 
 def test_prior_with_a_calendar_is_always_used() -> None:
@@ -299,7 +299,7 @@ def test_prior_with_a_calendar_is_always_used() -> None:
     assert best_dial(measure, grid, ahead)[0] == Setting(0.7)
     best, curve = best_dial(measure, grid, ahead, seasonal=True)
     assert best == Setting(0.0, 0.5)
-    assert {*map(Setting, GRID)} < {*map(Setting.of, curve)}
+    assert {*map(Setting, GRID)} < {*map(Setting.read_point, curve)}
 
 
 def priced(settings: list[Setting]) -> list[CurvePoint]:

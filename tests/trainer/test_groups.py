@@ -12,7 +12,7 @@ from longtail.trainer.data.dataset import Requests
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.groups import figures_by_group, record_of
+from longtail.trainer.evaluation.groups import figures_by_group, list_records
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 from tests.trainer import tiny
@@ -26,7 +26,7 @@ TOP = np.int32([[3, 4, 5], [2, 3, 4], [7, 8, 9], [0, 2, 9], [0, 1, 2], [0, 1, 3]
 DATA = tiny.dataset(TRAIN, queries=6, labels=L, test=TEST, query_table=pa.table({"country": COUNTRIES}))
 CONFIG = tiny.recipe(evaluation={"ks": [K], "metric": f"recall@{K}"}).evaluation
 PAST = Past.fixed(TRAIN, queries=6)
-TASK = Task.of(TEST, PAST, CONFIG, labels=L, seed=0)
+TASK = Task.create(TEST, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
 FACTS = LabelFacts(COUNTS, Buckets.by_quantile(COUNTS).assign(COUNTS))
 
@@ -45,14 +45,14 @@ def test_groups_by_known_pairs_and_by_a_column() -> None:
         "country = unknown": (1, 2, 1),
     }
     assert groups[1].about == "up to 2 known pairs, the median"
-    few = record_of(groups)["history"]["few"]
+    few = list_records(groups)["history"]["few"]
     assert (few["queries"], few["metrics"][f"recall@{K}"]["value"]) == (2, 1 / 2)
 
 
 @pytest.mark.parametrize("country", ["DE", "FR"])
 def test_group_figures_equal_those_of_its_queries(country: str) -> None:
     rows = [row for row, of in enumerate(COUNTRIES) if of == country]
-    alone = Task.of(TEST.take(np.isin(TEST.queries, rows)), PAST, CONFIG, labels=L, seed=0)
+    alone = Task.create(TEST.take(np.isin(TEST.queries, rows)), PAST, CONFIG, labels=L, seed=0)
     expected = alone.metrics(TOP[rows], FACTS)
 
     (group,) = [
@@ -69,7 +69,7 @@ def test_requests_are_grouped_by_context() -> None:
     held_out = Pairs(np.int32([0, 0]), np.int32([3, 6]), requests=np.int32([0, 1]))
     requests = Requests(np.int32([0, 0]), contexts=np.int32([1, 0]))
     data = tiny.dataset(TRAIN, queries=6, labels=L, requests=requests, contexts=pa.table({"device": ["tv", "phone"]}))
-    task = Task.of(held_out, Past.fixed(TRAIN, queries=6, requests=requests.queries), CONFIG, labels=L, seed=0)
+    task = Task.create(held_out, Past.fixed(TRAIN, queries=6, requests=requests.queries), CONFIG, labels=L, seed=0)
 
     groups = figures_by_group(["device"], data, task, np.int32([[3, 4, 5], [3, 4, 5]]), FACTS)
 
@@ -89,7 +89,7 @@ def test_rare_values_are_one_group() -> None:
             {"zip": [*map(str, range(30)), *map(str, range(24)), *["other"] * 6], "few": ["other", "a"] * 30}
         ),
     )
-    task = Task.of(test, Past.fixed(TRAIN.take(slice(0)), queries=queries), CONFIG, labels=L, seed=0)
+    task = Task.create(test, Past.fixed(TRAIN.take(slice(0)), queries=queries), CONFIG, labels=L, seed=0)
 
     groups = figures_by_group(["zip", "few"], data, task, np.zeros((queries, K), np.int32), FACTS)
 
@@ -97,7 +97,7 @@ def test_rare_values_are_one_group() -> None:
     assert [group.name for group in of_zip] == [*(f"zip = {zip_code}" for zip_code in range(20)), "zip = other"]
     assert {group.queries for group in of_zip[:-1]} == {2}
     assert (of_zip[-1].queries, of_zip[-1].about) == (20, "11 values of zip")
-    assert record_of(groups)["zip"]["other"]["about"] == "11 values of zip"
+    assert list_records(groups)["zip"]["other"]["about"] == "11 values of zip"
     assert [(group.name, group.queries, group.about) for group in groups if group.column == "few"] == [
         ("few = other", 30, ""), ("few = a", 30, ""),
     ]  # fmt: skip

@@ -51,7 +51,7 @@ def config(**changes: Any) -> EvaluationConfig:
 
 def metrics(held_out: Pairs = HELD_OUT, **changes: Any) -> dict[str, float]:
     """Figures of a model whose score falls from label 0 to label 5 for every event."""
-    side = LabelSide.of(
+    side = LabelSide.build(
         np.eye(L, dtype=np.float32), None, COUNTS, training_queries=3, temperature=1.0,
         log_pn=np.zeros(L, np.float32), buckets=Buckets.by_count(),
     )  # fmt: skip
@@ -93,12 +93,12 @@ def test_nothing_to_find_after_enough_pairs_is_an_error() -> None:
 
 
 def test_events_are_counted_with_what_is_left_out() -> None:
-    all_events = HeldOut.of(HELD_OUT, PAST, config(exclude_seen=False), labels=L)
+    all_events = HeldOut.count(HELD_OUT, PAST, config(exclude_seen=False), labels=L)
     assert asdict(all_events) == {
         "pairs": 6, "distinct": 6, "short": 0, "repeated": 0, "measured": 6, "queries": 3, "requests": 6
     }  # fmt: skip
     assert str(all_events) == "6 pairs → 6 to find of 3 queries in 6 requests"
-    later = HeldOut.of(HELD_OUT, PAST, config(least_history=2), labels=L)
+    later = HeldOut.count(HELD_OUT, PAST, config(least_history=2), labels=L)
     assert str(later) == (
         "6 pairs → 2 to find of 2 queries, 3 with too few earlier pairs (evaluation.least_history), "
         "1 seen before (evaluation.exclude_seen)"
@@ -108,7 +108,7 @@ def test_events_are_counted_with_what_is_left_out() -> None:
 def test_least_history_counts_known_pairs_of_queries_with_a_fixed_history() -> None:
     """Query 0 has two known pairs and query 2 one; distinct pairs are (0, 2), (0, 1), (1, 3), (1, 0) and (2, 5)."""
     held_out, past = DATA.with_past(TEST, TRAIN, "fixed")
-    counts = HeldOut.of(held_out, past, config(history="fixed", least_history=1), labels=L)
+    counts = HeldOut.count(held_out, past, config(history="fixed", least_history=1), labels=L)
     assert (counts.distinct, counts.short, counts.repeated, counts.measured, counts.queries) == (5, 2, 1, 2, 2)
 
 
@@ -169,7 +169,7 @@ def test_baselines_read_the_history_of_each_event() -> None:
     test = Pairs(np.int32([0, 0, 1, 1]), np.int32([0, 1, 2, 3]), times=np.float64([1, 2, 3, 4]))
     data = tiny.dataset(train, queries=12, labels=4, ordered=True, test=test)
     held_out, past = data.with_past(test, data.train, "growing")
-    task = Task.of(held_out, past, config(), labels=4, seed=0)
+    task = Task.create(held_out, past, config(), labels=4, seed=0)
     interactions = Interactions(data.train, past, queries=12, labels=4, seed=0, ordered=True)
 
     assert interactions.histories(np.int32([1, 2, 3])).toarray().tolist() == [[1, 0, 0, 0], [0] * 4, [0, 0, 1, 0]]
@@ -184,7 +184,7 @@ def test_baselines_read_the_history_of_each_event() -> None:
 def test_groups_are_of_the_history_of_each_event() -> None:
     """Lengths are 2, 3, 0, 1, 2 and 1, of which the median above 0 is 2; the query table has the country."""
     data = replace(DATA, query_table=pa.table({"country": ["DE", "FR", "DE"]}))
-    task = Task.of(HELD_OUT, PAST, config(exclude_seen=False), labels=L, seed=0)
+    task = Task.create(HELD_OUT, PAST, config(exclude_seen=False), labels=L, seed=0)
     lists = np.tile(np.int32([0, 1]), (6, 1))  # finds events 1 and 4
 
     groups = figures_by_group(["country"], data, task, lists, FACTS)
@@ -205,7 +205,7 @@ def test_events_of_an_objective_have_the_history_of_all() -> None:
 
 
 def test_at_most_some_events_are_measured() -> None:
-    task = Task.of(HELD_OUT, PAST, config(exclude_seen=False), labels=L, seed=0, max_queries=4)
+    task = Task.create(HELD_OUT, PAST, config(exclude_seen=False), labels=L, seed=0, max_queries=4)
     assert len(task.rows_N) == 4
     assert task.positives.label_rows.tolist() == TEST.labels[task.rows_N].tolist()
 

@@ -63,7 +63,7 @@ BY_HAND = {
 def metrics() -> dict[str, object]:
     queries, labels = np.array(TEST_PAIRS).T
     return compute_metrics(
-        TOP, Positives.of(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
+        TOP, Positives.collect(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
         bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip
 
@@ -118,7 +118,7 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
     assert (once.low, once.high) == pytest.approx((0.066740, 0.652453), abs=1e-5)
     assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
     top = np.array([[1], [1]], np.int32)
-    positives = Positives.of(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
+    positives = Positives.collect(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
     missed = compute_metrics(
         top, positives, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
         bootstrap=Bootstrap(2, resamples=50, seed=0),
@@ -165,7 +165,7 @@ def test_the_interval_of_a_difference_by_hand() -> None:
 
 def test_balanced_error_averages_tested_labels() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
-    positives = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
+    positives = Positives.collect(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
     metrics = compute_metrics(
         np.array([[0], [0], [0], [2], [2]], np.int32), positives,
         LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8)), ks=[1],
@@ -180,7 +180,7 @@ def test_balanced_error_averages_tested_labels() -> None:
 
 def test_positives_are_distinct_pairs() -> None:
     queries, labels = np.array(TEST_PAIRS).T
-    positives = Positives.of(queries, labels, queries=3, labels=5)
+    positives = Positives.collect(queries, labels, queries=3, labels=5)
 
     assert list(zip(positives.query_rows.tolist(), positives.label_rows.tolist(), strict=True)) == [
         (0, 0), (0, 3), (1, 2), (2, 1), (2, 4)
@@ -190,7 +190,7 @@ def test_positives_are_distinct_pairs() -> None:
 
 def test_padding_is_no_hit_of_the_previous_query() -> None:
     """The key of (query 1, −1) is that of (query 0, last label)."""
-    positives = Positives.of(np.array([0, 1]), np.array([4, 0]), queries=2, labels=5)
+    positives = Positives.collect(np.array([0, 1]), np.array([4, 0]), queries=2, labels=5)
 
     assert positives.hits(np.array([[1], [-1]], np.int32)).tolist() == [[False], [False]]
 
@@ -209,7 +209,7 @@ SCORED_BY_HAND = {
 def scored(top: list[list[int]]) -> dict[str, float]:
     queries, labels = np.array(TEST_PAIRS).T
     metrics = compute_metrics(
-        np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5),
+        np.array(top, np.int32), Positives.collect(queries, labels, queries=3, labels=5),
         LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), ks=[1, 3], bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip
     return {name: figure.value for name, figure in metrics.items() if name.startswith("ps")}

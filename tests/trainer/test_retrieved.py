@@ -22,7 +22,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Requests
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.limits import check_sizes
 from longtail.trainer.loss_terms.extra_negatives import Retrieved
 from longtail.trainer.model.step import TrainStep
@@ -174,9 +174,9 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = Fals
     log_pn = np.log((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).astype(np.float32)
 
     def label_side() -> LabelSide:
-        return LabelSide.of(
+        return LabelSide.build(
             model.embed_labels(), model.label_biases(), counts, training_queries=data.training_queries(),
-            temperature=model.temperature, log_pn=log_pn, buckets=buckets_for(recipe.evaluation, counts),
+            temperature=model.temperature, log_pn=log_pn, buckets=define_buckets(recipe.evaluation, counts),
         )  # fmt: skip
 
     query = Encoding.fit(recipe, data).query

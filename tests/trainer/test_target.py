@@ -28,7 +28,7 @@ def counted_hits() -> HitsByLabel:
     hits = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
     queries, labels = np.array(TEST_PAIRS).T
     for setting, top_NK in TOP.items():
-        hits.count_hits(setting, top_NK, Positives.of(queries, labels, queries=3, labels=4))
+        hits.count_hits(setting, top_NK, Positives.collect(queries, labels, queries=3, labels=4))
     return hits
 
 
@@ -54,7 +54,7 @@ def test_recall_under_a_prior_by_hand(tmp_path: Path) -> None:
 
 def test_figures_survive_a_bundle(tmp_path: Path) -> None:
     hits = HitsByLabel(2, IDS, PI, 4, {"uniform": Setting(0.0)})
-    few = Positives.of(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
+    few = Positives.collect(np.array([0, 1]), np.array([0, 2]), queries=3, labels=4)
     hits.count_hits(Setting(0.5, -1.0), TOP[Setting(0.0)], few)
     (tmp_path / FILE).write_bytes(hits.to_bytes())
     again = HitsByLabel.read(tmp_path)
@@ -109,7 +109,7 @@ def test_valid_pairs_predict_recall_under_label_shift() -> None:
     valid, test = drawn(pi_L), drawn(np.full(labels, 1 / labels))
     for strength in grid:
         top_XK = np.argsort(-(scores_XL + strength * np.log(pi_L)), axis=1)[:, :k].astype(np.int32)
-        positives = Positives.of(np.arange(pairs), valid[1], queries=pairs, labels=labels)
+        positives = Positives.collect(np.arange(pairs), valid[1], queries=pairs, labels=labels)
         counted.count_hits(Setting(float(strength)), top_XK[valid[0]], positives)
         shifted.append((top_XK[test[0]] == test[1][:, None]).any(axis=1).mean())
 

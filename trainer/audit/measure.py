@@ -27,7 +27,7 @@ from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.groups import Group, figures_by_group
 from longtail.trainer.evaluation.metrics import LabelFacts
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
 
 _SEED = 0
@@ -169,22 +169,22 @@ def audit(inputs: AuditInputs) -> Audit:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
     queries = len(dataset.query_ids)
     past = Past.fixed(dataset.pairs_before("test"), queries=queries)
-    to_find = HeldOut.of(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
+    to_find = HeldOut.count(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
     if to_find.repeated and not to_find.measured and not inputs.include_seen:
         raise DataError(
             f"--test: expected pairs that are not in train or valid too, found {to_find.repeated:,} that all are; use "
             "--include-seen where a query may find a label again"
         )
-    task = Task.of(dataset.test, past, config, labels=labels, seed=_SEED)
+    task = Task.create(dataset.test, past, config, labels=labels, seed=_SEED)
     aligned = _AlignedLists.of(lists, query_rows, label_rows, task)
     counts = np.bincount(dataset.train.labels, minlength=labels)
-    bucket_L = buckets_for(config, counts).assign(counts)
+    bucket_L = define_buckets(config, counts).assign(counts)
     facts = LabelFacts(counts, bucket_L)
     learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED, ordered=dataset.ordered)
     tuning = None
     if len(dataset.valid):
         valid_past = Past.fixed(dataset.train, queries=queries)
-        valid = Task.of(dataset.valid, valid_past, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES)
+        valid = Task.create(dataset.valid, valid_past, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES)
         tuning = valid, replace(learnt, past=valid_past)
     compared, left_out = compare(task, aligned.top_NK, facts, learnt, config, tuning=tuning)
     compared = compared and replace(compared, subject="the recommender")

@@ -18,7 +18,7 @@ from longtail.bundle.promise import PromiseVerdict
 from longtail.bundle.report_table import ReportTable, metric_cell, metric_cells
 from longtail.bundle.store import atomic_directory
 from longtail.trainer.audit.measure import Audit
-from longtail.trainer.evaluation.groups import record_of
+from longtail.trainer.evaluation.groups import list_records
 from longtail.trainer.evaluation.report import (
     baseline_table,
     baselines_html,
@@ -62,7 +62,7 @@ def write(audit: Audit, verdicts: Sequence[PromiseVerdict], out: Path) -> None:
     record = {
         "lists": audit.name, "metric": audit.metric, "queries": audit.queries, "pairs": audit.pairs,
         "labels": audit.labels, "metrics": {name: figure.model_dump() for name, figure in audit.metrics.items()},
-        "buckets": {bucket.name: asdict(bucket) for bucket in audit.buckets}, "groups": record_of(audit.groups),
+        "buckets": {bucket.name: asdict(bucket) for bucket in audit.buckets}, "groups": list_records(audit.groups),
         "findings": {it.name: asdict(it) | {"in_words": str(it)} for it in audit.findings},
         "notes": audit.notes, "promise": [verdict.record() for verdict in verdicts],
     }  # fmt: skip

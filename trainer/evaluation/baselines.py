@@ -32,7 +32,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.grid_ranker import best
-from longtail.trainer.evaluation.ranking import block_of
+from longtail.trainer.evaluation.ranking import compute_block_size
 from longtail.trainer.evaluation.task import Task
 
 Settings = dict[str, Any]
@@ -62,7 +62,7 @@ class Interactions:
     Attributes:
         past: histories that describe the rows of a task.
         ordered: whether the pairs of a query are in time order (`Dataset.ordered`).
-        columns: `categories_of` the labels.
+        columns: `read_categories` the labels.
         prior_L: π* of the recipe's prior, float64; None with kind `count`.
     """
 
@@ -202,7 +202,7 @@ def _attribute_grid(data: Interactions) -> tuple[Settings, ...]:
     )  # fmt: skip
 
 
-def categories_of(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
+def read_categories(recipe: Recipe, dataset: Dataset) -> dict[str, Int64]:
     """Number the values of labels' id columns, int64 [L] by feature."""
     source = dataset.label_features(recipe.data.label_id)
     return {
@@ -456,7 +456,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
         if newcomer_N.any():
             top_NK[newcomer_N] = _select_unseen(task, popular_L)[newcomer_N]
         return top_NK
-    top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
+    top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), compute_block_size(data.labels, matrices=2)
     rank_L, negative_L = np.argsort(popular_L), -np.arange(1, data.labels + 1, dtype=np.float32)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.rows_N[start : start + block]

@@ -40,7 +40,12 @@ from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, HistoryTerm
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve, log_proposal_of, unknown_to
+from longtail.trainer.evaluation.ranking import (
+    RankedModel,
+    bias_removal_curve,
+    create_log_proposal,
+    create_unknown_finder,
+)
 from longtail.trainer.prior import type_weights
 
 
@@ -61,7 +66,7 @@ class EvaluationResult:
     left_out: str | None = None
 
     def __repr__(self) -> str:
-        measured = {Setting.of(point): point.metrics for point in self.curve}.get(self.dial.default, {}).get(
+        measured = {Setting.read_point(point): point.metrics for point in self.curve}.get(self.dial.default, {}).get(
             self.metric
         )
         value = "not measured" if measured is None else f"{measured.value:.4f}"
@@ -96,7 +101,7 @@ class EvaluationResult:
             cooccurrence: ω; by default the bundle's default.
             bonus: β by bucket; by default the bundle's defaults.
         """
-        at = {Setting.of(point): point.metrics for point in self.curve}
+        at = {Setting.read_point(point): point.metrics for point in self.curve}
         if popularity is None:
             popularity = self.popularity.default if bias_removal is None else 0.0
         if bias_removal is None:
@@ -154,7 +159,7 @@ def evaluate(
         bundle = Bundle.load(Path(bundle))
     name, stored = bundle.manifest.name, bundle.manifest.bias_removal
     if recipe is None:
-        return EvaluationResult(name, _metric_of(stored), stored, *Dial.of_manifest(bundle.manifest)[1:])
+        return EvaluationResult(name, _parse_metric(stored), stored, *Dial.read_manifest(bundle.manifest)[1:])
     data = "the recipe" if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
@@ -166,7 +171,7 @@ def evaluate(
     nothing = f"{data}: expected {split} pairs of labels in {source}, found none"
     curve, left_out = _measure(bundle, recipe, split, nothing=nothing)
     measured = stored.model_copy(update={"curve": curve, "curve_split": split})
-    dials = Dial.of_manifest(bundle.manifest)[1:]
+    dials = Dial.read_manifest(bundle.manifest)[1:]
     return EvaluationResult(name, recipe.evaluation.metric, measured, *dials, left_out=left_out)
 
 
@@ -201,12 +206,12 @@ def evaluate_rolling(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     if bundle.forecast is None:
         raise RecipeError("rolling: expected a bundle with a forecast, [prior] in its recipe, received one without")
-    measured = _OnData.of(bundle, recipe)
+    measured = _OnData.read(bundle, recipe)
     training, test, unit = measured.dataset.pairs_before("test"), measured.dataset.test, measured.dataset.report.unit
     if test.times is None or unit is None or training.times is None:
         raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
     count = log_frequencies(bundle.labels.counts)
-    default = Dial.of_manifest(bundle.manifest).default
+    default = Dial.read_manifest(bundle.manifest).default
     figures, forecast = list[RollingFigures](), bundle.forecast
     ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
     for begin, end in pairwise(ends):
@@ -242,7 +247,7 @@ class _OnData:
     rows_L: Int32
 
     @classmethod
-    def of(cls, bundle: Bundle, recipe: Recipe) -> _OnData:
+    def read(cls, bundle: Bundle, recipe: Recipe) -> _OnData:
         dataset = read_dataset(recipe)
         rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
         return cls(bundle, recipe, dataset, rows_L)
@@ -270,11 +275,13 @@ class _OnData:
             term = HistoryTerm(bundle.cooccurrence, HistoryEntries(past, recipe.history_events))
         model = RankedModel(
             lambda rows_B: session.run(None, features.query_inputs(rows_B))[0] - centre_D,
-            LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
-            log_proposal_of(bundle.proposal, features),
+            LabelSide.read_bundle(
+                labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
+            ),
+            create_log_proposal(bundle.proposal, features),
             term,
-            unknown_to(bundle.manifest.query_features, features) if bundle.ranks_by_popularity else None,
-            calibrated_at=0.0 if Noise.of_bundle(bundle).constant else recipe.loss.calibrated_at,
+            create_unknown_finder(bundle.manifest.query_features, features) if bundle.ranks_by_popularity else None,
+            calibrated_at=0.0 if Noise.read_bundle(bundle).constant else recipe.loss.calibrated_at,
             described=recipe.describes_labels,
         )
         return bias_removal_curve(held_out, past, model, _config(bundle, recipe), seed=recipe.seed, settings=settings)
@@ -285,15 +292,15 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> tup
 
     Raises DataError with the text `nothing` if no pair is left to find.
     """
-    measured, labels = _OnData.of(bundle, recipe), bundle.labels
+    measured, labels = _OnData.read(bundle, recipe), bundle.labels
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     if bundle.forecast is not None:
         _refuse_known(bundle.forecast, held_out, measured.dataset.report.unit, split)
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(include_future=True).astype(np.float32))
-    default = Dial.of_manifest(bundle.manifest).default
-    settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default)
+    default = Dial.read_manifest(bundle.manifest).default
+    settings = lines(recipe.evaluation, Noise.read_bundle(bundle), default)
     if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
-        stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
+        stored = (Setting.read_point(point) for point in bundle.manifest.bias_removal.curve)
         settings += [it for it in stored if it.cooccurrence != default.cooccurrence and it not in settings]
     curve = measured.curve(held_out, measured.dataset.pairs_before(split), labels, settings, nothing=nothing)
     return curve, _lacking(held_out, measured.rows_L, split)
@@ -344,7 +351,7 @@ def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
     return config.model_copy(update={"log_likelihood": False})
 
 
-def _metric_of(dial: BiasRemoval) -> str:
+def _parse_metric(dial: BiasRemoval) -> str:
     """Return the metric that chose the stored λ; recall at the first k if no metric did."""
     measured = dial.curve[0].metrics if dial.curve else {"recall@20": None}
     chosen = dial.chosen_by.split()[-1]

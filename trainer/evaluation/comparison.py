@@ -125,7 +125,7 @@ def compare(
     used: dict[str, Settings] = {}
     seconds: dict[str, float] = {}
     lists: dict[str, Int32] = {}
-    for name in baselines_for(config, data):
+    for name in choose_baselines(config, data):
         if reason := skip_reason(name, data):
             notes.append(f"{name} was left out: {reason}.")
             continue
@@ -158,7 +158,7 @@ def compare(
     return Comparison(config.metric, task.description, model, metrics, used, seconds, best, differences, notes), []
 
 
-def baselines_for(config: EvaluationConfig, data: Interactions) -> list[str]:
+def choose_baselines(config: EvaluationConfig, data: Interactions) -> list[str]:
     """List the recipe's baselines; by default without `attribute share` where labels have no column for it."""
     default = "baselines" not in config.model_fields_set and not data.columns
     return [name for name in config.baselines if not (default and name == "attribute share")]

@@ -146,7 +146,7 @@ class TowerLists:
             unknown_N=None if self.unknown_N is None else self.unknown_N[mask_N],
         )  # fmt: skip
 
-    def at(self, settings: Sequence[Setting], term: HistoryTerm | None) -> Int32:
+    def select_lists(self, settings: Sequence[Setting], term: HistoryTerm | None) -> Int32:
         """Return the exact lists at settings with any ω, int32 [S, N, K]."""
         if term is not None and any(setting.cooccurrence for setting in settings):
             return self.with_term(term, settings)

@@ -27,7 +27,7 @@ from longtail.bundle import (
 from longtail.bundle.manifest import CooccurrenceSettings, dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.config.sections import RelativeFloor
-from longtail.trainer.history import best_of
+from longtail.trainer.history import select_best
 
 BONUSES = (0.5, 1.0, 1.5, 2.0, 2.5)
 """Grid of β of the tail, besides 0."""
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     new: float = 0.0
 
     @classmethod
-    def of(cls, point: CurvePoint) -> Setting:
+    def read_point(cls, point: CurvePoint) -> Setting:
         """Return the setting of a curve's point."""
         return cls(point.bias_removal, point.popularity, point.cooccurrence, **point.bonus)
 
@@ -95,7 +95,7 @@ class Dial(NamedTuple):
     bonus: Mapping[BonusBucket, Bonus] = _NO_BONUS
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest) -> Dial:
+    def read_manifest(cls, manifest: Manifest) -> Dial:
         """Return the dials of a bundle."""
         return cls(manifest.bias_removal, manifest.popularity, manifest.cooccurrence, manifest.bonus)
 
@@ -137,7 +137,7 @@ class Noise(NamedTuple):
     ahead: bool = False
 
     @classmethod
-    def of_bundle(cls, bundle: Bundle) -> Noise:
+    def read_bundle(cls, bundle: Bundle) -> Noise:
         """Return the noise that λ removes from a bundle's scores."""
         separate, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = separate and bool(np.ptp(bundle.labels.log_pn) == 0)
@@ -178,15 +178,15 @@ def lines(config: EvaluationConfig, noise: Noise, default: Setting, weights: Seq
     return list(dict.fromkeys(settings))
 
 
-def line_of(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[CurvePoint]:
+def select_line(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[CurvePoint]:
     """Select the points that differ from the served setting in one dial, sorted.
 
     The line over λ is at μ = 0.
     """
     at = Setting._fields.index(dial)
     fixed = default._replace(popularity=0.0) if dial == "bias_removal" else default
-    points = [point for point in curve if Setting.of(point)._replace(**{dial: fixed[at]}) == fixed]
-    return sorted(points, key=lambda point: Setting.of(point)[at])
+    points = [point for point in curve if Setting.read_point(point)._replace(**{dial: fixed[at]}) == fixed]
+    return sorted(points, key=lambda point: Setting.read_point(point)[at])
 
 
 Measure = Callable[[list[Setting]], list[CurvePoint]]
@@ -205,18 +205,18 @@ def best_dial(
         seasonal: π has a calendar; then μ is not 0, because seasons even out over all of valid.
     """
     curve = measure(noise.first_line(config.bias_removal))
-    floors = floors_of(curve, config)
+    floors = compute_floors(curve, config)
     bias_removal = 0.0 if noise.ahead else best_point(curve, config, floors).bias_removal
     if second := noise.second_line(prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    first = best_point(with_prior(curve) if seasonal else curve, config, floors)
+    first = best_point(select_with_prior(curve) if seasonal else curve, config, floors)
     if noise.ahead and not noise.constant and first.popularity:
         curve = curve + measure([Setting(at, first.popularity) for at in config.bias_removal if at])
-    best = Setting.of(best_point(with_prior(curve) if seasonal else curve, config, floors))
+    best = Setting.read_point(best_point(select_with_prior(curve) if seasonal else curve, config, floors))
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
-def with_prior(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
+def select_with_prior(curve: Sequence[CurvePoint]) -> list[CurvePoint]:
     """Select the points where μ is not 0."""
     return [point for point in curve if point.popularity]
 
@@ -233,14 +233,14 @@ def best_with_bonus(
     Args:
         best: the choice without β.
     """
-    floors, points = floors_of(curve, config), [*curve]
+    floors, points = compute_floors(curve, config), [*curve]
     if not floors:
         measured = f"recall@{config.k}/new" in curve[0].metrics
         line = measure([best._replace(new=value) for value in _OF_NEW]) if measured else []
-        return Setting.of(best_of(line, config.metric)) if line else best
+        return Setting.read_point(select_best(line, config.metric)) if line else best
     if any(name.endswith(BONUS_BUCKETS) for name in floors):
         alike = [point for point in curve if point.cooccurrence == best.cooccurrence]
-        at = Setting.of(best_of(alike, config.metric))
+        at = Setting.read_point(select_best(alike, config.metric))
         dial, grid = "bias_removal", config.bias_removal
         if noise.constant or noise.ahead:
             dial, grid = "popularity", prior_grid(config)
@@ -248,15 +248,16 @@ def best_with_bonus(
         for finer in (1.0, *_FINER):
             pairs = [(at.torso + finer * torso, at.tail + finer * tail) for torso, tail in steps]
             points += measure([at.with_bonus(*pair, new=new) for pair in pairs if min(pair) >= 0])
-            at = Setting.of(best_point(points, config, floors))
+            at = Setting.read_point(best_point(points, config, floors))
             if not at.bonus:
                 break
             points += measure([at._replace(**{dial: value}) for value in grid])
-            at, steps = Setting.of(best_point(points, config, floors)), [*product((-1.0, 0.0, 1.0), (-1.0, 0.0, 1.0))]
-    return Setting.of(best_point(points, config, floors))
+            at = Setting.read_point(best_point(points, config, floors))
+            steps = [*product((-1.0, 0.0, 1.0), (-1.0, 0.0, 1.0))]
+    return Setting.read_point(best_point(points, config, floors))
 
 
-def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
+def compute_floors(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
     """Compute the floor of every metric that has one; a relative floor depends on λ's line at μ = 0."""
     line = [point for point in curve if not point.popularity and not point.bonus]
 
@@ -274,7 +275,7 @@ def missed(point: CurvePoint, floors: Mapping[str, float]) -> float:
     return sum(max(0.0, least - point.metrics[metric].value) for metric, least in floors.items())
 
 
-def chosen_by(config: EvaluationConfig) -> str:
+def describe_choice(config: EvaluationConfig) -> str:
     """Describe the choice of λ and μ, ending with the metric."""
     floor = ", ".join(f"{name} >= {least}" for name, least in config.floor.items())
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
@@ -284,7 +285,7 @@ def best_point(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Ma
     """Return the best point with the least shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
-    return best_of(nearest, config.metric)
+    return select_best(nearest, config.metric)
 
 
 def prior_grid(config: EvaluationConfig) -> list[float]:

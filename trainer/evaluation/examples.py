@@ -55,7 +55,7 @@ def examples(
     display: Sequence[str],
 ) -> list[Example]:  # fmt: skip
     """Describe queries with their lists at some settings."""
-    top_SNK, title_of = lists.at(settings, term), _titles(dataset, display)
+    top_SNK, title_of = lists.select_lists(settings, term), _titles(dataset, display)
     buckets_L, result = lists.label_side.buckets, []
     query_N, positives = task.past.queries(task.rows_N), task.positives
     for i, row in enumerate(task.rows_N):

@@ -12,7 +12,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int8, Int32
-from longtail.trainer.evaluation.dial import BONUSES, Dial, Setting, line_of
+from longtail.trainer.evaluation.dial import BONUSES, Dial, Setting, select_line
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 
@@ -78,8 +78,8 @@ def frontier(dial: Dial, task: Task, top_of: Mapping[Setting, Int32], facts: Lab
     without = line_of_bonus[0]
     dial_name, symbol = ("popularity", "μ") if without.popularity else ("bias_removal", "λ")
     line = [
-        FrontierPoint(str(Setting.of(point)), *(point.metrics[name].value for name in names))
-        for point in line_of(dial.curve, dial_name, without)
+        FrontierPoint(str(Setting.read_point(point)), *(point.metrics[name].value for name in names))
+        for point in select_line(dial.curve, dial_name, without)
     ]
 
     def point(words: str, top_NK: Int32) -> FrontierPoint:

@@ -81,7 +81,7 @@ def figures_by_group(
     return groups
 
 
-def record_of(groups: Sequence[Group]) -> dict[str, Any]:
+def list_records(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the groups' entries in `metrics.json`, by column and value."""
     record: dict[str, Any] = {}
     for group in groups:

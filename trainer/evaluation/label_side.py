@@ -39,7 +39,7 @@ class LabelSide:
     log_popularity: Float32 | None = None
 
     @classmethod
-    def of(
+    def build(
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
@@ -49,7 +49,7 @@ class LabelSide:
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
 
     @classmethod
-    def of_bundle(
+    def read_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
         """Build from a bundle's labels and embeddings, float32 [L, D]."""

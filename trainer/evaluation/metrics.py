@@ -42,7 +42,7 @@ class Positives:
     labels: int
 
     @classmethod
-    def of(
+    def collect(
         cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int,
         weights: Float32 | None = None,
     ) -> Positives:  # fmt: skip

@@ -43,12 +43,12 @@ _BLOCK_BYTES = 64 << 20
 _EMBED_BLOCK = 4096
 
 
-def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
+def define_buckets(config: EvaluationConfig, counts: Int64) -> Buckets:
     """Define the recipe's buckets by training counts [L]."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
-def log_proposal_of(proposal: Proposal | None, features: QueryInputs) -> LogProposal | None:
+def create_log_proposal(proposal: Proposal | None, features: QueryInputs) -> LogProposal | None:
     """Return the tree's log p_n(y|x) of query rows; None for a model without a tree."""
     if proposal is None:
         return None
@@ -104,7 +104,7 @@ def bias_removal_curve(
         settings: by default the recipe's grid of λ, at μ = ω = 0.
     """
     label_side = model.label_side
-    task = Task.of(held_out, past, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
+    task = Task.create(held_out, past, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
     settings = [*map(Setting, config.bias_removal)] if settings is None else settings
     likelihood = None
     if config.log_likelihood:
@@ -114,7 +114,7 @@ def bias_removal_curve(
     towers = list(dict.fromkeys(setting.of_towers for setting in settings))
     lists, log_p = tower_lists(task, model, towers, likelihood)
     log_p_of, facts, curve = dict(zip(towers, log_p, strict=True)), label_side.facts(config), []
-    for setting, top_NK in zip(settings, lists.at(settings, model.term), strict=True):
+    for setting, top_NK in zip(settings, lists.select_lists(settings, model.term), strict=True):
         log_p_N = log_p_of.get(setting)
         if watch is not None:
             watch(setting, top_NK, task.positives)
@@ -142,7 +142,7 @@ def tower_lists(
     return lists, log_p
 
 
-def unknown_to(features: Sequence[Feature], read: QueryInputs) -> Unknown:
+def create_unknown_finder(features: Sequence[Feature], read: QueryInputs) -> Unknown:
     """Create a function that finds the rows without known features; `read` has their histories."""
 
     def unknown(rows_N: Int32) -> Bools:
@@ -203,7 +203,7 @@ def rank(
     ranker = GridRanker(columns_LX, weights_GE[:, moved], k)
     rows_PE, labels = rows_LE[ranker.order], len(rows_LE)
     del rows_LE  # of millions of labels a good part of a job's memory
-    block = block_of(labels, matrices=1 if log_proposal is None else 4)
+    block = compute_block_size(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))]
     if log_proposal is not None:  # a pass for every λ
         ends = [g for g in range(1, len(settings)) if settings[g].bias_removal != settings[g - 1].bias_removal]
@@ -249,7 +249,7 @@ def rank(
     return top_GNK, [None if log_p_S is None else join_shares(log_p_S) for log_p_S in log_p_GS]
 
 
-def block_of(labels: int, *, matrices: int = 1) -> int:
+def compute_block_size(labels: int, *, matrices: int = 1) -> int:
     """Return the number of queries whose scores fit into 64 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 

@@ -25,7 +25,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.baselines import format_settings
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
+from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing, select_line
 from longtail.trainer.evaluation.examples import Example
 from longtail.trainer.evaluation.frontier import Frontier
 from longtail.trainer.evaluation.groups import Group
@@ -94,10 +94,10 @@ def _curve_table(dial: Dial, columns: Mapping[str, str]) -> ReportTable:
     """Create a table with a row per setting of the curve."""
     dials = _dials(dial)
     rows = [
-        [*(f"{Setting.of(point)[i]:g}" for i in dials.values()), *metric_cells(point.metrics, columns.values())]
+        [*(f"{Setting.read_point(point)[i]:g}" for i in dials.values()), *metric_cells(point.metrics, columns.values())]
         for point in dial.curve
     ]
-    defaults = [i for i, point in enumerate(dial.curve) if Setting.of(point) == dial.default]
+    defaults = [i for i, point in enumerate(dial.curve) if Setting.read_point(point) == dial.default]
     return ReportTable([*dials, *columns], rows, name_columns=len(dials), marked=defaults)
 
 
@@ -179,7 +179,7 @@ def html_report(
     """
     metric = recipe.evaluation.metric
     k, frontier = parse_k(metric), figures.frontier
-    prior, term = (line_of(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
+    prior, term = (select_line(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
     ends = "  (left: tail, right: head)"
     lambda_ends = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""
     plots = _line_plots("λ", f"bias removal λ{lambda_ends}", _lambdas(dial), dial.default, k)
@@ -316,13 +316,13 @@ def _dials(dial: Dial) -> dict[str, int]:
     return {
         symbol: at
         for at, symbol in enumerate(_SYMBOLS)
-        if at == 0 or any(Setting.of(point)[at] for point in dial.curve)
+        if at == 0 or any(Setting.read_point(point)[at] for point in dial.curve)
     }
 
 
 def _lambdas(dial: Dial) -> list[CurvePoint]:
     """Select the points of λ's line."""
-    return line_of(dial.curve, "bias_removal", dial.default)
+    return select_line(dial.curve, "bias_removal", dial.default)
 
 
 def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Setting, k: str) -> list[str]:
@@ -330,7 +330,7 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
     if len(points) < 2:
         return []
     at = _SYMBOLS.index(symbol)
-    grid = [Setting.of(point)[at] for point in points]
+    grid = [Setting.read_point(point)[at] for point in points]
     return [
         plot(
             lambda axes: _recall(axes, grid, points, default[at], words, k),
@@ -349,7 +349,7 @@ def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
     Raises:
         ValueError: the curve has no figures for k results, or fewer than two points.
     """
-    dial = Dial.of_manifest(bundle.manifest)
+    dial = Dial.read_manifest(bundle.manifest)
     points, coverage = _lambdas(dial), f"coverage@{k}"
     if len(points) < 2 or coverage not in points[0].metrics:
         measured = sorted(points[0].metrics) if points else "nothing"

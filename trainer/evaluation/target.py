@@ -166,7 +166,7 @@ class HitsByLabel:
         return cls(about["k"], table["id"].combine_chunks(), frequency_L, about["labels"], theory, pairs_L, hits)
 
 
-def settings_beyond(measured: Sequence[Setting], *, separate_prior: bool) -> list[Setting]:
+def list_tail_settings(measured: Sequence[Setting], *, separate_prior: bool) -> list[Setting]:
     """List settings with μ < 0 for priors of the tail."""
     if not separate_prior:
         return []
@@ -181,7 +181,7 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
             f"target prior: expected {', '.join(NAMED)}, or a file with columns label and share, received {path}"
         )
     with open_database() as reader:
-        table = read_table(reader, find_files(path), _shares_in, str(path))
+        table = read_table(reader, find_files(path), _read_share_columns, str(path))
         columns = table.arrow(["label", "share"])
     shares: Float64 = columns["share"].combine_chunks().to_numpy(zero_copy_only=False)
     if not (np.isfinite(shares).all() and (shares >= 0).all()):
@@ -189,7 +189,7 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     return columns["label"].combine_chunks(), shares
 
 
-def _shares_in(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
+def _read_share_columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
     value = to_number(*opened.column("share"))
     if value is None:
         raise opened.file.wrong("share", "numbers", opened.column("share")[1].lower())

@@ -46,7 +46,7 @@ class HeldOut:
     requests: int
 
     @classmethod
-    def of(cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int) -> HeldOut:
+    def count(cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int) -> HeldOut:
         """Count a split's pairs; `request_rows` are rows of the past."""
         short_n, repeated_n = find_excluded(held_out, past, config)
         keys_n = held_out.request_rows.astype(np.int64) * labels + held_out.labels
@@ -102,7 +102,7 @@ class Task:
     custom: Mapping[str, Metric]
 
     @classmethod
-    def of(
+    def create(
         cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int, seed: int,
         max_queries: int | None = None,
     ) -> Task:  # fmt: skip
@@ -122,7 +122,7 @@ class Task:
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
             pairs = pairs.take(is_in(pairs.request_rows, rows_N))
-        positives = Positives.of(
+        positives = Positives.collect(
             np.searchsorted(rows_N, pairs.request_rows), pairs.labels, queries=len(rows_N), labels=labels,
             weights=pairs.weights,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, dump_weights
@@ -68,7 +68,7 @@ def to_bundle(
     about = {
         "name": recipe.name, "similarity": recipe.served_similarity, "temperature": model.temperature,
         "loss": Loss(family=str(recipe.loss.family), sampler=str(recipe.loss.sampler), weight=str(recipe.loss.weight)),
-        "exclude_history": exclude_history, "buckets": buckets_for(recipe.evaluation, label_side.counts),
+        "exclude_history": exclude_history, "buckets": define_buckets(recipe.evaluation, label_side.counts),
         "bias_removal": dial.bias_removal, "popularity": dial.popularity, "bonus": dict(dial.bonus),
         "training_data": {
             "fingerprint": dataset.fingerprint,

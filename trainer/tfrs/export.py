@@ -23,7 +23,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise
 from longtail.trainer.evaluation.label_side import LabelSide
-from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.ranking import define_buckets
 from longtail.trainer.export.tables import write_with_tables
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_noise
@@ -122,8 +122,8 @@ def export_tfrs(
     has_own_noise = not np.array_equal(log_nu_L, log_pi_L)
     noise = Noise(name_noise(log_nu_L, log_pi_L), constant=bool(np.ptp(log_nu_L) == 0), separate_prior=has_own_noise)
     config = EvaluationConfig.model_validate(options.evaluation)
-    buckets = buckets_for(config, counts_L)
-    side = LabelSide.of(
+    buckets = define_buckets(config, counts_L)
+    side = LabelSide.build(
         embeddings_LD, None, counts_L, training_queries=int(counts_L.sum()), temperature=temperature,
         log_pn=log_nu_L.astype(np.float32), buckets=buckets,
         log_popularity=log_pi_L.astype(np.float32) if has_own_noise else None,

@@ -21,7 +21,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.errors import ExportError
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, chosen_by, lines
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, best_with_bonus, describe_choice, lines
 from longtail.trainer.evaluation.label_side import LabelSide
 from longtail.trainer.evaluation.ranking import RankedModel, bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut
@@ -92,7 +92,7 @@ def measure_dial(
         return bias_removal_curve(held_out, past, model, config, seed=0, settings=settings)
 
     if bias_removal is None:
-        why = chosen_by(config)
+        why = describe_choice(config)
         before, curve = best_dial(measure, config, noise)
         best = best_with_bonus(measure, curve, before, config, noise)
     else:
@@ -104,7 +104,7 @@ def measure_dial(
         Popularity(default=best.popularity),
         bonus=best.bonus_dials,
     )
-    held_out_counts = HeldOut.of(held_out, past, config, labels=len(ids))
+    held_out_counts = HeldOut.count(held_out, past, config, labels=len(ids))
     figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(held_out_counts)}}
     return dial, {"metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode()}
 
