@@ -11,7 +11,7 @@ from longtail.bundle.conditions import Condition
 from longtail.bundle.promise import QualityPromise
 from longtail.index.building.build import build
 from longtail.index.building.merge import MergeReport, merge_labels
-from longtail.index.building.priors import Limits, PriorSpec, PriorTable
+from longtail.index.building.priors import Exposure, Limits, PriorSpec, PriorTable
 from longtail.index.building.queries import KnownQueries
 from longtail.index.building.refresh import RefreshOptions, refresh, refresh_priors
 from longtail.index.errors import (
@@ -45,6 +45,7 @@ __all__ = [
     "DeviceError",
     "EngineUnavailableError",
     "ExactRows",
+    "Exposure",
     "Filter",
     "FilterMask",
     "IndexSpec",

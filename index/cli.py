@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, cast
 
 import typer
-from pydantic import JsonValue
 from rich.console import Console
 
 from longtail.bundle import BundleError
@@ -23,7 +21,7 @@ from longtail.bundle.vectors import SIMILARITIES
 from longtail.commands.app import app_of_commands, say_next
 from longtail.index.building.build import build, build_from_vectors, bundle_path
 from longtail.index.building.merge import merge_labels
-from longtail.index.building.priors import Limits, PriorSpec, PriorTable
+from longtail.index.building.priors import PriorSpec
 from longtail.index.building.refresh import RefreshOptions, refresh, refresh_priors
 from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
@@ -87,86 +85,6 @@ class IndexOptions:
 
 
 @dataclass(frozen=True)
-class PriorLimits:
-    """How requests may weigh the priors of a table, and what fills its gaps."""
-
-    prior: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."
-        ),
-    ] = None
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."
-        ),
-    ] = None
-
-    def table(self, path: str) -> PriorTable:
-        """Create the table at a path."""
-        words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
-        fill: float | Literal["min", "median"] | None = words.get(self.missing or "")
-        if self.missing is not None and fill is None:
-            try:
-                fill = float(self.missing)
-            except ValueError:
-                raise LongtailIndexError(
-                    f"--missing: expected min, median or a number, received {self.missing!r}"
-                ) from None
-        return PriorTable(as_source(path), dict(map(Limits.parse, self.prior or ())), fill)
-
-
-@dataclass(frozen=True)
-class PriorOptions(PriorLimits):
-    """Further terms of scores that requests may weigh."""
-
-    priors: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Path or URL: label_id and a column of numbers per prior.")
-    ] = None
-    bonus: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FILTER",
-            help='Labels that requests may give a bonus, as a filter in JSON: promoted=\'{"seller": "s1"}\'.',
-        ),
-    ] = None
-    decay: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN[=HALF_LIFE]",
-            help="Column of dates by which scores may decay, and the shortest half-life at weight 1 (default: 1d).",
-        ),
-    ] = None
-    slope: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN[=MIN:MAX]", help="Column of numbers to weigh, in nats per unit, such as price=-0.1:0.1."
-        ),
-    ] = None
-    exposed: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HALF_LIFE[=MIN:MAX[:DEFAULT]]",
-            help="Prior of the labels' shares of answers, such as 7d or 7d=-1:0:-0.3 (default weights: -1:1).",
-        ),
-    ] = None
-
-    def prior_spec(self) -> PriorSpec:
-        """Create the spec of the priors."""
-        if self.priors is None and (self.prior or self.missing is not None):
-            raise LongtailIndexError("--prior and --missing: expected --priors TABLE with them, received none")
-        half_lives = (text.partition("=") for text in self.decay or ())
-        return PriorSpec(
-            None if self.priors is None else self.table(self.priors),
-            bonuses=dict(map(_parse_bonus, self.bonus or ())),
-            decay={column: half_life or "1d" for column, _, half_life in half_lives},
-            slopes=dict(Limits.parse(text) if "=" in text else (text, None) for text in self.slope or ()),
-            exposed=self.exposed,
-        )
-
-
-@dataclass(frozen=True)
 class VectorOptions:
     """Vectors of another library's model."""
 
@@ -216,8 +134,13 @@ def build_(
     bundle: BundleArgument,
     releases: ReleasesOption,
     index: IndexOptions,
-    priors: PriorOptions,
     new: NewRelease,
+    priors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Named priors: a table, or a TOML file with limits, bonuses, decays, slopes."
+        ),
+    ] = None,
     filterable: Annotated[
         str | None,
         typer.Option(
@@ -243,7 +166,7 @@ def build_(
             releases,
             spec=index.index_spec(),
             name=new.name,
-            priors=priors.prior_spec(),
+            priors=None if priors is None else PriorSpec.load(priors),
             filterable=columns,
             queries=None if queries is None else as_source(queries),
             progress=report.progress,
@@ -272,13 +195,16 @@ def from_vectors(
 @app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
 def priors(
     releases: ReleasesArgument,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URL of the named priors of the release.")],
-    limits: PriorLimits,
+    table: Annotated[
+        str, typer.Argument(metavar="TABLE", help="Named priors of the release, or the TOML file that names the table.")
+    ],
     new: NewRelease,
     source: SourceOption = None,
 ) -> None:
     """Write a release with other named priors, without training."""
-    values = limits.table(table)
+    values = PriorSpec.load(table).table
+    if values is None:
+        raise LongtailIndexError(f"{table}: expected a table of priors, found none; name one as `table`")
     with _reporting(releases, new, "load and verify the release") as report:
         report.manifest = refresh_priors(releases, values, source=source, name=new.name, progress=report.progress)
 
@@ -462,20 +388,6 @@ def _say_who_follows(releases: str) -> None:
         note="\na running service checks the release once more before it follows; "
         "GET /v1/release says which one it serves",
     )  # fmt: skip
-
-
-def _parse_bonus(text: str) -> tuple[str, dict[str, JsonValue]]:
-    """Parse a bonus's name and filter from `NAME=FILTER`."""
-    name, _, filter_ = text.partition("=")
-    try:
-        conditions = json.loads(filter_)
-        if not (name and isinstance(conditions, dict) and conditions):
-            raise ValueError(text)
-    except ValueError:
-        raise LongtailIndexError(
-            f'--bonus: expected NAME=FILTER, such as promoted=\'{{"seller": "s1"}}\', received {text!r}'
-        ) from None
-    return name, conditions
 
 
 @dataclass

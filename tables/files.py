@@ -63,8 +63,8 @@ def shorten_query(query: str) -> str:
 
 
 def as_source(text: str | Path) -> Path | str:
-    """Convert text to a path, unless it is a URL."""
-    return text if isinstance(text, str) and "://" in text else Path(text)
+    """Convert text to a path, unless it is a URL or a query."""
+    return text if isinstance(text, str) and ("://" in text or is_query(text)) else Path(text)
 
 
 def find_files(sources: Path | str | list[Path | str]) -> list[DataFile]:

@@ -7,15 +7,16 @@ Legend: `L` labels, `P` priors.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import JsonValue
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
 
 from longtail.bundle import BONUS_BUCKETS, BUCKET_NAMES, MAX_PRIORS, Bonus, Bundle, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
@@ -41,6 +42,7 @@ _SPREAD_OF_DATES = 3.0
 recall@100 at a half-life of 36 days is .956 (.880 without the factor), without decay .998 (1.000)."""
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_EXAMPLES = 5
+_STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Limits:
     maximum: float
     default: float = 0.0
 
+    __pydantic_config__ = _STRICT
+
     def __post_init__(self) -> None:
         if not (np.isfinite([self.minimum, self.maximum]).all() and self.minimum <= self.default <= self.maximum):
             raise PriorsError(
@@ -58,19 +62,15 @@ class Limits:
                 f"{self.minimum:g}, {self.default:g}, {self.maximum:g}"
             )
 
-    @classmethod
-    def parse(cls, text: str) -> tuple[str, Self]:
-        """Parse a prior's name and limits from `NAME=MIN:MAX` or `NAME=MIN:MAX:DEFAULT`."""
-        name, _, limits = text.rpartition("=")
-        try:
-            minimum, maximum, *default = map(float, limits.split(":"))
-            if not name or len(default) > 1:
-                raise ValueError(text)
-        except ValueError:
-            raise PriorsError(
-                f"prior: expected NAME=MIN:MAX or NAME=MIN:MAX:DEFAULT, such as recent=0:2:0.5, received {text!r}"
-            ) from None
-        return name, cls(minimum, maximum, *default)
+
+@dataclass(frozen=True)
+class Exposure:
+    """Half-life of shares of answers, such as `7d`, and limits of the weight of their prior."""
+
+    half_life: str
+    limits: Limits = Limits(-1.0, 1.0)
+
+    __pydantic_config__ = _STRICT
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class PriorTable:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     missing: float | Literal["min", "median"] | None = None
 
+    __pydantic_config__ = _STRICT
     __repr__ = one_line
 
     def read(self, bundle: Bundle, *, like: Priors | None = None, progress: Callable[[str], None]) -> Priors:
@@ -136,7 +137,7 @@ class PriorTable:
         if EXPOSED in names:
             raise PriorsError(
                 f"{self.path}: a prior named {EXPOSED!r} is not allowed, because this name is for shares of "
-                f"answers; use another name, or build with --{EXPOSED}"
+                f"answers; use another name, or set {EXPOSED} in a TOML file of priors"
             )
         if absent := [name for name in required if name not in columns]:
             raise PriorsError(
@@ -175,11 +176,11 @@ class PriorTable:
             raise PriorsError(
                 f"{self.path}, column {names[i]!r}: expected a number for every label, found none for "
                 f"{int(absent_LP[:, i].sum()):,} of {len(values_LP):,}, the first {first!r}; "
-                "--missing min, median or a number says what they get"
+                'missing = "min", "median" or a number in a TOML file of priors says what they get'
             )
         if isinstance(self.missing, float | int):
             if not abs(self.missing) <= _LARGEST:
-                raise PriorsError(f"--missing: expected a number that float32 holds, received {self.missing:g}")
+                raise PriorsError(f"missing: expected a number that float32 holds, received {self.missing:g}")
             return np.full(len(names), float(self.missing))
         if absent_LP.all(axis=0).any():
             raise PriorsError(
@@ -206,16 +207,39 @@ class PriorSpec:
         bonuses: filters by the name of their bonus, such as `{"promoted": {"seller": "s1"}}`; buckets have bonuses
             without a filter.
         decay: columns of dates, with the shortest half-life that a request may give at weight 1, such as `1d`.
-        slopes: columns of numbers, with limits of the weight in nats per unit; None: ±3 / σ.
-        exposed: half-life of the prior `exposed`, such as `7d`, or with limits of its weight, `7d=-1:0:-0.3`; by
-            default from −1 to 1.
+        slopes: columns of numbers, with limits of the weight in nats per unit; `"auto"`: ±3 / σ.
+        exposed: half-life of the prior `exposed`, such as `7d`, or an `Exposure`, which also limits its weight.
     """
 
     table: PriorTable | Path | str | None = None
     bonuses: Mapping[str, Mapping[str, JsonValue]] = field(default_factory=dict)
     decay: Mapping[str, str] = field(default_factory=dict)
-    slopes: Mapping[str, Limits | None] = field(default_factory=dict)
-    exposed: str | None = None
+    slopes: Mapping[str, Limits | Literal["auto"]] = field(default_factory=dict)
+    exposed: Exposure | str | None = None
+
+    __pydantic_config__ = _STRICT
+
+    @classmethod
+    def load(cls, source: str) -> Self:
+        """Read a TOML file whose keys are these fields, or take a table alone; raises PriorsError.
+
+        The path of a table is relative to the file.
+        """
+        if not source.endswith(".toml"):
+            return cls(as_source(source))
+        path = Path(source)
+        try:
+            spec = TypeAdapter(cls).validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+            raise PriorsError(f"{path}: {'; '.join(problems)}") from None
+        except ValueError as error:  # not TOML, or not UTF-8
+            raise PriorsError(f"{path}: expected a TOML file of priors: {error}") from None
+        if spec.table is None:
+            return spec
+        table = spec.table if isinstance(spec.table, PriorTable) else PriorTable(spec.table)
+        file = as_source(table.path)
+        return replace(spec, table=replace(table, path=path.parent / file if isinstance(file, Path) else file))
 
     def read(self, bundle: Bundle, progress: Callable[[str], None] = lambda _: None) -> Priors:
         """Read the table, and append the bonuses of buckets and the derived priors; raises PriorsError."""
@@ -228,7 +252,7 @@ class PriorSpec:
         ]
         for name, limits in self.slopes.items():
             numbers = _numbers(f"slope.{name}", "number", bundle)
-            limits = _choose_limits(numbers) if limits is None else limits
+            limits = _choose_limits(numbers) if limits == "auto" else limits
             declared.append(_prior(f"slope.{name}", "number", limits, origin=float(np.median(numbers))))
         for name, half_life in self.decay.items():
             days = _numbers(f"decay.{name}", "date", bundle)
@@ -237,14 +261,16 @@ class PriorSpec:
             newest, oldest = float(days.max()), float(days.min() - days.max())
             declared.append(_prior(f"decay.{name}", "date", limits, origin=newest, missing=oldest))
         if self.exposed is not None:
-            half_life, limits = Limits.parse(self.exposed) if "=" in self.exposed else (self.exposed, Limits(-1.0, 1.0))
-            state = ExposureState(half_life=_parse_span(EXPOSED, half_life, span_seconds))
-            declared.append(_prior(EXPOSED, "answers", limits, exposure=state))
+            exposure = Exposure(self.exposed) if isinstance(self.exposed, str) else self.exposed
+            state = ExposureState(half_life=_parse_span(EXPOSED, exposure.half_life, span_seconds))
+            declared.append(_prior(EXPOSED, "answers", exposure.limits, exposure=state))
         names = [prior.name for prior in (*table.settings, *declared)]
         if len(names) > MAX_PRIORS:
             raise PriorsError(f"expected at most {MAX_PRIORS} priors, bonuses, slopes and decays, received {names}")
         if bucket_names := [name for name in self.bonuses if name in BUCKET_NAMES]:
             raise PriorsError(f"bonus: expected another name than a bucket's, received {bucket_names[0]!r}")
+        if empty := [name for name, filter_ in self.bonuses.items() if not filter_]:
+            raise PriorsError(f"bonus.{empty[0]}: expected a filter with a condition, received none")
         buckets = [_prior(f"bonus.{name}", "bucket", bundle.manifest.bonus[name]) for name in BONUS_BUCKETS]
         settings, columns = [*table.settings], [*table.values_LP.T]
         for prior in (*buckets, *declared):

@@ -239,7 +239,7 @@ class Dials:
 
 def _unknown_prior(group: str, name: str, names: list[str], field: str) -> InvalidRequestError:
     """Create the error of an unknown prior."""
-    hint = did_you_mean(name, names) or f"; longtail-index build --{group} declares others"
+    hint = did_you_mean(name, names) or "; longtail-index build --priors declares others"
     if (group, name) == ("bonus", "head"):
         hint = ": the others are measured against it, so give each of them a bonus below 0"
     noun = {"priors": "priors", "bonus": "bonuses"}.get(group, "columns")

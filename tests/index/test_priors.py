@@ -18,6 +18,7 @@ import pytest
 from longtail.bundle import Bundle, Patch, Priors, Upsert
 from longtail.bundle.label_changes import replay
 from longtail.index import (
+    Exposure,
     IndexSpec,
     Limits,
     LongtailIndexError,
@@ -199,10 +200,54 @@ def test_repeated_ids_missing_columns_and_files_are_refused(bundle: Bundle, tmp_
         PriorTable(tmp_path / "t.parquet").read(bundle, progress=quiet)
 
 
-@pytest.mark.parametrize("text", ["recent", "=0:1", "recent=1", "recent=0:1:2:3", "recent=a:b", "recent=0:inf"])
-def test_limits_in_another_form_are_refused(text: str) -> None:
-    with pytest.raises(PriorsError, match="prior: expected"):
-        Limits.parse(text)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("table = 3", "table"),
+        ("table", r"priors\.toml: expected a TOML file of priors"),
+        ("limits = 3", "limits: Unexpected keyword argument"),
+        ("[slopes]\nprice = { minimum = 0 }", "slopes.price.*maximum: Field required"),
+        ("[slopes]\nprice = { minimum = 0, maximum = inf }", "prior: expected finite weights"),
+        ("[slopes]\nprice = { minimum = 0, maximum = 1, middle = 0 }", "middle: Unexpected keyword argument"),
+        ("exposed = { half_life = '7d', limits = { minimum = 1, maximum = -1 } }", "prior: expected finite weights"),
+        ("[table]\npath = 't.csv'\nmissing = 'mean'", "missing"),
+        ("[bonuses]\npromoted = 'red'", "bonuses.promoted"),
+    ],
+)
+def test_wrong_files_of_priors_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "priors.toml").write_text(text)
+    with pytest.raises(PriorsError, match=message):
+        PriorSpec.load(str(tmp_path / "priors.toml"))
+
+
+def test_a_file_of_priors_has_the_fields_of_the_spec(tmp_path: Path) -> None:
+    (
+        tmp_path / "priors.toml"
+    ).write_text("""exposed = { half_life = "7d", limits = { minimum = -1, maximum = 0, default = -0.3 } }
+
+[table]
+path = "margins.parquet"
+missing = "median"
+limits.recent = { minimum = 0, maximum = 2 }
+
+[bonuses.promoted]
+seller = "s1"
+
+[decay]
+since = "1d"
+
+[slopes]
+price = "auto"
+weight = { minimum = -0.1, maximum = 0.1 }
+""")
+    assert PriorSpec.load(str(tmp_path / "priors.toml")) == PriorSpec(
+        PriorTable(tmp_path / "margins.parquet", {"recent": Limits(0, 2)}, "median"),
+        {"promoted": {"seller": "s1"}},
+        {"since": "1d"},
+        {"price": "auto", "weight": Limits(-0.1, 0.1)},
+        Exposure("7d", Limits(-1, 0, -0.3)),
+    )
+    assert PriorSpec.load("s3://bucket/t.parquet") == PriorSpec("s3://bucket/t.parquet")
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq"])
@@ -318,17 +363,13 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
 def test_bonuses_slopes_and_decay_stay_in_later_releases(tmp_path: Path) -> None:
     bundle = shop_bundle().write(tmp_path / "model")
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(400))
-    options = [
-        "--priors",
-        path,
-        "--bonus",
-        'bright={"colour": "red"}',
-        "--decay",
-        "since=7d",
-        "--slope",
-        "price=-2:1:.5",
-    ]
-    assert run("build", tmp_path / "model", "--releases", tmp_path / "r", "--name", "one", "--publish", *options) == 0
+    (tmp_path / "priors.toml").write_text(f"""table = "{path.name}"
+bonuses.bright.colour = "red"
+decay.since = "7d"
+slopes.price = {{ minimum = -2, maximum = 1, default = 0.5 }}
+""")
+    options = ["--releases", tmp_path / "r", "--name", "one", "--publish", "--priors", tmp_path / "priors.toml"]
+    assert run("build", tmp_path / "model", *options) == 0
     shelf, columns = open_releases(tmp_path / "r"), bundle.labels.display
     before = shelf.open("one").bundle
     names = ["r", "bonus.torso", "bonus.tail", "bonus.new", "bonus.bright", "slope.price", "decay.since"]
@@ -358,7 +399,7 @@ def test_bonuses_slopes_and_decay_stay_in_later_releases(tmp_path: Path) -> None
     assert merged.priors.values_LP[400].tolist() == [199.5, 0, 0, 1, 1, 0, 1]
     assert merged.priors.values_LP[3, 4:6].tolist() == [1, 0]
 
-    build(bundle, shelf.root, name="less", priors=PriorSpec(path, decay={"since": "7d"}, slopes={"price": None}))
+    build(bundle, shelf.root, name="less", priors=PriorSpec(path, decay={"since": "7d"}, slopes={"price": "auto"}))
     with pytest.raises(NotPublishableError, match=r"prior 'bonus\.bright': expected as in the published release"):
         shelf.publish("less")
 
@@ -367,6 +408,7 @@ def test_bonuses_slopes_and_decay_stay_in_later_releases(tmp_path: Path) -> None
     ("options", "message"),
     [
         ({"bonuses": {"tail": {"open": True}}}, "bonus: expected another name than a bucket's, received 'tail'"),
+        ({"bonuses": {"x": {}}}, "bonus.x: expected a filter with a condition, received none"),
         ({"bonuses": {"x": {"colr": "red"}}}, "bonus.x: expected display columns, .* received 'colr'"),
         ({"bonuses": {"x": {"price": "red"}}}, "bonus.x.price: expected a finite number"),
         (
@@ -374,7 +416,7 @@ def test_bonuses_slopes_and_decay_stay_in_later_releases(tmp_path: Path) -> None
             r"decay.price: expected a display column of kind date with values, one of \['since'",
         ),
         ({"decay": {"since": "1"}}, "decay.since: expected a span such as '90m'"),
-        ({"slopes": {"since": None}}, "slope.since: expected a display column of kind number"),
+        ({"slopes": {"since": "auto"}}, "slope.since: expected a display column of kind number"),
         ({"bonuses": {f"x{n}": {"open": True} for n in range(9)}}, "expected at most 8 priors, bonuses, slopes and"),
     ],
 )

@@ -111,9 +111,9 @@ def test_noise_may_differ_from_popularity(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_release_that_answers_vectors(tmp_path: Path) -> None:
-    labels = written(tmp_path, vector=None)
+    query = f"SELECT * FROM '{written(tmp_path, vector=None)}'"
     np.save(tmp_path / "vectors.npy", vectors_of().astype(np.float16))
-    arguments = ["from-vectors", str(labels), "--vectors", str(tmp_path / "vectors.npy"), "--name", "first"]
+    arguments = ["from-vectors", query, "--vectors", str(tmp_path / "vectors.npy"), "--name", "first"]
     app([*arguments, "--releases", str(tmp_path / "releases"), "--publish"], standalone_mode=False)
 
     release = open_releases(tmp_path / "releases").open("first")

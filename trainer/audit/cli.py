@@ -85,7 +85,7 @@ def run(
     Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
     """
     from longtail.bundle.store import refuse_existing
-    from longtail.tables import as_source, is_query
+    from longtail.tables import as_source
     from longtail.trainer.audit.measure import AuditInputs, audit
     from longtail.trainer.audit.promise import judge, read_promise
     from longtail.trainer.audit.report import show, write
@@ -95,7 +95,7 @@ def run(
     names = ["popularity", "item-kNN"] if options.baseline is None else options.baseline
     figures = audit(
         AuditInputs(
-            lists if is_query(lists) else as_source(lists), train, test,
+            as_source(lists), train, test,
             query_id=options.query_id, label_id=options.label_id, timestamp=options.timestamp, rank=options.rank,
             score=options.score, ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
             groups=tuple(options.group or ()), valid=options.valid, buckets=options.buckets,

@@ -187,7 +187,7 @@ def test_defaults_are_the_bundles_and_promises_hold_at_them_alone() -> None:
         ({"bonus": {"head": 1}}, "bonus", r"received \"head\": the others are measured against it, so"),
         ({"bonus": {"tial": 1}}, "bonus", r"'new', 'bright'\], received \"tial\": did you mean 'tail'"),
         ({"bonus": {"tail": 6}}, "bonus.tail", "expected -5.0 <= bonus.tail <= 5.0, received 6.0"),
-        ({"slope": {"stock": 1}}, "slope", r"\['price'\], received \"stock\"; longtail-index build --slope declares"),
+        ({"slope": {"stock": 1}}, "slope", r"\['price'\], received \"stock\"; longtail-index build --priors declares"),
         ({"decay": {"column": "at", "half_life": "7d"}}, "decay.column", r"\['since'\], received \"at\""),
         ({"decay": {"column": "since", "half_life": "7"}}, "decay.half_life", "expected a span such as '90m'"),
         ({"decay": {"column": "since", "half_life": "11h"}}, "decay.half_life", r"at least 12h at weight 1, received"),

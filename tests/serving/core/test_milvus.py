@@ -42,7 +42,7 @@ def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) ->
 def _build(releases: Releases, spec: str) -> None:
     build(
         releases.root.parent / "bundle", releases.root, spec=spec, name=spec,
-        priors=PriorSpec(bonuses={"open": {"open": True}}, decay={"since": "10d"}, slopes={"price": None}),
+        priors=PriorSpec(bonuses={"open": {"open": True}}, decay={"since": "10d"}, slopes={"price": "auto"}),
     )  # fmt: skip
 
 
