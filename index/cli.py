@@ -14,7 +14,6 @@ from rich.console import Console
 
 from longtail.bundle import BundleError
 from longtail.bundle.dates import span_seconds
-from longtail.bundle.manifest import LogColumns
 from longtail.bundle.promise import QualityPromise
 from longtail.bundle.report_table import ReportTable
 from longtail.bundle.vectors import SIMILARITIES
@@ -27,7 +26,7 @@ from longtail.index.building.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, NothingNewError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.recall import Progress
-from longtail.index.release.releases import open_releases
+from longtail.index.release.releases import find_release, open_releases, split_release
 from longtail.index.spec import IndexSpec
 from longtail.state import StoreError, read_label_changes
 from longtail.tables import as_source
@@ -44,25 +43,22 @@ BundleArgument = Annotated[
     str,
     typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory, its URL, or models:/NAME@ALIAS."),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
-SourceOption = Annotated[
-    str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
+ReleaseArgument = Annotated[
+    str, typer.Argument(metavar="RELEASE", help="A release's directory or URL, such as releases/books-2.")
+]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(metavar="RELEASES", help="Directory or URL of releases, or the release to begin with (CURRENT)."),
 ]
 SpecOption = Annotated[
     str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, milvus, milvus_flat or milvus_ivf_flat.")
 ]
+NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
+PublishOption = Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")]
 
 _PIPED_WIDTH = 160
 _NOTED = ("priors: ", "queries: ", "pairs: ", "labels: ", "λ: ")
 """Beginnings of progress lines that stay in the report."""
-
-
-@dataclass(frozen=True)
-class NewRelease:
-    """Name of a new release, and whether it is published."""
-
-    name: Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")] = None
-    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False
 
 
 @dataclass(frozen=True)
@@ -92,22 +88,16 @@ class VectorOptions:
     queries: Annotated[
         str | None, typer.Option(metavar="PLACE", help="Example queries: a table with a column `vector`, or .npy.")
     ] = None
-    noise: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of the noise ν of training (default: ν is π).")
-    ] = None
     similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot"
     temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0
     tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None
     label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None
     pairs: Annotated[
         str | None,
-        typer.Option(metavar="LOG", help="Who chose what, by query and `label_id`: adds the term of co-occurrence."),
+        typer.Option(
+            metavar="LOG", help="Who chose what, by query id, `label_id` and perhaps `time`: adds co-occurrence."
+        ),
     ] = None
-    query_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column of query ids in LOG.")] = "query_id"
-    timestamp: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column of times in LOG (default: rows are in their order).")
-    ] = None
-    remember: Annotated[int, typer.Option(min=0, help="Last labels to keep of each query of LOG.")] = 50
 
     def files(self, labels: str) -> VectorFiles:
         """Create the description of the files."""
@@ -117,15 +107,11 @@ class VectorOptions:
             as_source(labels),
             vectors=self.vectors,
             queries=None if self.queries is None else as_source(self.queries),
-            noise=self.noise,
             similarity=self.similarity,
             temperature=self.temperature,
             query_tower=self.tower,
             label_tower=self.label_tower,
             pairs=None if self.pairs is None else as_source(self.pairs),
-            columns=LogColumns(query_id=self.query_id, label_id="label_id", timestamp=self.timestamp or "time"),
-            timed=self.timestamp is not None,
-            remembered=self.remember,
         )
 
 
@@ -134,7 +120,8 @@ def build_(
     bundle: BundleArgument,
     releases: ReleasesOption,
     index: IndexOptions,
-    new: NewRelease,
+    name: NameOption = None,
+    publish: PublishOption = False,
     priors: Annotated[
         str | None,
         typer.Option(
@@ -160,12 +147,12 @@ def build_(
 ) -> None:
     """Index a bundle and write a release. Recall is measured against exact search."""
     columns = None if filterable is None else [name for part in filterable.split(",") if (name := part.strip())]
-    with _reporting(releases, new, "load and verify the bundle") as report:
+    with _reporting(releases, publish, "load and verify the bundle") as report:
         report.manifest = build(
             bundle,
             releases,
             spec=index.index_spec(),
-            name=new.name,
+            name=name,
             priors=None if priors is None else PriorSpec.load(priors),
             filterable=columns,
             queries=None if queries is None else as_source(queries),
@@ -178,44 +165,46 @@ def from_vectors(
     labels: Annotated[
         str,
         typer.Argument(
-            metavar="LABELS", help="Table of `label_id`, `count`, `vector` and columns to show; SELECT … names others."
+            metavar="LABELS",
+            help="Table of `label_id`, `count`, `vector`, perhaps `noise`, and columns to show; SELECT … renames.",
         ),
     ],
     releases: ReleasesOption,
     options: VectorOptions,
-    new: NewRelease,
     spec: SpecOption = "auto",
+    name: NameOption = None,
+    publish: PublishOption = False,
 ) -> None:
     """Index vectors of any two-tower model. Requests to that release have the dial, too."""
     files = options.files(labels)
-    with _reporting(releases, new, "read the vectors") as report:
-        report.manifest = build_from_vectors(files, releases, spec=spec, name=new.name, progress=report.progress)
+    with _reporting(releases, publish, "read the vectors") as report:
+        report.manifest = build_from_vectors(files, releases, spec=spec, name=name, progress=report.progress)
 
 
 @app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
 def priors(
-    releases: ReleasesArgument,
+    releases: SourceArgument,
     table: Annotated[
         str, typer.Argument(metavar="TABLE", help="Named priors of the release, or the TOML file that names the table.")
     ],
-    new: NewRelease,
-    source: SourceOption = None,
+    publish: PublishOption = False,
 ) -> None:
     """Write a release with other named priors, without training."""
     values = PriorSpec.load(table).table
     if values is None:
         raise LongtailIndexError(f"{table}: expected a table of priors, found none; name one as `table`")
-    with _reporting(releases, new, "load and verify the release") as report:
-        report.manifest = refresh_priors(releases, values, source=source, name=new.name, progress=report.progress)
+    root, release = find_release(releases)
+    with _reporting(root, publish, "load and verify the release") as report:
+        report.manifest = refresh_priors(root, values, source=release, progress=report.progress)
 
 
 @app.command("refresh", epilog="Example: longtail-index refresh releases clicks.parquet --publish")
 def refresh_(
-    releases: ReleasesArgument,
+    releases: SourceArgument,
     log: Annotated[
         str, typer.Argument(metavar="LOG", help="Pairs since the release was trained or refreshed: path or URL.")
     ],
-    new: NewRelease,
+    publish: PublishOption = False,
     whole_log: Annotated[
         bool, typer.Option("--whole", help="LOG is the whole log: make co-occurrence from it, exactly.")
     ] = False,
@@ -227,14 +216,14 @@ def refresh_(
         float | None,
         typer.Option(metavar="SPAN", parser=span_seconds, help="Forecast the time until the next refresh, such as 1h."),
     ] = None,
-    source: SourceOption = None,
 ) -> None:
     """Write a release that knows later pairs.
 
     Its forecast of popularity and its co-occurrence take them in, without training. A log without later pairs writes
     nothing, and is no error.
     """
-    if new.publish and open_releases(releases).pointers().is_held:
+    root, release = find_release(releases)
+    if publish and open_releases(root).pointers().is_held:
         raise LongtailIndexError(
             f"{releases}: expected a release that was published, found one after a rollback, which holds until "
             "`longtail-index publish`; refresh without --publish"
@@ -244,19 +233,16 @@ def refresh_(
     except FileNotFoundError as error:
         raise LongtailIndexError(str(error)) from None
     options = RefreshOptions(whole_log=whole_log, changes=changes, ahead=every)
-    with _reporting(releases, new, "load and verify the release") as report:
+    with _reporting(root, publish, "load and verify the release") as report:
         try:
-            report.manifest = refresh(
-                releases, as_source(log), options, source=source, name=new.name, progress=report.progress
-            )
+            report.manifest = refresh(root, as_source(log), options, source=release, progress=report.progress)
         except NothingNewError as nothing:
             typer.echo(f"nothing to do: {nothing}", err=True)
 
 
-@app.command(epilog="Example: longtail-index publish releases books-2")
+@app.command(epilog="Example: longtail-index publish releases/books-2")
 def publish(
-    releases: ReleasesArgument,
-    name: NameArgument,
+    release: ReleaseArgument,
     force: Annotated[
         bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
     ] = False,
@@ -265,12 +251,13 @@ def publish(
 
     The release must be intact, meet promise.toml, and take what clients of CURRENT send.
     """
-    _publish(releases, name, force=force)
+    _publish(*split_release(release), force=force)
 
 
-@app.command(epilog="Example: longtail-index stage releases books-2")
-def stage(releases: ReleasesArgument, name: NameArgument) -> None:
+@app.command(epilog="Example: longtail-index stage releases/books-2")
+def stage(release: ReleaseArgument) -> None:
     """Send a release a share of live queries as shadow traffic. The release is verified, and not published."""
+    releases, name = split_release(release)
     open_releases(releases).stage(name)
     print(f"staged: {name}")
 
@@ -340,15 +327,16 @@ def upload(
     target = open_releases(releases)
     target.upload(release)
     print(f"uploaded: {target}/{release.resolve().name}")
-    say_next("longtail-index", "publish", releases, release.resolve().name)
+    say_next("longtail-index", "publish", f"{target}/{release.resolve().name}")
 
 
-@app.command(epilog="Example: longtail-index verify releases books-2")
-def verify(releases: ReleasesArgument, name: NameArgument) -> None:
+@app.command(epilog="Example: longtail-index verify releases/books-2")
+def verify(release: ReleaseArgument) -> None:
     """Read a release and compare every byte with the manifest."""
-    release = open_releases(releases).verify(name)
-    files = len(release.manifest.files) + len(release.bundle.manifest.files) + 2
-    print(f"intact: {name}, {files} files, {release.searcher.labels:,} labels")
+    releases, name = split_release(release)
+    verified = open_releases(releases).verify(name)
+    files = len(verified.manifest.files) + len(verified.bundle.manifest.files) + 2
+    print(f"intact: {name}, {files} files, {verified.searcher.labels:,} labels")
 
 
 @app.command(epilog="Example: longtail-index prune releases --keep 3")
@@ -399,10 +387,10 @@ class _BuildReport:
 
 
 @contextmanager
-def _reporting(releases: str, new: NewRelease, first: str) -> Iterator[_BuildReport]:
+def _reporting(releases: str, publish: bool, first: str) -> Iterator[_BuildReport]:
     """Show the progress of a build; then describe the new release, and publish it where that was requested."""
     # Read before the build, so that a wrong promise.toml costs no build.
-    promise = open_releases(releases).promise() if new.publish else None
+    promise = open_releases(releases).promise() if publish else None
     notes: list[str] = []
     with Console(stderr=True).status(first) as status:
 
@@ -422,7 +410,7 @@ def _reporting(releases: str, new: NewRelease, first: str) -> Iterator[_BuildRep
         print(line)
     print(f"written: {open_releases(releases)}/{manifest.name}")
     if promise is None:
-        say_next("longtail-index", "publish", releases, manifest.name)
+        say_next("longtail-index", "publish", f"{open_releases(releases)}/{manifest.name}")
     else:
         _publish(releases, manifest.name, promise)
 

@@ -118,7 +118,7 @@ def from_vectors(
         queries: example queries with a column of vectors.
         pairs: log of who chose what, for the term of co-occurrence.
         out: directory of the bundle; must not exist. None: a new one below `runs`.
-        options: `id`, `count`, `vector`: names of columns; `similarity`, `temperature`, `noise`, … of `VectorFiles`.
+        options: `id`, `count`, `vector`: names of columns; `similarity`, `temperature`, … of `VectorFiles`.
 
     Raises:
         LongtailIndexError, BundleError: a table is wrong; no files are left.

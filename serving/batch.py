@@ -169,7 +169,7 @@ def answer(
 def find_release_name(releases: Releases, release: str | None) -> str:
     """Return a release's name, of the published one by default; raises BatchError if none is published."""
     if (name := releases.current() if release is None else release) is None:
-        raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
+        raise BatchError(f"{releases}: expected a published release, found none; use the path of one")
     return name
 
 

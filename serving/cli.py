@@ -22,6 +22,7 @@ from longtail.bundle.objects import is_url, local_path
 from longtail.commands.app import app_of_commands
 from longtail.index import LongtailIndexError
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
+from longtail.index.release.releases import find_release
 from longtail.serving import logs
 from longtail.serving.batch import TableOptions, answer
 from longtail.serving.campaign import invert
@@ -50,7 +51,13 @@ StateOption = Annotated[
         help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
     ),
 ]
-ReleaseOption = Annotated[str | None, typer.Option(metavar="NAME", help="Which release answers (default: CURRENT).")]
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RELEASES", help="Directory or URL of releases, or the one that answers (CURRENT).",
+        envvar="LONGTAIL_RELEASES",
+    ),
+]  # fmt: skip
 KOption = Annotated[int | None, typer.Option(min=1, help="Most results of each row (default: 100, or all of fewer).")]
 OptionsOption = Annotated[
     str,
@@ -62,7 +69,6 @@ OptionsOption = Annotated[
 class RecordedEvents:
     """Events of a service, and the part of them to read."""
 
-    state: StateOption = None
     events: Annotated[
         str | None,
         typer.Option(
@@ -82,8 +88,8 @@ class RecordedEvents:
         ),
     ] = None
 
-    def folder(self, releases: str) -> Path:
-        """Return the folder of events, by default the releases' own."""
+    def folder(self, releases: str, state: str | None = None) -> Path:
+        """Return the folder of events, by default that of a state, or the releases' own."""
         # The URL may hold a password, so it is not shown.
         if self.events is not None and self.events.startswith("kafka:"):
             raise typer.BadParameter(
@@ -91,7 +97,7 @@ class RecordedEvents:
             )
         if self.events is not None:
             return download_events(self.events) if is_url(self.events) else local_path(self.events)
-        location = _read_state(self.state)
+        location = _read_state(state or os.environ.get("LONGTAIL_DATABASE_URL") or os.environ.get("LONGTAIL_STATE"))
         if isinstance(location, Path):
             return location / "events"
         if location is not None or is_url(releases):
@@ -116,17 +122,6 @@ class ColumnOptions:
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
     ] = None
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """What answers a table, and at which time."""
-
-    release: ReleaseOption = None
-    at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
-    ] = None
-    state: StateOption = None
 
 
 class LogLevel(StrEnum):
@@ -228,20 +223,14 @@ def export_feedback(
     releases: ReleasesArgument,
     *,
     out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
-    label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
-    query_id: Annotated[
-        str | None,
-        typer.Option(
-            help="Feature that is the query id, data.query_id of a recipe: choices without one are left out, as "
-            "training refuses them."
-        ),
-    ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Also choices without features.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also choices that training refuses: without features or query id.")
+    ] = False,
     recorded: RecordedEvents,
 ) -> None:
     """Write the service's feedback as training data. The service may run meanwhile."""
     folder, window = recorded.folder(releases), recorded.window()
-    for line in export(releases, folder, out, window=window, label_id=label_id, query_id=query_id, everything=all_):
+    for line in export(releases, folder, out, window=window, everything=all_):
         print(line)
 
 
@@ -285,7 +274,7 @@ def experiments(
 
 @app.command(epilog="Example: longtail-serve off-policy releases --at 0.5 --out report.html")
 def off_policy(
-    releases: ReleasesArgument,
+    releases: SourceArgument,
     *,
     at: Annotated[
         list[float] | None, typer.Option(metavar="λ", help="Other λ (default: those of the offline curve, or tenths).")
@@ -297,8 +286,8 @@ def off_policy(
     unit: Annotated[
         str | None, typer.Option(metavar="FEATURE", help="Query feature that names the user (default: all features).")
     ] = None,
-    release: Annotated[str | None, typer.Option(metavar="NAME", help="Whose answers count (default: CURRENT).")] = None,
     recorded: RecordedEvents,
+    state: StateOption = None,
     json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Estimate what other λ would bring, off-policy.
@@ -309,9 +298,10 @@ def off_policy(
         raise typer.BadParameter(
             "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
         )
+    root, release = find_release(releases)
     report = estimate_off_policy(
-        releases, recorded.folder(releases), recorded.window(), at or (),
-        release=release, state=_read_state(recorded.state), event=event, unit=unit,
+        root, recorded.folder(root, state), recorded.window(), at or (),
+        release=release, state=_read_state(state), event=event, unit=unit,
     )  # fmt: skip
     if out is not None:
         from longtail.serving.off_policy_page import html_report  # the service does without matplotlib
@@ -323,7 +313,7 @@ def off_policy(
 
 @app.command(epilog="Example: longtail-serve batch releases users.parquet --out answers --k 50")
 def batch(
-    releases: ReleasesArgument,
+    releases: SourceArgument,
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; created if missing.")],
@@ -333,15 +323,19 @@ def batch(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
     ] = "0/1",
-    answers: AnswerOptions,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Answer labels available then, UTC (default: when it begins).")
+    ] = None,
+    state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
     share, _, shares = shard.partition("/")
     if not (share.isdecimal() and shares.isdecimal() and int(share) < int(shares)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, answers.at)
+    table_options = TableOptions(_read_options(options, k), columns.exclude, columns.keep, columns.history, at)
+    root, release = find_release(releases)
     answer(
-        releases, as_source(queries), out, table_options, release=answers.release, state=_read_state(answers.state),
+        root, as_source(queries), out, table_options, release=release, state=_read_state(state),
         share=(int(share), int(shares)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
@@ -352,19 +346,19 @@ def batch(
     epilog="Example: longtail-serve invert releases products.csv --out campaign.csv",
 )
 def invert_table(
-    releases: ReleasesArgument,
+    releases: SourceArgument,
     labels: Annotated[str, typer.Argument(help="Table of labels: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="New file: .parquet, .csv or .jsonl.")],
     k: KOption = None,
     options: OptionsOption = "{}",
     max_per_query: Annotated[int | None, typer.Option(min=1, help="Most labels that one query gets.")] = None,
-    release: ReleaseOption = None,
     state: StateOption = None,
 ) -> None:
     """Write the best known queries of each label of a table."""
+    root, release = find_release(releases)
     rows = invert(
-        releases, as_source(labels), out, _read_options(options, k), max_per_query=max_per_query, release=release,
+        root, as_source(labels), out, _read_options(options, k), max_per_query=max_per_query, release=release,
         state=_read_state(state),
     )  # fmt: skip
     print(f"{out}: {rows:,} rows")

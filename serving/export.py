@@ -2,8 +2,8 @@
 
 The columns, in order:
 
-- the query id, where its column is named, and every query feature of the release, by its name; ids are text, like in
-  the bundle;
+- the query id, if the release knows its name, and every query feature of the release; ids are text, like in the
+  bundle;
 - features that the release does not read, as text;
 - the label id;
 - the columns of `_COLUMNS`. `position` starts at 0 and is null if the label was not in the answer; `impressions` are
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from longtail.bundle import Feature
+from longtail.bundle import Feature, Manifest
 from longtail.bundle.errors import describe
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.objects import is_url
@@ -111,8 +111,6 @@ def export(
     out: Path,
     *,
     window: tuple[float, float],
-    label_id: str = "label_id",
-    query_id: str | None = None,
     everything: bool = False,
 ) -> list[str]:
     """Write feedback as a Parquet file, complete or absent.
@@ -121,30 +119,19 @@ def export(
         releases: directory or URL; every query feature of CURRENT becomes a column, even if no client sent it.
         out: path of the file; an existing file is replaced.
         window: start (included) and end (excluded) of the events' times, in seconds since 1970.
-        label_id: name of the column of label ids.
-        query_id: name of the feature that is the query id: choices without one are left out, as training refuses them.
-        everything: also export choices without features.
+        everything: also export choices without features or query id, which training refuses.
 
     Returns:
         Lines for people that describe the export.
 
     Raises:
-        FeedbackExportError: a column has two meanings, or there is no release.
+        FeedbackExportError: there is no release.
         StateError: the events cannot be read.
         OSError: the file cannot be written.
     """
-    if label_id.casefold() in _COLUMNS or '"' in label_id:
-        raise FeedbackExportError(
-            f"--label-id: expected a column that is none of {', '.join(_COLUMNS)}, received {describe(label_id)}"
-        )
-    if query_id is not None and (
-        query_id.casefold() in (*_COLUMNS, label_id.casefold()) or not _NAME.fullmatch(query_id)
-    ):
-        raise FeedbackExportError(
-            f"--query-id: expected a name of letters, digits and _ that is none of {', '.join((label_id, *_COLUMNS))}, "
-            f"received {describe(query_id)}"
-        )
-    features = query_features(releases)
+    manifest = read_published(releases)
+    features = {feature.name: feature for feature in manifest.query_features}
+    label_id, query_id = _id_columns(manifest)
     since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -155,7 +142,7 @@ def export(
             is_kept = "TRUE" if everything else "(features IS NOT NULL)"
             # Training refuses a whole log for one row without an id.
             has_ids = "label <> ''"
-            if query_id is not None:
+            if query_id is not None and not everything:
                 has_ids += f" AND coalesce({id_sql(_member(query_id))}, '') <> ''"
             left_out = connection.execute(
                 f"SELECT count(*) FILTER (NOT {is_kept}), count(*) FILTER ({is_kept} AND NOT ({has_ids})) FROM chosen"
@@ -181,7 +168,9 @@ def export(
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
         lines.append(f"left out: {left_out[0]:,} labels {why}")
     if left_out[1]:
-        what = "label is empty" if query_id is None else f"label is empty, or whose query has no {query_id}"
+        what = (
+            "label is empty" if query_id is None or everything else f"label is empty, or whose query has no {query_id}"
+        )
         lines.append(f"left out: {left_out[1]:,} labels whose {what}: training refuses rows without an id")
     if repeats[0]:
         lines.append(
@@ -233,13 +222,27 @@ def _columns(
     return values, left_out
 
 
-def query_features(releases: str | Path) -> dict[str, Feature]:
-    """Read the published release's query features."""
+def _id_columns(manifest: Manifest) -> tuple[str, str | None]:
+    """Return the names that training gave the ids of labels and, if they are known, of queries.
+
+    A name that another column has, or that cannot be a column, is not taken.
+    """
+    log = None if manifest.cooccurrence is None else manifest.cooccurrence.log
+    label_id = (manifest.own_id or "label_id") if log is None else log.label_id
+    if label_id.casefold() in _COLUMNS or '"' in label_id:
+        label_id = "label_id"
+    if log is None or log.query_id.casefold() in (*_COLUMNS, label_id.casefold()) or not _NAME.fullmatch(log.query_id):
+        return label_id, None
+    return label_id, log.query_id
+
+
+def read_published(releases: str | Path) -> Manifest:
+    """Read the manifest of the published release's bundle."""
     directory = open_releases(releases)
     if (current := directory.current()) is None:
         raise FeedbackExportError(f"{releases}: expected a published release, whose features are columns, found none")
     with directory.manifests(current) as path:
-        return {feature.name: feature for feature in read_manifest(path / BUNDLE).query_features}
+        return read_manifest(path / BUNDLE)
 
 
 def feature_sql(feature: Feature) -> str:

@@ -360,7 +360,7 @@ def off_policy(
     directory = open_releases(releases)
     name = directory.current() if release is None else release
     if name is None:
-        raise OffPolicyError(f"{releases}: expected a published release, found none: name one with --release")
+        raise OffPolicyError(f"{releases}: expected a published release, found none; use the path of one")
     store = LabelStore(state or directory.root / ".state")
     try:
         changes = store.read_from().records

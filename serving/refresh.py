@@ -33,7 +33,7 @@ from longtail.index import (
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import open_events
-from longtail.serving.export import feature_sql, id_sql, query_features
+from longtail.serving.export import feature_sql, id_sql, read_published
 from longtail.serving.settings import Settings
 from longtail.state import StoreError, read_label_changes
 
@@ -118,7 +118,7 @@ def refresh(settings: Settings) -> str:
     folder = Path(settings.events or settings.state_directory / "events")
 
     def chosen(columns: LogColumns, after: float, begin: float) -> pa.Table:
-        histories = [feature for feature in query_features(settings.releases).values() if feature.kind == "history"]
+        histories = [it for it in read_published(settings.releases).query_features if it.kind == "history"]
         in_history = " OR ".join(f"list_contains({feature_sql(feature)}, label)" for feature in histories) or "false"
         query_id = columns.query_id.replace('"', '\\"').replace("'", "''")
         query = _CHOSEN.format(id=id_sql(f"""json_extract(features, '$."{query_id}"')"""), in_history=in_history)

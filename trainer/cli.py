@@ -14,6 +14,7 @@ from rich.console import Console
 
 from longtail.commands.app import app_of_commands, say_next
 from longtail.extras import importing
+from longtail.trainer.errors import DataError, RecipeError, TrainerError
 
 if TYPE_CHECKING:
     from longtail.trainer.config import Recipe
@@ -26,6 +27,7 @@ _Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override one recipe value, KEY=VALUE, such as model.dim=32 or data.since=30d."),
 ]
+_COLUMN_KEYS = ("data.query_id", "data.label_id", "data.timestamp", "data.event")
 _WarmStart = Annotated[
     Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
 ]
@@ -59,18 +61,28 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="Recipe to write; must not exist.")] = Path("recipe.toml"),
     labels: Annotated[Path | None, typer.Option("--labels", help="Feature table of labels.")] = None,
     queries: Annotated[Path | None, typer.Option("--queries", help="Feature table of queries.")] = None,
-    query_id: Annotated[str | None, typer.Option("--query-id", help="Column of query ids.")] = None,
-    label_id: Annotated[str | None, typer.Option("--label-id", help="Column of label ids.")] = None,
-    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of times.")] = None,
-    event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=COLUMN",
+            help="Name a column of CLICKS: data.query_id=user, data.label_id, data.timestamp or data.event.",
+        ),
+    ] = None,
 ) -> None:
     """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
     from longtail.trainer.init.recipe import draft_recipe
 
-    roles = draft_recipe(
-        clicks, out, queries=queries, labels=labels, query_id=query_id, label_id=label_id, timestamp=timestamp,
-        event=event,
-    )  # fmt: skip
+    columns: dict[str, str] = {}
+    for text in set_ or []:
+        key, _, column = text.partition("=")
+        if key not in _COLUMN_KEYS or not column:
+            keys = ", ".join(_COLUMN_KEYS)
+            raise RecipeError(
+                f"--set: expected KEY=COLUMN of {keys}, received {text!r}; edit the recipe for other keys"
+            )
+        columns[key.removeprefix("data.")] = column
+    roles = draft_recipe(clicks, out, queries=queries, labels=labels, **columns)
     say = Console(stderr=True).print
     for line in roles.lines():
         say(line, highlight=False, markup=False)
@@ -167,7 +179,6 @@ def check(
     """Read a recipe and its data, and report on both. Nothing is trained. Exit code 1 if fit would refuse it."""
     from longtail.trainer import check as checking
     from longtail.trainer.config import load_recipe
-    from longtail.trainer.errors import RecipeError
 
     overrides = set_ or []
     report = checking.check(recipe, overrides=overrides)
@@ -206,7 +217,6 @@ def evaluate(
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation, stored or measured again."""
-    from longtail.trainer.errors import RecipeError
 
     if target_prior is not None:
         if recipe is not None or split != "test" or set_:
@@ -280,7 +290,6 @@ def main() -> None:
     """
     from longtail.bundle import BundleError
     from longtail.trainer.devices import WORLD, describe_lost_process
-    from longtail.trainer.errors import DataError, TrainerError
     from longtail.trainer.quiet import quiet_tensorflow
 
     quiet_tensorflow()

@@ -186,7 +186,9 @@ def _build_like(releases: Releases, before: Release, bundle: Bundle, name: str, 
 def _current(releases: Releases) -> str:
     name = releases.current()
     if name is None:
-        raise ReleaseNotFoundError(f"{releases}: expected a published release, or --from NAME, found nothing published")
+        raise ReleaseNotFoundError(
+            f"{releases}: expected a published release, or the path of one, found nothing published"
+        )
     return name
 
 

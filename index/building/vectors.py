@@ -6,7 +6,8 @@ Legend: `L` labels, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from longtail.index.building.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.database import Database, OpenedFile, open_database
-from longtail.tables.table import Table, id_expression, read_table
+from longtail.tables.table import Table, id_expression, open_file, read_table
 from longtail.tables.values import to_number, type_name
+
+_NOISE = "noise"
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,15 @@ class VectorFiles:
 
     Args:
         labels: file, folder, glob or URL of a table with the columns `id`, `count`, `vector` (unless `vectors` is
-            given) and `noise` (if given); every other column is shown in answers.
+            given), and perhaps `noise`, the noise ν of training, numbers above 0, without which ν is the label
+            frequency π; every other column is shown in answers.
         vectors: a `.npy` file of float32 or float16 [L, D], rows in the order of `labels`.
         queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
-        noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
         temperature: divisor of u·v in training, or of |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
-        pairs: log of who chose what, for the term of co-occurrence; None: without the term.
-        columns: columns of `pairs`. Where `queries` has the column of query ids, held-out pairs choose ω.
-        timed: `pairs` has times; otherwise its rows are in order of time.
+        pairs: log of who chose what, for the term of co-occurrence; None: without the term. It has `label_id`, perhaps
+            `time`, otherwise rows are in order of time, and query ids in `query_id` or the only other column. Where
+            `queries` has that column, held-out pairs choose ω.
         remembered: last labels to keep of each query of `pairs`; 0 keeps none.
     """
 
@@ -49,14 +52,11 @@ class VectorFiles:
     id: str = "label_id"
     vector: str = "vector"
     count: str = "count"
-    noise: str | None = None
     similarity: Similarity = "dot"
     temperature: float = 1.0
     query_tower: Path | None = None
     label_tower: Path | None = None
     pairs: Path | str | None = None
-    columns: LogColumns = field(default_factory=LogColumns)
-    timed: bool = True
     remembered: int = 50
 
     def read(self, name: str, progress: Callable[[str], None]) -> Bundle:
@@ -73,10 +73,11 @@ class VectorFiles:
                 columns = [column for column in table.kinds if column not in self._read]
                 ids = table.ids(self.id)
                 counts = self._counts(table)
-                noise = None if self.noise is None else self._numbers(table, self.noise)
+                noise = self._numbers(table, _NOISE) if _NOISE in table.kinds else None
                 vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)
                 display = table.arrow(columns) if columns else None
-            queries, query_ids = self._queries(vectors.shape[1])
+                log, timed = self._log_columns(duck)
+            queries, query_ids = self._queries(vectors.shape[1], log)
         except DataError as error:
             raise VectorsError(str(error)) from error
         if ids.null_count:
@@ -88,7 +89,7 @@ class VectorFiles:
                 "queries: label vectors, drawn by popularity; recall of queries that lie elsewhere is not measured: "
                 "--queries gives examples"
             )
-        pairs = None if self.pairs is None else self._pairs(query_ids, progress)
+        pairs = None if self.pairs is None else self._pairs(log, timed, query_ids, progress)
         models = [None if path is None else path.read_bytes() for path in (self.query_tower, self.label_tower)]
         facts = TrainingFacts(
             ids, counts.astype(np.int64), self.similarity, self.temperature, noise, display=display, pairs=pairs
@@ -100,10 +101,10 @@ class VectorFiles:
     @property
     def _read(self) -> list[str]:
         """Return the columns that answers do not show."""
-        return [self.id, self.count, self.vector, *([self.noise] if self.noise else [])]
+        return [self.id, self.count, self.vector, _NOISE]
 
     def _table(self, duck: Database) -> Table:
-        needed = [name for name in self._read if not (self.vectors and name == self.vector)]
+        needed = [self.id, self.count, *([] if self.vectors else [self.vector])]
 
         def columns(opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
             for name in needed:
@@ -149,18 +150,37 @@ class VectorFiles:
             )
         return np.asarray(numbers, np.float64)
 
-    def _pairs(self, query_ids: pa.Array | None, progress: Callable[[str], None]) -> ChosenTogether:
+    def _log_columns(self, duck: Database) -> tuple[LogColumns, bool]:
+        """Return the columns of `pairs`, and whether it has times."""
+        log = LogColumns()
+        if self.pairs is None:
+            return log, True
+        names = open_file(duck, find_files(self.pairs)[0]).names
+        others = [name for name in names if name not in (log.label_id, log.timestamp)]
+        if log.query_id not in others:
+            if len(others) != 1:
+                raise VectorsError(
+                    f"{self.pairs}: expected query ids in {log.query_id!r}, or in the only column besides "
+                    f"{log.label_id!r} and {log.timestamp!r}, found {', '.join(names)}: SELECT … FROM … chooses columns"
+                )
+            log = LogColumns(query_id=others[0])
+        return log, log.timestamp in names
+
+    def _pairs(
+        self, log: LogColumns, timed: bool, query_ids: pa.Array | None, progress: Callable[[str], None]
+    ) -> ChosenTogether:
         """Read `pairs`; raises PriorsError."""
-        rows = read_pairs(str(self.pairs), self.columns, progress, timed=self.timed).sort_by("time")
+        assert self.pairs is not None
+        rows = read_pairs(self.pairs, log, progress, timed=timed).sort_by("time")
         if query_ids is None:
             progress(
                 "pairs: the weight of co-occurrence is 0 unless requests give it; queries with ids would choose it"
             )
         table = pa.table({"query_id": rows["id"], "label_id": rows["label"], "time": rows["time"]})
-        table = table if self.timed else table.drop_columns(["time"])
-        return ChosenTogether(table, self.columns, self.remembered, query_ids)
+        table = table if timed else table.drop_columns(["time"])
+        return ChosenTogether(table, log, self.remembered, query_ids)
 
-    def _queries(self, dim: int) -> tuple[Float32 | None, pa.Array | None]:
+    def _queries(self, dim: int, log: LogColumns) -> tuple[Float32 | None, pa.Array | None]:
         """Read vectors of queries, and their ids, if pairs have the same column."""
         if self.queries is None:
             return None, None
@@ -169,18 +189,19 @@ class VectorFiles:
             array = _array(Path(self.queries))
         else:
             with open_database() as duck:
-                table = read_table(duck, find_files(self.queries), self._query_columns, str(self.queries))
+                columns = partial(self._query_columns, log.query_id)
+                table = read_table(duck, find_files(self.queries), columns, str(self.queries))
                 array = _vectors(table, self.vector, self.queries)
-                if self.columns.query_id in table.kinds:
-                    ids = table.arrow([self.columns.query_id])[self.columns.query_id].combine_chunks()
+                if log.query_id in table.kinds:
+                    ids = table.arrow([log.query_id])[log.query_id].combine_chunks()
         if array.shape[1] != dim:
             raise VectorsError(
                 f"{self.queries}: expected vectors of {dim} numbers, the labels', found {array.shape[1]}"
             )
         return array, ids
 
-    def _query_columns(self, opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
-        name, expressions = self.columns.query_id, {self.vector: opened.column(self.vector)}
+    def _query_columns(self, name: str, opened: OpenedFile, _: int) -> dict[str, tuple[str, str]]:
+        expressions = {self.vector: opened.column(self.vector)}
         if self.pairs is not None and name in opened.names:
             expressions[name] = id_expression(opened, name, *opened.column(name))
         return expressions

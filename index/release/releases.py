@@ -631,6 +631,25 @@ def open_releases(source: str | Path, cache: Path | None = None, milvus: MilvusS
     return RemoteReleases(source, cache, milvus) if is_url(source) else LocalReleases(source, milvus)
 
 
+def split_release(source: str) -> tuple[str, str]:
+    """Split the path or URL of a release into the releases' and its name."""
+    if is_url(source):
+        releases, _, name = source.rstrip("/").rpartition("/")
+        return releases, name
+    path = local_path(source)
+    path = path.resolve() if path.name in ("", "..") else path
+    return str(path.parent), path.name
+
+
+def find_release(source: str) -> tuple[str, str | None]:
+    """Return releases and the name of one, if a source is a release; otherwise the source and None."""
+    if is_url(source):
+        is_release = ObjectStore(source).read(RELEASE_MANIFEST) is not None
+    else:
+        is_release = (local_path(source) / RELEASE_MANIFEST).is_file()
+    return split_release(source) if is_release else (source, None)
+
+
 def _complete_releases(paths: Collection[str]) -> list[str]:
     suffix = f"/{RELEASE_MANIFEST}"
     return [path.removesuffix(suffix) for path in paths if path.count("/") == 1 and path.endswith(suffix)]

@@ -262,7 +262,7 @@ def test_errors_suggest_the_meant_option(shop: Path) -> None:
 
 def test_missing_release_and_bad_parquet_are_refused(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
-    with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
+    with pytest.raises(BatchError, match="expected a published release, found none; use the path of one"):
         answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))
     with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable parquet file"):
         answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", TableOptions({}))

@@ -66,14 +66,14 @@ def test_killed_build_leaves_no_partial_release(bundle: Path, tmp_path: Path) ->
 def test_killed_publish_leaves_old_or_new_pointer(releases: Releases) -> None:
     rng, outcomes = random.Random(2), Counter[str]()
     root = str(releases.root)
-    span = sorted(seconds_of(cli.main, ["publish", root, name]) for name in ("b", "a", "b", "a"))[2]
+    span = sorted(seconds_of(cli.main, ["publish", f"{root}/{name}"]) for name in ("b", "a", "b", "a"))[2]
     published = list(releases.pointers().history)
     for turn, moment in enumerate(moments(rng)):
         if len(published) > 2 and rng.random() < 0.4:
             command, after = ["rollback", root], published[:-1]
         else:
             name = "b" if published[-1] == "a" else "a"
-            command, after = ["publish", root, name], [*published, name]
+            command, after = ["publish", f"{root}/{name}"], [*published, name]
         if turn % 2:
             killed = kill(start(cli.main, command), moment * span / 20, observe=lambda: being_replaced(releases))
         else:

@@ -378,8 +378,8 @@ def test_requests_and_feedback_are_read_like_training(tmp_path: Path, releases: 
             assert answer.status_code == 200, f"{name}: {answer.text}"
 
     window = (0.0, datetime.now(UTC).timestamp() + 60)
-    export(releases.root, tmp_path / "events", tmp_path / "all.parquet", window=window, label_id="item_id")
-    exported = pq.read_table(tmp_path / "all.parquet")
+    export(releases.root, tmp_path / "events", tmp_path / "all.parquet", window=window)
+    exported = pq.read_table(tmp_path / "all.parquet").rename_columns({"label_id": "item_id"})
     for name, animal in OF_JSON.items():
         rows = exported.filter(pc.equal(exported["event"], name))
         pq.write_table(rows.select(["user_id", "item_id", "time"]), tmp_path / "a.parquet")

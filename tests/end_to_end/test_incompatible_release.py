@@ -78,7 +78,7 @@ def service(releases: Path, tmp_path: Path) -> Iterator[tuple[ServerProcess, Cli
 def publish(releases: Path, name: str, *options: str) -> tuple[int, str]:
     """Run `longtail-index publish`; its exit code and what it says on stderr."""
     with redirect_stderr(io.StringIO()) as stderr, pytest.raises(SystemExit) as ended:
-        main(["publish", str(releases), name, *options])
+        main(["publish", f"{releases}/{name}", *options])
     return int(ended.value.code or 0), stderr.getvalue()
 
 

@@ -36,13 +36,13 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     output, next_step = capsys.readouterr()
     assert f"written: {tmp_path / 'second'}" in output
     _, _, command = next_step.rstrip().rpartition("next: ")
-    assert command == f"longtail-index publish {tmp_path} second"
+    assert command == f"longtail-index publish {tmp_path}/second"
 
     assert run(*shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == "published: second\n"
     assert run("rollback", tmp_path) == 0
     assert capsys.readouterr().out == "published: first\n"
-    assert run("verify", tmp_path, "second") == 0
+    assert run("verify", f"{tmp_path}/second/") == 0
     assert capsys.readouterr().out.startswith("intact: second, ")
 
     (tmp_path / "broken").mkdir()
@@ -70,9 +70,9 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["build", "BUNDLE", "--releases", "R", "--spec", "nonsense"], "expected auto, flat"),
         (["build", "BUNDLE", "--releases", "R", "--recall-floor", "2"], "recall floor: expected 0 <= floor <= 1"),
         (["build", "BUNDLE", "--releases", "/dev/null/x"], "Not a directory"),
-        (["publish", "R", "x"], "expected a directory of releases"),
+        (["publish", "R/x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
-        (["verify", "R", "x"], "expected one of its releases [], received 'x'"),
+        (["verify", "R/x"], "expected one of its releases [], received 'x'"),
         (["prune", "R", "--keep", "0"], "--keep: expected at least 1"),
     ],
 )
@@ -80,7 +80,7 @@ def test_user_errors_are_one_line_and_exit_code_2(
     arguments: list[str], message: str, bundle_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = {"BUNDLE": bundle_path, "MISSING": tmp_path / "missing", "R": tmp_path / "releases"}
-    assert run(*(paths.get(argument, argument) for argument in arguments)) == 2
+    assert run(*(paths.get(argument, argument.replace("R/x", f"{paths['R']}/x")) for argument in arguments)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     last = captured.err.strip().splitlines()[-1]

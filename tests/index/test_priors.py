@@ -326,7 +326,7 @@ def test_impossible_refreshes_are_refused(bundle: Bundle, tmp_path: Path) -> Non
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L), s=np.arange(L))
     build(bundle, tmp_path / "r", name="none")
     build(bundle, tmp_path / "r", name="one", priors=PriorTable(path, {"r": Limits(0, 1)}))
-    with pytest.raises(LongtailIndexError, match="expected a published release, or --from NAME, found nothing"):
+    with pytest.raises(LongtailIndexError, match="expected a published release, or the path of one, found nothing"):
         refresh_priors(tmp_path / "r", path)
     with pytest.raises(PriorsError, match="none: expected a release that was built with priors, found one without"):
         refresh_priors(tmp_path / "r", path, source="none")
@@ -385,6 +385,10 @@ slopes.price = {{ minimum = -2, maximum = 1, default = 0.5 }}
     assert before.priors.values_LP[:, 4].tolist() == [colour == "red" for colour in columns["colour"].to_pylist()]
     assert before.priors.values_LP[:, 2].tolist() == (bundle.labels.buckets == 2).tolist()
 
+    write(path, bundle, r=2 * np.arange(400))
+    assert run("priors", shelf.root / "one", tmp_path / "priors.toml") == 0
+    (made_name,) = {*shelf.names()} - {"one"}
+    np.testing.assert_array_equal(shelf.open(made_name).bundle.priors.values_LP[:, 0], 2 * np.arange(400))
     refresh_priors(shelf.root, write(tmp_path / "u.csv", bundle, r=-np.arange(400)), name="two")
     after = shelf.open("two").bundle.priors
     assert after.names == names

@@ -145,21 +145,21 @@ def test_a_release_without_the_metric_breaks_the_promise(releases: Releases) -> 
 
 def test_force_publishes_and_prints_what_is_broken(releases: Releases, capsys: pytest.CaptureFixture[str]) -> None:
     write_promise(releases, "[floors]\ntail = 0.02\n")
-    assert run("publish", releases.root, "good") == 0
+    assert run("publish", releases.root / "good") == 0
     assert capsys.readouterr().out.splitlines() == [
         "recall@20 at λ = 0.8: head 0.2000, torso 0.0600, tail 0.0200",
         "kept: λ = 0.8: recall@20/tail 0.0200, promised >= 0.02",
         "published: good",
     ]
     write_promise(releases, "max_drop = 0.1")
-    assert run("publish", releases.root, "poor") == 2
+    assert run("publish", releases.root / "poor") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("longtail-index: poor is not published, CURRENT stays as it was: broken: λ = 0.8: recall@20")
     assert releases.current() == "good"
 
-    assert run("publish", releases.root, "poor", "--force") == 0
+    assert run("publish", releases.root / "poor", "--force") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "published: poor"
     assert captured.err.splitlines()[:2] == [

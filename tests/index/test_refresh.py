@@ -71,16 +71,23 @@ def weight(bundle: Bundle, label: str, neighbour: str) -> float:
     return float(bundle.cooccurrence.matrix()[rows[label], rows[neighbour]])
 
 
+def made_name(releases: Releases) -> str:
+    """Name of the release whose name begins with its time."""
+    (name,) = [name for name in releases.names() if name[0].isdigit()]
+    return name
+
+
 def test_a_command_adds_later_pairs_and_links_the_index(
     releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     later = [f"item-{row}" for row in (1, 2, 3)]
     log = write_log(tmp_path, ["u1", "fresh", "fresh"], later, BEGIN + 1000)
-    assert run("refresh", releases.root, log, "--name", "second", "--publish") == 0
+    assert run("refresh", releases.root, log, "--publish") == 0
 
-    assert "second: flat over 60 labels" in capsys.readouterr().out
-    assert releases.current() == "second"
-    first, second = (releases.verify(name) for name in ("first", "second"))
+    name = str(releases.current())
+    assert f"{name}: flat over 60 labels" in capsys.readouterr().out
+    first, second = releases.verify("first"), releases.verify(name)
+    assert name.endswith("-synthetic"), "the bundle's name"
     for file in first.manifest.files:
         assert (first.path / file).samefile(second.path / file)
     assert second.manifest.recall == first.manifest.recall
@@ -96,21 +103,21 @@ def test_a_command_adds_later_pairs_and_links_the_index(
 
     # The same pairs again are known, and a quiet night has none: neither is an error of a job.
     assert run("refresh", releases.root, log) == 0
-    nothing = "nothing to do: second: expected pairs later than those it knows, up to 2026-01-02 00:16, found none"
+    nothing = f"nothing to do: {name}: expected pairs later than those it knows, up to 2026-01-02 00:16, found none"
     assert nothing in capsys.readouterr().err
     (tmp_path / "quiet.csv").write_text("")
     assert run("refresh", releases.root, tmp_path / "quiet.csv") == 0
     assert "nothing to do: " in capsys.readouterr().err
-    assert {*releases.names()} == {"first", "second"}
+    assert {*releases.names()} == {"first", name}
 
 
 def test_a_whole_log_equals_later_pairs(releases: Releases, tmp_path: Path) -> None:
     users = [f"u{user}" for user in FIRST[0]] + ["u1", "u2", "new"] * 10
     labels = [f"item-{row}" for row in FIRST[1]] + [f"item-{row}" for row in range(30)]
     refresh(releases.root, write_log(tmp_path, users, labels, BEGIN), name="later")
-    assert run("refresh", releases.root, tmp_path / "log.parquet", "--whole", "--name", "whole") == 0
+    assert run("refresh", releases.root, tmp_path / "log.parquet", "--whole") == 0
 
-    later, from_whole_log = (releases.open(name).bundle for name in ("later", "whole"))
+    later, from_whole_log = (releases.open(name).bundle for name in ("later", made_name(releases)))
     assert later.cooccurrence is not None
     assert from_whole_log.cooccurrence is not None
     np.testing.assert_allclose(
@@ -137,9 +144,10 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
     log = write_log(tmp_path, users, [NEW, "item-7"] * 4, BEGIN + 1000)
 
     refresh(releases.root, log, name="without")
-    assert run("refresh", releases.root, log, "--labels", tmp_path, "--name", "with") == 0
+    assert run("refresh", releases.root, log, "--labels", tmp_path) == 0
     assert "labels: 1 that were added while serving are rows" in capsys.readouterr().out
-    without, bundle = releases.open("without").bundle, releases.open("with").bundle
+    name = made_name(releases)
+    without, bundle = releases.open("without").bundle, releases.open(name).bundle
     assert len(without.labels.ids) == LABELS
     assert len(bundle.labels.ids) == LABELS + 1
     assert weight(bundle, "item-7", NEW) > 0
@@ -147,7 +155,7 @@ def test_labels_added_while_serving_become_rows_with_neighbours(
     rows = bundle.labels.rows_by_id
     assert bundle.labels.display["title"][rows["item-4"]].as_py() == "Renamed"
     assert "item-5" in rows  # the service hides it, and may restore it
-    assert releases.open("with").searcher.labels == LABELS + 1
+    assert releases.open(name).searcher.labels == LABELS + 1
     assert bundle.manifest.data_until == at
     refresh(releases.root, log, RefreshOptions(changes=LabelChanges().apply(records)), name="again")
     assert len(releases.open("again").bundle.labels.ids) == LABELS + 1
@@ -218,14 +226,15 @@ def test_a_rollback_holds_until_somebody_publishes(
     releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_log(tmp_path, ["u1"], ["item-1"], BEGIN + 1000)
-    assert run("refresh", releases.root, log, "--name", "second", "--publish") == 0
+    assert run("refresh", releases.root, log, "--publish") == 0
+    second = str(releases.current())
     assert run("rollback", releases.root) == 0
     assert releases.pointers().is_held
-    assert run("refresh", releases.root, log, "--name", "third", "--publish") == 2
+    assert run("refresh", releases.root, log, "--publish") == 2
     assert "found one after a rollback, which holds until `longtail-index publish`" in capsys.readouterr().err
-    assert releases.names() == ["first", "second"]
+    assert releases.names() == [second, "first"]
 
-    assert run("publish", releases.root, "second") == 0
+    assert run("publish", releases.root / second) == 0
     assert not releases.pointers().is_held
 
 

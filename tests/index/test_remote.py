@@ -30,7 +30,7 @@ from longtail.index import (
 from longtail.index.cli import main
 from longtail.index.errors import PublishedMeanwhileError
 from longtail.index.release import releases as releases_module
-from longtail.index.release.releases import RemoteReleases
+from longtail.index.release.releases import RemoteReleases, find_release
 from tests.s3 import S3Server
 
 
@@ -386,11 +386,12 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
     build(bundle_path, tmp_path, name="b")
     run("upload", str(tmp_path / "b"), url)
     assert capsys.readouterr().out == f"uploaded: {url}/b\n"
-    run("publish", url, "b")
+    run("publish", f"{url}/b")
     run("rollback", url)
-    run("stage", url, "b")
+    run("stage", f"{url}/b")
     run("unstage", url)
-    run("verify", url, "b")
+    run("verify", f"{url}/b")
+    assert (find_release(f"{url}/b/"), find_release(url)) == ((url, "b"), (url, None))
     capsys.readouterr()
     run("list", url)
     assert ["*" in line for line in capsys.readouterr().out.splitlines() if "(flat)" in line] == [True, False]

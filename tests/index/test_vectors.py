@@ -102,7 +102,7 @@ def test_scores_equal_vectors_plus_log_pi(tmp_path: Path, similarity: str) -> No
 
 def test_noise_may_differ_from_popularity(tmp_path: Path) -> None:
     noise = np.linspace(1, 5, LABELS)
-    bundle = read(written(tmp_path, drawn=noise), noise="drawn")
+    bundle = read(written(tmp_path, noise=noise))
 
     np.testing.assert_allclose(bundle.labels.log_pn, np.log(noise / noise.sum()), atol=1e-6)
     assert bundle.labels.log_popularity is not None

@@ -64,7 +64,7 @@ def test_pairs_become_a_walk_of_half_a_nat(tmp_path: Path) -> None:
 
 
 def test_without_times_rows_are_in_their_order(tmp_path: Path) -> None:
-    bundle = read(written(tmp_path), pairs=log(tmp_path), timed=False, remembered=1)
+    bundle = read(written(tmp_path), pairs=f"SELECT query_id, label_id FROM '{log(tmp_path)}'", remembered=1)
     assert bundle.cooccurrence is not None
     assert bundle.remembered is not None
     assert (bundle.cooccurrence.settings.decay, bundle.cooccurrence.settings.until) == (1.0, None)
@@ -97,21 +97,29 @@ def test_the_command_adds_the_term_and_the_release_is_refreshed(
         tmp_path,
         user=["u1", "u1", "u2"],
         label_id=["i0", "i1", "none"],
-        at=["2026-01-01", "2026-01-02", "2026-01-03"],
+        clicked=["2026-01-01", "2026-01-02", "2026-01-03"],
     )
-    columns = ["--query-id", "user", "--timestamp", "at"]
-    arguments = ["from-vectors", written(tmp_path), "--pairs", pairs, *columns, "--releases", tmp_path / "releases"]
+    releases = tmp_path / "releases"
+    assert run("from-vectors", written(tmp_path), "--pairs", pairs, "--releases", releases) == 2
+    assert (
+        "expected query ids in 'query_id', or in the only column besides 'label_id' and 'time', found user"
+        in capsys.readouterr().err
+    )
+    query = f"SELECT user, label_id, clicked AS time FROM '{pairs}'"
+    arguments = ["from-vectors", written(tmp_path), "--pairs", query, "--releases", releases]
     assert run(*arguments, "--name", "first", "--publish") == 0
     assert "pairs: the weight of co-occurrence is 0 unless requests give it" in capsys.readouterr().out
-    later = log(tmp_path, "later", user=["u1"], label_id=["i7"], at=["2026-01-04"])
-    assert run("refresh", tmp_path / "releases", later, "--name", "second") == 0
+    later = log(tmp_path, "later", user=["u1"], label_id=["i7"], clicked=["2026-01-04"])
+    later = f"SELECT user, label_id, clicked AS time FROM '{later}'"
+    assert run("refresh", releases, later, "--publish") == 0
 
-    bundle = open_releases(tmp_path / "releases").open("second").bundle
+    stored = open_releases(releases)
+    bundle = stored.open(str(stored.current())).bundle
     assert bundle.cooccurrence is not None
     assert bundle.remembered is not None
     assert bundle.remembered.history("u1").tolist() == [0, 1, 7]
     assert bundle.cooccurrence.rows_LN[7, :2].tolist() == [0, 1]
-    assert bundle.cooccurrence.settings.log == LogColumns(query_id="user", label_id="label_id", timestamp="at")
+    assert bundle.cooccurrence.settings.log == LogColumns(query_id="user", label_id="label_id", timestamp="time")
 
 
 def test_pairs_without_known_labels_are_refused() -> None:

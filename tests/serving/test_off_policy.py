@@ -429,7 +429,6 @@ def test_log_without_usable_answers_is_an_error(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--at", "7"], "--at: expected -1.0 <= λ <= 2.0, received [7.0]"),
-        (["--release", "none"], "none"),
         (["--out", "report.html"], "expected matplotlib, which draws the page"),
         ([], "expected a folder of events, found none"),
     ],

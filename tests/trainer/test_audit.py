@@ -317,7 +317,7 @@ def test_include_seen_allows_seen_labels(tmp_path: Path) -> None:
         ({"user_id": ["a"], "item_id": ["9"]}, {}, "expected labels of the interactions, found none, such as '9', whe"),
         ({"user_id": ["a"], "item_id": [[]]}, {}, "expected lists of labels, found none"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"ks": (9,)}, "--k 9 is not allowed because the catalogue has 3 labels"),
-        ({"user_id": ["a"], "item_id": ["x"]}, {"rank": "r", "score": "s"}, "--rank and --score are not allowed toget"),
+        ({"user_id": ["a"], "item_id": ["x"]}, {"rank": "r", "score": "s"}, "rank and score are not allowed toget"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"groups": ("country",)}, "--group country is not allowed without"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"baselines": ("SVD",)}, "baselines.0: expected 'popularity'"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "buckets: expected 'quantile' or 'coun"),

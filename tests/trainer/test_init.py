@@ -298,12 +298,16 @@ def test_existing_recipe_is_not_overwritten(tmp_path: Path) -> None:
     ("command", "message"),
     [
         (
-            "CLICKS --query-id who",
-            "--query-id: expected one of visitorId, sku, clicked_at, event_type, device",
+            "CLICKS --set data.query_id=who",
+            "data.query_id: expected one of visitorId, sku, clicked_at, event_type, device",
         ),
         (
-            "CLICKS --label-id visitorId --query-id visitorId",
+            "CLICKS --set data.label_id=visitorId --set data.query_id=visitorId",
             "expected two columns of ids, received 'visitorId'",
+        ),
+        (
+            "CLICKS --set data.since=30d",
+            "data.label_id, data.timestamp, data.event, received 'data.since=30d'; edit the recipe for other keys",
         ),
         ("gone.csv", "gone.csv: expected a csv file, found none"),
         ("FOLDER/log.txt", "log.txt: expected an ending among .parquet, .csv, .tsv, .jsonl, .ndjson, received '.txt'"),
@@ -315,7 +319,7 @@ def test_existing_recipe_is_not_overwritten(tmp_path: Path) -> None:
             "FOLDER/numbers.csv",
             "numbers.csv: expected a column of query ids and one of label ids,",
         ),
-        ("CLICKS --labels FOLDER/customers.parquet --label-id sku", "expected a column 'sku', the ids of "),
+        ("CLICKS --labels FOLDER/customers.parquet --set data.label_id=sku", "expected a column 'sku', the ids of "),
         ("FOLDER/ids.csv --labels FOLDER/texts.parquet", ""),
         ("CLICKS --out FOLDER/no/recipe.toml", "expected a directory "),
     ],

@@ -28,12 +28,6 @@ class AuditOptions:
         str, typer.Option("--label-id", help="Column of label ids, in every table; lists may have `labels` instead.")
     ] = "item_id"
     timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None
-    rank: Annotated[
-        str | None, typer.Option("--rank", help="Column that orders a list, the lowest first (default: rank).")
-    ] = None
-    score: Annotated[
-        str | None, typer.Option("--score", help="Column that orders a list, the highest first (default: score).")
-    ] = None
     k: Annotated[
         list[int] | None, typer.Option("--k", min=1, help="List length; the first is shown (default: 20).")
     ] = None
@@ -64,8 +58,8 @@ def run(
         str,
         typer.Argument(
             metavar="LISTS",
-            help="Table of lists: a row for each query and label, or a list of labels for each query. Parquet, CSV, "
-            "TSV or JSON lines, a directory, a glob, a URL, or a query.",
+            help="Table of lists: a row for each query and label, ordered by a column `rank` or `score`, or a list "
+            "of labels for each query. Parquet, CSV, TSV or JSON lines, a directory, a glob, a URL, or a query.",
         ),
     ],
     train: Annotated[
@@ -96,8 +90,8 @@ def run(
     figures = audit(
         AuditInputs(
             as_source(lists), train, test,
-            query_id=options.query_id, label_id=options.label_id, timestamp=options.timestamp, rank=options.rank,
-            score=options.score, ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
+            query_id=options.query_id, label_id=options.label_id, timestamp=options.timestamp,
+            ks=tuple(options.k or [20]), queries=options.queries, labels=options.labels,
             groups=tuple(options.group or ()), valid=options.valid, buckets=options.buckets,
             baselines=tuple(name for name in names if name != "none"), include_seen=options.include_seen,
         )

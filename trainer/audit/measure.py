@@ -84,7 +84,7 @@ class AuditInputs:
             section = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
             raise RecipeError(format_errors(error.errors(), section)) from error
         if self.rank is not None and self.score is not None:
-            raise RecipeError("--rank and --score are not allowed together because one orders a list; use one")
+            raise RecipeError("rank and score are not allowed together because one orders a list; use one")
         if self.groups and self.queries is None:
             raise RecipeError(
                 f"--group {self.groups[0]} is not allowed without --queries because groups are columns of that table; "

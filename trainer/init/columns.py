@@ -248,8 +248,7 @@ def assign_roles(
     """
     for role, name in chosen.items():
         if name is not None and name not in log.column_names:
-            option = role.replace("_", "-")
-            raise DataError(f"{path}: --{option}: expected one of {', '.join(log.column_names)}, received {name!r}")
+            raise DataError(f"{path}: data.{role}: expected one of {', '.join(log.column_names)}, received {name!r}")
     timestamp = chosen["timestamp"] or _find_time(log, used_names=set(chosen.values()))
     event = chosen["event"] or _find_event(log, used_names={*chosen.values(), timestamp})
     ids = {name: int(pc.count_distinct(log[name]).as_py()) for name in log.column_names if _is_id(log, name)}
@@ -270,7 +269,7 @@ def assign_roles(
         raise DataError(
             f"{path}: expected a column of query ids and one of label ids, strings or integers, found "
             f"{', '.join(f'{field.name} ({field.type})' for field in log.schema)}; "
-            "name them with --query-id and --label-id"
+            "name them with --set data.query_id=COLUMN and --set data.label_id=COLUMN"
         )
     if query == label:
         raise DataError(f"{path}: expected two columns of ids, received {query!r} for both")

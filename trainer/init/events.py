@@ -115,7 +115,7 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
     if names and len(rejected) == len(names):
         raise DataError(
             f"column {column!r}: expected an event type of something wanted, found only words of rejection: "
-            f"{', '.join(rejected)}; --event names another column"
+            f"{', '.join(rejected)}; --set data.event=COLUMN names another"
         )
     if rejected:
         lines.append(f"# Words of rejection, no wish: 0 leaves the rows of {', '.join(rejected)} out.")
