@@ -137,6 +137,11 @@ class FeatureTable:
         return DataError(f"{subject}: expected {expected}, found {content}")
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether values of a type are strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def read_strings(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
     """Return a column of ids as strings, one per row; DataError if it holds none."""
     column = source.column(feature)
@@ -149,13 +154,12 @@ def read_strings(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
     """Read a bag or text column: offsets int64 [R + 1], ids (strings or integers), weights float32."""
     column = source.column(feature)
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if feature.kind == "text":
-        texts = column if is_text else read_strings(feature, source)
+        texts = column if is_text(column.type) else read_strings(feature, source)
         words = [tokenize(text) if text else [] for text in texts.to_pylist()]
         column = pa.array(words, pa.list_(pa.string()))
-    elif is_text or feature.separator is not None:
-        column = _split(feature, source, column if is_text else read_strings(feature, source))
+    elif is_text(column.type) or feature.separator is not None:
+        column = _split(feature, source, column if is_text(column.type) else read_strings(feature, source))
     if isinstance(column, pa.MapArray):
         kind = column.type.item_type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -167,7 +171,7 @@ def read_bags(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.A
         keys, weights = pc.list_flatten(column), None
     else:
         raise source.wrong(feature, "lists, maps id → weight, lists as text, or strings with a separator", column.type)
-    if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_integer(keys.type)):
+    if not (is_text(keys.type) or pa.types.is_integer(keys.type)):
         try:
             keys = to_ids(keys)
         except TypeError:
@@ -286,7 +290,7 @@ def find_boundaries(training_values: Float64, buckets: int) -> list[float]:
 def read_numbers(feature: FeatureConfig, source: FeatureTable) -> Float32:
     """Return a column of numbers, booleans or text of numbers, [R]; NaN for a missing number."""
     column = source.column(feature)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if is_text(column.type):
         column = _distinct_values(feature, source, parse_number, pa.float64(), "numbers")
     elif pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
@@ -357,7 +361,7 @@ def read_seconds(feature: FeatureConfig, source: FeatureTable) -> Int64:
     """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` for a missing time."""
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if is_text(column.type):
         values = _distinct_values(feature, source, parse_seconds, pa.int64(), expected)
         seconds: Int64 = pc.fill_null(values, MISSING_DATE).to_numpy()
         return seconds

@@ -235,13 +235,13 @@ class _Loading:
             attributes = query_table.take(one_chunk(queries["listed"]))
         if self.context or data.valid_from:
             requests, contexts, attributes = self._requests(query_table, attributes)
-        if objectives is not None and "event" in self._columns():
+        if objectives is not None and "event" in column_names(self.database, self.pairs):
             listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
             self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
         if data.reduction == "smallest":
             self.pairs, labels = keep_smallest_label(database, self.pairs, labels)
         label_ids = one_chunk(labels["id"])
-        impressions = self._impressions(label_ids) if "shown" in self._columns() else None
+        impressions = self._impressions(label_ids) if "shown" in column_names(self.database, self.pairs) else None
         if data.split:
             self.pairs, remarks = cut(database, self.pairs, data.split, separate={*self.sources}, seed=seed)
             report.remarks += remarks
@@ -401,7 +401,7 @@ class _Loading:
         database, data = self.database, self.data
         path, name = name_sources(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
-        if "time" in self._columns() and dates != self.report.dates:
+        if "time" in column_names(self.database, self.pairs) and dates != self.report.dates:
             raise DataError(
                 f"{path}: column {name!r}: expected {kinds[self.report.dates]} as in column {data.timestamp!r} of the "
                 f"interactions, found {kinds[dates]}"
@@ -427,7 +427,7 @@ class _Loading:
                 f"{file}: column {name!r}: expected one row of a query at a time, "
                 f"found a second of {id_!r} in row {row}"
             )
-        time = "pairs.time" if "time" in self._columns() else "0"
+        time = "pairs.time" if "time" in column_names(self.database, self.pairs) else "0"
         self._replace(
             f"SELECT pairs.*, coalesce(versions.version, {table.table.num_rows})::INTEGER AS version "
             f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {versions} AS versions "
@@ -462,7 +462,7 @@ class _Loading:
         return Bags(offsets, impressions["label"].to_numpy(), np.ones(len(impressions), np.float32))
 
     def _split(self, name: str) -> Pairs:
-        database, columns, split = self.database, self._columns(), _SPLITS.index(name)
+        database, columns, split = self.database, column_names(self.database, self.pairs), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.sources else ""
         kinds = {column: kind for column, kind in _ARRAYS.items() if column in columns and column != left_out}
         (count,) = database.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {split}")
@@ -478,9 +478,6 @@ class _Loading:
                 arrays[column][start : start + len(values)] = values.to_numpy(zero_copy_only=False)
             start += batch.num_rows
         return Pairs(**{kinds[column][0]: array for column, array in arrays.items()})
-
-    def _columns(self) -> list[str]:
-        return column_names(self.database, self.pairs)
 
     def _replace(self, query: str, stored: bool = True) -> None:
         """Replace the pairs by the result of an SQL query."""

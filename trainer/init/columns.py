@@ -15,6 +15,7 @@ from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.ids import split_ids
 from longtail.tables.database import open_database
 from longtail.tables.times import Clock, find_times
+from longtail.trainer.data.columns import is_text
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -191,11 +192,6 @@ def _profile_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
 
 def _words(texts: pa.Array | pa.ChunkedArray) -> float:
     return float(pc.mean(pc.list_value_length(pc.utf8_split_whitespace(texts))).as_py() or 0)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are strings."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def read_times(column: pa.ChunkedArray) -> Times | None:

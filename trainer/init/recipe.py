@@ -26,6 +26,7 @@ from longtail.tables.times import format_time
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import name_sources
 from longtail.trainer.cooccurrence import measure_term_alone
+from longtail.trainer.data.columns import is_text
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import find_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, ROLE_COLUMNS, TIME, WEIGHT, is_feedback
@@ -38,7 +39,6 @@ from longtail.trainer.init.columns import (
     Roles,
     assign_roles,
     is_stock,
-    is_text,
     profile_column,
     read_times,
     spelled,
